@@ -116,6 +116,7 @@ def test_modules_stay_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 300)
 
 
+@pytest.mark.slow
 def test_config_and_data_need_no_torch() -> None:
     collating = {PACKAGE / "data" / name for name in ("collate.py", "loader.py")}
     modules = [
@@ -131,6 +132,7 @@ def test_config_and_data_need_no_torch() -> None:
     assert result.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_translating_waits_for_no_library_that_it_does_not_use() -> None:
     """Each of these takes a tenth of a second or more to import, torch's compiler and its parts a second and more."""
     unused = ["pyarrow", "matplotlib", "transformers", "ctranslate2", "sacrebleu", "torch._dynamo", "torch._inductor"]
@@ -143,6 +145,7 @@ print(*(name for name in {unused} if name in sys.modules))"""
     assert done.stdout == "\n\n"
 
 
+@pytest.mark.slow
 def test_nothing_loads_pickles() -> None:
     for path in MODULES:
         text = path.read_text(encoding="utf-8")

@@ -25,6 +25,7 @@ def flips() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_sample_in_this_process(flips: ModuleType, tmp_path: Path) -> None:
     counts = flips.campaign(flips.subjects(tmp_path, exports=False), per_file=2, isolated=False)
     assert {kind: count.failures for kind, count in counts.items()} == {kind: [] for kind in counts}

@@ -368,6 +368,7 @@ def test_streams_that_the_shell_closed(model: Path) -> None:
     assert "standard output is closed" in said
 
 
+@pytest.mark.slow
 def test_verbs_say_so(model: Path, tmp_path: Path) -> None:
     path = bomb(tmp_path / "bomb.gz", b"x" * (1 << 20), 30)
     assert "longer than 1 MiB" in refusal(cli("translate", str(model), "-i", str(path)))
@@ -390,6 +391,7 @@ def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int
     return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
 
 
+@pytest.mark.slow
 def test_a_manifest_with_any_value_of_another_type(tiny_folder: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shutil.copytree(tiny_folder / "store", store)

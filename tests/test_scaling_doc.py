@@ -182,6 +182,7 @@ def kept_bytes(size: Size, precision: str, pairs: int) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_activations_are_as_counted(precision: str) -> None:
     def per_token(encoder: int, decoder: int) -> float:
@@ -287,6 +288,7 @@ def test_ddp_holds_and_sends_what_is_said() -> None:
         assert 4 * found["sent"]["allreduce_"] == sent(size, "ddp", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("precision", "recompute"),
     [

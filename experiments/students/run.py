@@ -153,7 +153,8 @@ def updates_of(study: Study, name: str) -> int:
 
 def train(study: Study, name: str) -> None:
     """Prepare the data of a system and train it."""
-    if (study.run(name) / "finished").exists():
+    if study.run(name).exists():
+        _train(study.run(name), study.config(name))
         return
     write_config(study, name, 20)
     if not study.store(name).exists():
@@ -163,11 +164,14 @@ def train(study: Study, name: str) -> None:
 
 
 def _train(run: Path, config: Path, *more: str) -> None:
-    if (run / "checkpoints").exists():
-        ziggurat("train", "--run", run, "--resume")
-    else:
+    """Train a run to its end, from where it is."""
+    if not run.exists():
         ziggurat("train", config, "--run", run, *more)
-    (run / "finished").touch()
+        return
+    last = run / "last"
+    done = int(last.resolve().name.removeprefix("step-")) if last.exists() else 0
+    if done < (load_experiment(run / "config.yaml").training.stop.updates or 0):
+        ziggurat("train", "--run", run, "--resume")
 
 
 def distil(study: Study) -> None:
@@ -185,19 +189,17 @@ def distil(study: Study) -> None:
         study.work / "distilled",
     )
     sides = [study.work / "distilled" / f"{side}.txt" for side in ("source", "target")]
-    backward = (study.run("backward"), "--reverse", "--keep", str(plan.keep))
+    backward = (study.run("backward"), "--which", "last", "--reverse", "--keep", str(plan.keep))
     ziggurat("filter", *backward, "--source", sides[0], "--target", sides[1], "--out", study.work / "filtered")
 
 
 def fine_tune(study: Study, name: str) -> None:
     """Train a student on for some updates, in int8."""
     run = study.run(f"{name}-int8")
-    if (run / "finished").exists():
-        return
     updates = max(2, round(study.plan.tune_share * updates_of(study, name)))
     every = max(1, updates // 4)
     changes = [
-        f"training.start_from={study.run(name)}",
+        f"training.start_from={study.run(name) / 'last'}",
         "training.quantise=int8",
         f"training.schedule={{kind: linear, peak: 2e-4, warmup_updates: 0, decay_updates: {updates}, floor: 1e-6}}",
         f"training.stop.updates={updates}",

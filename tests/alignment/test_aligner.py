@@ -108,6 +108,7 @@ def test_the_verb_writes_a_line_for_each_pair(pairs: list[AlignedPair], tmp_path
     assert len(union.stdout) > len(again.stdout)
 
 
+@pytest.mark.slow
 def test_the_verb_says_what_is_wrong(tmp_path: Path) -> None:
     source, target = tmp_path / "a", tmp_path / "b"
     source.write_text("a\nb\n")

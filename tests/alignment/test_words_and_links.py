@@ -34,6 +34,7 @@ def test_tokenised_text_is_split_at_blanks_alone() -> None:
     assert split_words(" don 't\u00a0stop\t , ok ", "blanks") == ["don", "'t\u00a0stop", ",", "ok"]
 
 
+@pytest.mark.slow
 @given(st.text(), st.sampled_from(["split", "blanks"]))
 def test_words_cover_all_but_white_space(text: str, rule: WordRule) -> None:
     spans = word_spans(text, rule)

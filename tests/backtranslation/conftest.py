@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.merge import Report
-from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.backtranslation.run import back_translate
 from ziggurat.data import files
 from ziggurat.data.babel import generate
@@ -26,7 +26,7 @@ from ziggurat.jobs import launchers, models
 from ziggurat.jobs.run import JobOutcome, Work
 from ziggurat.training.loop import train
 
-MakeJob = Callable[..., Job]
+MakeJob = Callable[..., BackTranslationJob]
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ def mono(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
     """Make a job on them with a filter that lets pairs of unlike length pass."""
 
-    def make(out: str = "out", **changes: Any) -> Job:
+    def make(out: str = "out", **changes: Any) -> BackTranslationJob:
         settings: dict[str, Any] = {
             "models": (str(reverse),),
             "inputs": (str(mono),),
@@ -69,7 +69,7 @@ def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
             "filters": PairFilter(max_ratio=50.0),
             "decoding": {"beam_size": 4},
         }
-        return Job(out=tmp_path / out, **{**settings, **changes})
+        return BackTranslationJob(out=tmp_path / out, **{**settings, **changes})
 
     return make
 
@@ -89,7 +89,7 @@ def here(workers: int, when_killed: str) -> Iterator[Callable[..., Future[Any]]]
 BackTranslate = Callable[..., JobOutcome[Report]]
 
 
-def back_translated(job: Job, *, workers: int = 1, **work: Any) -> JobOutcome[Report]:
+def back_translated(job: BackTranslationJob, *, workers: int = 1, **work: Any) -> JobOutcome[Report]:
     """Do what the keywords say, those of Work, with processes of this machine."""
     return back_translate(job, Work(partial(launchers.processes, workers), **work))
 

@@ -84,6 +84,7 @@ def test_the_least_likely_share_is_dropped(
     assert report.scores["threshold"] == pytest.approx(min(m for m in means if m not in worst), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_parts_and_a_damaged_shard_make_the_same_corpus(make_filter: MakeFilter, tmp_path: Path) -> None:
     whole, parts = make_filter("whole"), make_filter("parts")
@@ -120,6 +121,7 @@ def test_what_cannot_be_filtered_is_refused(make_filter: MakeFilter, tmp_path: P
         filtered(make_filter(sources=(str(tmp_path / "blank"),), targets=(str(tmp_path / "few"),)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_verb(ziggurat: Ziggurat, reverse: Path, make_filter: MakeFilter, tmp_path: Path) -> None:
     job = make_filter()

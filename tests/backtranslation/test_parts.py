@@ -58,6 +58,7 @@ def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
         count_lines([path])
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
     def blocks(path: Path) -> Iterator[bytes]:
         for _ in range(100):

@@ -17,7 +17,7 @@ import pytest
 from tests.backtranslation.conftest import BackTranslate, MakeJob, back_translated, tree
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import count_lines
-from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.backtranslation.stages import add_noise
 from ziggurat.data import files
 from ziggurat.decoding.translator import TranslationWarning, load_translator
@@ -53,6 +53,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -90,6 +91,7 @@ def test_pairs_are_what_the_model_says_filtered_and_noised(
     assert (report.read, report.kept, report.dropped) == (42, len(pairs), dropped)
 
 
+@pytest.mark.slow
 def test_samples_are_another_seeds_and_go_on_the_same(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job, other = (make_job(name, method="sample", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     for each in (whole, other):
@@ -147,6 +149,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_corpus(
         assert tree(job.out) == expected, moment
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_model")
 def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +167,7 @@ def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
     assert tree(job.out) == tree(make_job("whole").out)
 
 
+@pytest.mark.slow
 def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
@@ -178,6 +182,7 @@ def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: Back
     assert tree(job.out) == tree(whole.out)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
@@ -217,6 +222,7 @@ OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackTranslate) -> None:
     job = make_job()
     in_process(job, part=(0, 2))
@@ -228,6 +234,7 @@ def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackT
     in_process(replace(job, which="60"))  # the same weights by another name
 
 
+@pytest.mark.slow
 def test_other_files_and_models_are_refused(
     make_job: MakeJob, in_process: BackTranslate, mono: Path, tmp_path: Path
 ) -> None:
@@ -308,6 +315,7 @@ def test_two_cannot_work_in_one_folder(make_job: MakeJob, in_process: BackTransl
     assert (len(told), told[-1]) == (5, 42)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_source_in_distillation_by_an_ensemble(
     make_job: MakeJob, in_process: BackTranslate, mono: Path
 ) -> None:
@@ -321,6 +329,7 @@ def test_the_text_is_the_source_in_distillation_by_an_ensemble(
     assert set(lines_of(forward.out / "source.txt")) < set(mono.read_text("utf-8", "replace").split("\n"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_model")
 def test_hostile_files_lose_lines_or_are_refused_by_name(
     make_job: MakeJob, in_process: BackTranslate, shared_data: Path
@@ -350,7 +359,7 @@ def test_hostile_files_lose_lines_or_are_refused_by_name(
 
 def test_jobs_of_unlike_settings_are_unlike(make_job: MakeJob) -> None:
     """A worker keeps its model for one job: another job, even if only its settings differ, must not get it."""
-    first: Job = make_job()
+    first: BackTranslationJob = make_job()
     assert first == make_job()
     assert first != make_job(decoding={"beam_size": 3})
     assert hash(first) == hash(make_job(decoding={"beam_size": 3}))

@@ -36,6 +36,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launchers, "worker_pool", here)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_prepare_takes_the_corpus_with_its_tag_and_weight(
     ziggurat: Ziggurat, reverse: Path, mono: Path, tiny_folder: Path, tmp_path: Path
@@ -70,6 +71,7 @@ def test_prepare_takes_the_corpus_with_its_tag_and_weight(
     assert (status, "weight: 2.0" in printed) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path) -> None:
     call = ("backtranslate", reverse, "beam_size=2", mono, "--input", mono, "--out", tmp_path / "bt", *COMMON)
@@ -112,6 +114,7 @@ def test_mistakes_are_told(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("more", "wanted"), [((), "a model from `qhi` to `qlo`"), (("--forward", "--tag", ""), "text in `qlo`")]

@@ -58,6 +58,7 @@ def test_every_candidate_trains(name: str) -> None:
         assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ TEXTS = [
 ]
 
 
+@pytest.mark.slow
 def test_confidences_are_those_of_py3langid() -> None:
     theirs = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
     wanted = [dict(theirs.rank(text))["de"] for text in TEXTS]

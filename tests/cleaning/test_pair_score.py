@@ -41,6 +41,7 @@ def _scores(scorer: PairScorer, pairs: Pairs) -> NDArray[np.float64]:
     return scorer.scores([s for s, _ in pairs], [t for _, t in pairs])
 
 
+@pytest.mark.slow
 def test_wrong_pairs_have_lower_scores(scorer: PairScorer, corpus: tuple[Pairs, NDArray[np.int64]]) -> None:
     pairs, kinds = corpus
     scores = _scores(scorer, pairs)
@@ -57,6 +58,7 @@ def test_wrong_pairs_have_lower_scores(scorer: PairScorer, corpus: tuple[Pairs, 
     assert (_scores(scorer, exchanged)[:, None] < _scores(scorer, fresh)[None, :]).mean() > 0.97
 
 
+@pytest.mark.slow
 def test_score_is_a_function_of_the_pair_alone(
     scorer: PairScorer, corpus: tuple[Pairs, NDArray[np.int64]], tmp_path: Path
 ) -> None:

@@ -61,6 +61,11 @@ def test_bands_agree_as_often_as_the_similarity_says() -> None:
             assert chosen.sum() > 100
             # Five standard deviations of 8 draws each, at the most.
             assert abs(equal[chosen].mean() - (exact[chosen] ** rows).mean()) < 5 * 0.5 / np.sqrt(chosen.sum())
+    one, two = (sketches([s for s, _ in of], [t for _, t in of], ROWS) for of in (pairs, changed))
+    common = (one == two).sum(1)[:300]
+    assert (common == 1).any()
+    found = [NearDuplicates(1 << 12).add(np.stack([one[n], two[n]])).tolist() for n in range(300)]
+    assert found == [[False, number >= 2] for number in common.tolist()]
 
 
 def test_case_digits_punctuation_and_blanks_do_not_count() -> None:
@@ -96,6 +101,7 @@ WORDS = st.lists(st.sampled_from(["der", "die", "Hund", "Katze", "läuft", "schl
 PAIRS = st.lists(st.tuples(WORDS.map(" ".join), WORDS.map(" ".join)), max_size=30)
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(PAIRS, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([64, 1 << 14]))
 def test_table_by_a_plain_loop_however_the_pairs_are_divided(

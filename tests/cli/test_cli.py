@@ -88,6 +88,7 @@ def test_recipes_and_keys_as_json(ziggurat) -> None:  # type: ignore[no-untyped-
     ).items()
 
 
+@pytest.mark.slow
 def test_prepare_reports_what_it_did(ziggurat, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = tiny_config(tmp_path, tmp_path)
     report = json.loads(ziggurat("prepare", config, "--json").out)
@@ -165,6 +166,7 @@ def test_resume_and_average_through_the_command_line(ziggurat, trained: Path, tm
     assert ziggurat("train", trained / "config.yaml", "--run", trained, "--resume").status == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_training_exits_with_130(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, tiny_folder, stop={"updates": 10**6}, log_every_updates=1)
     run = tmp_path / "run"
@@ -210,6 +212,7 @@ def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:
     assert _next_steps(demo, (demo / "corpus" / "test.qlo", demo / "corpus" / "test.qhi")) in readme
 
 
+@pytest.mark.slow
 def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]
     ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +229,7 @@ def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]
         assert "Of the 500 sentences of the test set" in Path(document["report"]).read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_output_goes_where_a_link_or_pipe_leads(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     source, real, link, pipe = (tmp_path / name for name in ("in", "real", "link", "pipe"))
     source.write_text("Su divusim.\n")
@@ -244,6 +248,7 @@ def test_output_goes_where_a_link_or_pipe_leads(ziggurat, trained: Path, tmp_pat
     assert ziggurat("translate", trained, "-i", tmp_path).status == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_start_leaves_nothing(ziggurat, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     config = tiny_config(tmp_path, tiny_folder, stop={"updates": 1})
     result = ziggurat("train", config, "--run", tmp_path / "run", "training.device=cuda:77")

@@ -29,6 +29,7 @@ def files(tmp_path: Path, text: Path) -> dict[str, Path]:
     return written
 
 
+@pytest.mark.slow
 def test_files_compared(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
     call = ["evaluate", "--compare", files["one"], "--compare", f"b={files['two']},{files['one']}"]
     call += ["--compare", f"c={files['two']}", "--reference", files["ref"], "--metrics", "ter"]
@@ -59,6 +60,7 @@ def test_files_compared(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
     assert {e.left[0] for table in found.sentence_tables for e in table.left_best} >= {ONE[1]}
 
 
+@pytest.mark.slow
 def test_a_run_and_a_file_compared(ziggurat: Ziggurat, trained: Path, files: dict[str, Path], tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
     status, out, errors = ziggurat(

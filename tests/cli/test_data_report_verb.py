@@ -21,6 +21,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.slow
 def test_it_writes_the_page_and_warns(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     result = ziggurat("report", store, "--out", out)
@@ -30,6 +31,7 @@ def test_it_writes_the_page_and_warns(ziggurat: Ziggurat, store: Path, tmp_path:
     sound(out.read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_figures_and_the_document(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     files = {"--source": tmp_path / "s", "--reference": tmp_path / "r"}
     for path in files.values():
@@ -65,6 +67,7 @@ def test_what_is_refused(ziggurat: Ziggurat, store: Path, tmp_path: Path, more: 
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_store_is_named(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "store")
     (tmp_path / "store" / CLEANING).write_text("{}")

@@ -15,6 +15,7 @@ SHORT = ("--updates", "10", "--no-cost")
 HOPELESS = "training.schedule.peak=1e9"
 
 
+@pytest.mark.slow
 def test_a_configuration_is_checked_and_a_run_is_not(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, trained: Path
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_configuration_is_checked_and_a_run_is_not(
     assert forced["depth_check"]["verdict"]
 
 
+@pytest.mark.slow
 def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -54,6 +56,7 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     assert f"  1. {check['remedies'][0]['name']}" in text.out
 
 
+@pytest.mark.slow
 def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, tiny_folder)
     out = tmp_path / "better.yaml"

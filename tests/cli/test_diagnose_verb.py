@@ -28,6 +28,7 @@ def measured_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
+@pytest.mark.slow
 def test_checkpoints_give_the_records_that_training_left(
     measured_run: Path, tmp_path: Path, ziggurat: Ziggurat
 ) -> None:
@@ -49,6 +50,7 @@ def test_checkpoints_give_the_records_that_training_left(
             assert one.values[name] == other.values[name], name
 
 
+@pytest.mark.slow
 def test_records_join_those_that_are_there(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     run = tmp_path / "run"
     shutil.copytree(measured_run, run, symlinks=True)
@@ -76,6 +78,7 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     assert read_records(model) == read_records(measured_run)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured(measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     def fails(*arguments: object) -> str:
         result = ziggurat("diagnose", *arguments)
@@ -109,6 +112,7 @@ def test_data_of_another_vocabulary_is_refused(measured_run: Path, tmp_path: Pat
     assert "its source vocabulary is not that of the store" in result.err
 
 
+@pytest.mark.slow
 def test_layers_are_measured_and_left_out_of_translations(
     measured_run: Path, tmp_path: Path, ziggurat: Ziggurat
 ) -> None:
@@ -127,6 +131,7 @@ def test_layers_are_measured_and_left_out_of_translations(
     assert "--layers" in refused.err
 
 
+@pytest.mark.slow
 def test_translation_without_layers(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     (text := tmp_path / "text").write_text("ein Haus\nzwei Häuser\n", encoding="utf-8")
     found = {}

@@ -27,6 +27,7 @@ def page(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_document_is_what_the_library_makes_of_it(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path
 ) -> None:
@@ -48,6 +49,7 @@ def test_a_document_is_what_the_library_makes_of_it(
     assert "Madona" not in text
 
 
+@pytest.mark.slow
 def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "a.docx").write_bytes(docx())
     (tmp_path / "b.odt").write_bytes(odt())

@@ -12,6 +12,7 @@ from tests.cli.conftest import Ziggurat
 from ziggurat.decoding.translator import load_translator
 
 
+@pytest.mark.slow
 def test_every_verb_averages_the_models_it_is_given(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -46,6 +47,7 @@ def test_every_verb_averages_the_models_it_is_given(
     assert output.read_text(encoding="utf-8").splitlines() == [t.text for t in short.translate(lines)]
 
 
+@pytest.mark.slow
 def test_which_is_for_the_runs_among_the_models(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     early = trained / "checkpoints" / "step-00000002"
     texts = ["--source", text, "--target", text]

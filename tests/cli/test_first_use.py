@@ -31,6 +31,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 VERBS = cast(Any, typer.main.get_command(app))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["", "decoding."])
 def test_wrong_decoding_settings_are_named_like_those_of_a_file(ziggurat: Ziggurat, trained: Path, prefix: str) -> None:
     for setting, said in (
@@ -76,6 +77,7 @@ def test_a_wrong_folder_is_told_before_pytorch_is_loaded(tmp_path: Path) -> None
     assert ran.stdout == "False\n"
 
 
+@pytest.mark.slow
 def test_decoding_settings_with_and_without_their_prefix_do_the_same(
     ziggurat: Ziggurat, trained: Path, text: Path
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_file_in_the_place_of_a_setting_is_shown_its_option(
     assert f"`--source {text}`" in errors
 
 
+@pytest.mark.slow
 def test_each_verb_says_which_weights_it_uses(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     assert ziggurat("average", trained, "--last", "2")[0] == 0
     update = int((trained / "last").resolve().name.removeprefix("step-"))
@@ -123,6 +126,7 @@ def test_each_verb_says_which_weights_it_uses(ziggurat: Ziggurat, trained: Path,
     assert f"{averaged}: model directory\n" in ziggurat("score", averaged, "--source", text, "--target", text)[2]
 
 
+@pytest.mark.slow
 def test_threads_reach_torch(ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
@@ -178,6 +182,7 @@ def test_an_unknown_verb_gets_the_nearest_one(ziggurat: Ziggurat, typed: str, me
     assert re.search(rf"Did you mean .*'{meant}'", errors)
 
 
+@pytest.mark.slow
 def test_the_version_is_printed_without_loading_torch(ziggurat: Ziggurat) -> None:
     status, out, _ = ziggurat("--version")
     assert status == 0
@@ -238,6 +243,7 @@ def _buffered() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [pytest.param([], marks=pytest.mark.slow), ["--window", "2"]])
 def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path: Path, window: list[str]) -> None:
     """Records of 200 bytes fill its buffer and the pipe with few lines."""
@@ -427,6 +433,7 @@ def test_evaluate_refuses_empty_files_before_it_opens_a_model(ziggurat: Ziggurat
         assert f"{empty}: is empty, so there is nothing to score" in errors
 
 
+@pytest.mark.slow
 def test_a_checkpoint_may_be_called_by_the_name_of_its_folder(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     assert ziggurat("translate", trained, "-i", text, "--which", "step-00000002")[0] == 0
     assert "best, last, 2, 4" in ziggurat("translate", trained, "-i", text, "--which", "bset")[2]
@@ -457,6 +464,7 @@ def test_yaml_that_never_ends_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> 
         assert "internal error" not in errors
 
 
+@pytest.mark.slow
 def test_recipes_are_found_by_words(ziggurat: Ziggurat) -> None:
     listed = json.loads(ziggurat("recipes", "--find", "RPR sdt en-de-base", "--json").out)
     assert listed
@@ -475,6 +483,7 @@ def test_recipes_are_found_by_words(ziggurat: Ziggurat) -> None:
     assert ziggurat("recipes", "demo", "--find", "x").status == 2
 
 
+@pytest.mark.slow
 def test_train_takes_device_and_threads_as_translate_does(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -57,6 +57,7 @@ def test_what_a_killed_process_left_goes_with_the_next(
     assert [path.name for path in (folder / "spm").iterdir()] == ["joint.spm"]
 
 
+@pytest.mark.slow
 def test_a_file_called_minus_is_no_standard_output(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

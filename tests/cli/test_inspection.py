@@ -36,6 +36,7 @@ def counted(key: str) -> dict[str, PaperRecipe]:
     return {n: recipe for n, recipe in paper_recipes(key).items() if recipe.table_row.published.parameters is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", paper_keys())
 def test_parameter_counts_are_those_published(key: str) -> None:
     """Within 0.1 million, or 0.6 where the paper rounds to millions; where a recipe says they differ, they do."""
@@ -160,6 +161,7 @@ def test_a_recipe_says_what_was_published_until_it_is_changed(ziggurat: Ziggurat
     assert found["layers"]["encoder"] == 7
 
 
+@pytest.mark.slow
 def test_sizes_come_from_the_folder_the_store_or_the_configuration(
     ziggurat: Ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,6 +234,7 @@ def test_a_printed_recipe_is_a_configuration(ziggurat: Ziggurat, tmp_path: Path)
     assert load_named(str(printed)) == load_once(name)
 
 
+@pytest.mark.slow
 def test_costs_are_told_as_tables_and_as_json(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,5 +268,6 @@ def test_costs_are_told_as_tables_and_as_json(
         assert ("at least 2.5 times as long" in text) is said
 
 
+@pytest.mark.slow
 def test_costs_of_a_run_are_told(ziggurat: Ziggurat, trained: Path) -> None:
     assert "memory of an update" in ziggurat("inspect", trained).out

@@ -25,6 +25,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "text.qlo", tmp_path / "text.en"
 
 
+@pytest.mark.slow
 def test_a_model_as_text_json_and_page(
     ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_a_model_as_text_json_and_page(
     assert all(PERTURBATIONS[name].meaning.replace("<", "&lt;").replace(">", "&gt;") in html for name in PERTURBATIONS)
 
 
+@pytest.mark.slow
 def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]) -> None:
     source, reference = files
     status, out, errors = ziggurat(
@@ -60,6 +62,7 @@ def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple
     assert "a − b" in out
 
 
+@pytest.mark.slow
 def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
     source, reference = files
     numbers = tmp_path / "numbers"

@@ -14,6 +14,7 @@ from tests.report.runs import train_record, write_run
 from ziggurat.config import load_experiment
 
 
+@pytest.mark.slow
 def test_the_page_of_one_run_lies_in_it(ziggurat: Ziggurat, trained: Path) -> None:
     result = ziggurat("report", trained, "--translations", 3)
     assert result.status == 0, result.err
@@ -27,6 +28,7 @@ def test_the_page_of_one_run_lies_in_it(ziggurat: Ziggurat, trained: Path) -> No
     assert {"ziggurat", "Python", "processor", "device", "threads"} <= environment.keys()
 
 
+@pytest.mark.slow
 def test_figures_for_papers_and_the_document(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
     out, folder = tmp_path / "r.html", tmp_path / "new" / "figures"
     result = ziggurat(
@@ -49,6 +51,7 @@ def test_figures_for_papers_and_the_document(ziggurat: Ziggurat, trained: Path, 
     assert out.is_file()
 
 
+@pytest.mark.slow
 def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     options = ["--source", text, "--reference", text, "--json"]
@@ -77,6 +80,7 @@ def test_what_is_refused(ziggurat: Ziggurat, trained: Path, options: list[str], 
     assert said in result.err
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_at_once_has_a_report(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
     experiment = load_experiment(trained / "config.yaml")
     failed = write_run(tmp_path / "failed", [train_record(1)], experiment=experiment)

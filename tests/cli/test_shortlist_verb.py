@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Ziggurat
 from ziggurat.config import load_experiment
 
 
+@pytest.mark.slow
 def test_a_shortlist_of_the_store_is_translated_with(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:

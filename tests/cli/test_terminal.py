@@ -100,6 +100,7 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [("full", "No space left on device"), ("broken", "Broken pipe"), ("closed", "it is closed")],
@@ -119,6 +120,7 @@ def test_training_goes_on_without_standard_error(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "status"), [("broken", 0), ("closed", 0), ("full", 2)])
 def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
     """Where nobody wants the result, the status is that of the training; a result cut off in a file is an error."""
@@ -133,6 +135,7 @@ def test_training_without_standard_output(fault: str, status: int, tiny_folder: 
     assert ended(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """What they print and write is whole, whatever became of standard error; an error still has its status."""
@@ -181,6 +184,7 @@ def updates_of(run: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
+@pytest.mark.slow
 def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said")
@@ -195,6 +199,7 @@ def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_p
     assert load_checkpoint(run / "last").progress.update >= 2
 
 
+@pytest.mark.slow
 def test_with_nohup_sighup_stays_ignored(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = ["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)]
@@ -223,6 +228,7 @@ def in_a_terminal(arguments: list[str], slave: str) -> None:
     main(arguments)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
     """With a bar on it. The kernel tells by SIGHUP, every message fails with EIO, and the checkpoint is written."""
     run = tmp_path / "run"
@@ -248,6 +254,7 @@ def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
     assert "to go on: `ziggurat train --run" in log
 
 
+@pytest.mark.slow
 def test_python_itself_ends_with_the_status_of_the_verb(tmp_path: Path) -> None:
     """On its way out it writes again what was left in a stream; a process of its own, through its very end."""
     command = f"{sys.executable} -m ziggurat explain training.schedule"

@@ -28,6 +28,7 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_prefixes_constraints_and_terms_come_from_files(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_prefixes_constraints_and_terms_come_from_files(
     assert all(phrase in second["text"] for phrase in ("di", "go", "su"))
 
 
+@pytest.mark.slow
 def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     drawing = ["search=sample", "seed=5", "temperature=1.5", *SHORT]
     status, out, _ = ziggurat("translate", trained, *drawing, "-i", text)
@@ -90,6 +92,7 @@ def test_quiet_leaves_errors_and_results_alone(ziggurat: Ziggurat, trained: Path
     assert "no such file" in ziggurat("translate", trained, "-i", tmp_path / "none", "--quiet").err
 
 
+@pytest.mark.slow
 def test_the_output_option_has_one_name_and_its_old_one(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +152,7 @@ def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> Non
         assert pipe.read() == b"text\n"
 
 
+@pytest.mark.slow
 def test_a_faster_precision_is_named_and_taken_by_auto(
     ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

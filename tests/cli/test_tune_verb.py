@@ -23,6 +23,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_best_rate_of_small_models_is_written_for_the_large_one(
     config: Path, tmp_path: Path, ziggurat: Ziggurat
 ) -> None:

@@ -20,6 +20,7 @@ VERBS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_way_out_of_damage_is_one(verb: str, ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     if verb == "import":

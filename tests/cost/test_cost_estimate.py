@@ -81,6 +81,7 @@ def test_measured_speeds_are_of_this_machine() -> None:
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
     def disturbed() -> None:
         time.sleep(0.05)  # the processor is somebody else's
@@ -125,6 +126,7 @@ def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ziggurat.cost.estimate.measure_machine", lambda *args: Measured(rates, 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
 def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> None:
     store = f"data.store={tmp_path}"
@@ -143,6 +145,7 @@ def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> No
     assert synchronous.memory.checkpoint == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
 def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     small = [
@@ -160,6 +163,7 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
     assert "no `cuda:77` here" in absent.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
 def test_stages_of_growth_cost_what_runs_of_their_depth_would(tmp_path: Path) -> None:
     def seconds(encoder: int, decoder: int) -> float:

@@ -108,6 +108,7 @@ def training(config: Experiment, shape: BatchShape) -> tuple[Any, Any]:
     return forward, training_flops(forward, update, shape.sentences * shape.target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_takes_three_times_the_products_and_recomputation_one_more(precision: str) -> None:
     shape = BatchShape(3, S, T)

@@ -98,6 +98,7 @@ def simulated(*overrides: str) -> SimulatedUpdate:
     return simulate_update(experiment(*WIDE, *overrides), (V, V), SHAPE, CPU)
 
 
+@pytest.mark.slow
 def test_parts_are_what_they_are_called() -> None:
     shallow = ["model.encoder.layers=1", "model.decoder.layers=1"]
     plain, model = simulated(*shallow), build_model(experiment(*WIDE, *shallow).model, V, V)

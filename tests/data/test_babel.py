@@ -188,6 +188,7 @@ def pairs() -> list[tuple[str, str]]:
     return list(generate(20_000, 1))
 
 
+@pytest.mark.slow
 def test_sentences_are_a_function_of_the_seed(pairs: list[tuple[str, str]]) -> None:
     digest = hashlib.sha256("\n".join(f"{low}\t{high}" for low, high in pairs).encode()).hexdigest()
     assert digest == "e7a5fca9793dbb5d143fbd90216a654e04d9f15a015e4eefeba9c0ec54061a5b", (
@@ -197,6 +198,7 @@ def test_sentences_are_a_function_of_the_seed(pairs: list[tuple[str, str]]) -> N
     assert list(generate(100, 2)) != pairs[:100]
 
 
+@pytest.mark.slow
 def test_second_implementation_gives_every_translation(pairs: list[tuple[str, str]]) -> None:
     for low, high in pairs[:5000]:
         assert translated(low) == high, low
@@ -337,6 +339,7 @@ def test_splits_are_disjoint_and_whole(tmp_path: Path) -> None:
     assert names == sorted(f"{split}.{side}" for split in sides for side in ("qlo", "qhi"))
 
 
+@pytest.mark.slow
 def test_short_sentences_of_train_never_reach_test(tmp_path: Path) -> None:
     """Without the check some of so many short sentences would be in both."""
     paths = write_corpus(tmp_path, train=20_000, dev=2000, test=2000, seed=1)

@@ -336,6 +336,7 @@ def test_waiting_is_counted(table: PairTable) -> None:
     assert 0 < loader.waited_seconds < 30
 
 
+@pytest.mark.slow
 def test_program_that_forgets_the_iterator_still_ends() -> None:
     program = (
         "import itertools, sys\n"

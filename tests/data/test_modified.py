@@ -95,6 +95,7 @@ def epoch_of(loaders: list[Loader], epoch: int) -> dict[int, tuple[object, ...]]
     return found
 
 
+@pytest.mark.slow
 def test_a_modified_pair_is_a_function_of_seed_epoch_and_index(folder: Path) -> None:
     one = epoch_of([loader(folder, ALL)], 1)
     assert one == epoch_of([loader(folder, ALL, rank, 3) for rank in range(3)], 1)
@@ -114,6 +115,7 @@ def test_a_modified_pair_is_a_function_of_seed_epoch_and_index(folder: Path) -> 
     assert all(one[i] == plain[i] for i in plain.keys() - changed[0])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sees_the_same_batches(folder: Path) -> None:
     def taken(state: LoaderState, count: int) -> list[tuple[LoaderState, object]]:
         groups = loader(folder, ALL).groups(state)
@@ -128,6 +130,7 @@ def test_a_resumed_run_sees_the_same_batches(folder: Path) -> None:
         assert taken(whole[done - 1][0], 30 - done) == whole[done:]
 
 
+@pytest.mark.slow
 def test_batches_keep_their_budget_without_being_split(folder: Path) -> None:
     found = loader(folder, ALL)
     for epoch in range(3):
@@ -234,6 +237,7 @@ def test_merged_pairs_are_of_one_corpus_and_short(folder: Path) -> None:
         assert (found.sources[index][0] in store.source.tags.values()) == (index >= 200)
 
 
+@pytest.mark.slow
 def test_the_probability_is_the_share_of_pairs(folder: Path) -> None:
     store, pairs = modifier(folder, {"upper_case": {"probability": 0.1}, "title_case": {"probability": 0.3}})
     counts: Counter[str] = Counter()

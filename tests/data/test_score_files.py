@@ -101,6 +101,17 @@ def test_several_scores_and_files(tmp_path: Path) -> None:
     assert unwanted(corpus) == wanted + [1 - s < 0.5 or n > 4 for n, s in enumerate(SCORES)]
 
 
+@pytest.mark.parametrize(("lines", "message"), [(7, "has 7 scores"), (5, r"has 5 scores .* at least 6 pairs")])
+def test_each_file_has_as_many_scores_as_its_part_of_the_corpus(tmp_path: Path, lines: int, message: str) -> None:
+    """Also where another file makes up for it."""
+    for name, count in (("corpus1", lines), ("corpus2", 12 - lines)):
+        write_text(tmp_path, name=name)
+        (tmp_path / f"{name}.score").write_text("1\n" * count)
+    corpus = {"source": str(tmp_path / "*.de"), "target": str(tmp_path / "*.en")}
+    with pytest.raises(DataError, match=rf"corpus1\.score {message}"):
+        unwanted({**corpus, "scores": [{"path": str(tmp_path / "*.score"), "min": 0}]})
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=4))
 def test_however_the_pairs_are_asked_for(

@@ -119,6 +119,7 @@ def words_of_batches(store: Store, batches: Iterable[Batch]) -> dict[int, set[Li
     return found
 
 
+@pytest.mark.slow
 def test_links_stay_with_their_pairs_through_filters_tags_and_weights(corpora: Corpora) -> None:
     first, second, third = PAIRS[:100], PAIRS[100:160], PAIRS[160:]
     first = [first[0]._replace(low=""), *first[1:60], first[1], *first[60:]]  # dropped: empty, and a duplicate
@@ -150,6 +151,7 @@ def test_links_follow_sampled_segmentations(corpora: Corpora) -> None:
     assert found == {number: pair.sure for number, pair in enumerate(PAIRS)}
 
 
+@pytest.mark.slow
 def test_the_aligner_of_prepare_is_that_of_align(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200])
     corpora.add(PAIRS[200:], sure(PAIRS[200:]))
@@ -257,6 +259,7 @@ def test_development_text_has_alignments_of_its_own(corpora: Corpora) -> None:
     assert (store.train.has_links, store.dev.has_links) == (True, False)
 
 
+@pytest.mark.slow
 def test_development_text_is_aligned_by_what_training_text_taught(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200], sure(PAIRS[:200]))
     corpora.add(PAIRS[200:])

@@ -46,6 +46,7 @@ def ended(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """And whoever opens it next, reader or writer, finds it there, with nothing beside it once it is written again."""
     target, operation, missing = tmp_path / "x", 0, 0
@@ -64,6 +65,7 @@ def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     assert missing == 1, "between the two renames"
 
 
+@pytest.mark.slow
 def test_what_is_set_aside_while_its_writer_lives_is_waited_for(tmp_path: Path) -> None:
     build(tmp_path / "x", "old")
     other = held_by_another(
@@ -158,6 +160,7 @@ def test_a_sweep_between_making_and_locking_takes_no_live_file(tmp_path: Path, m
     os.close(descriptor)
 
 
+@pytest.mark.slow
 def test_two_threads_that_build_one_folder(tmp_path: Path) -> None:
     """Over and over: each time one builds or both do one after the other; refused ones leave nothing behind."""
     refused: list[bool] = []

@@ -49,6 +49,7 @@ def plain(scorer: TableScorer, sentence: int, longest: int, wanted: SearchSettin
     return sorted(results, key=lambda f: (not f[2], -f[1]))[: wanted.n_best]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_groups_find_what_a_plain_loop_finds(data: st.DataObject) -> None:

@@ -74,6 +74,7 @@ def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision, mon
     assert precision == "float32" or float(error) > 1e-4  # it is another precision
 
 
+@pytest.mark.slow
 def test_a_packed_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole searches with sentences of unlike lengths, which enter and leave, over several blocks of the caches."""
     sentences = [Sentence([5 + n, *range(6, 6 + n), 7 + n, 3], 45 - 5 * n) for n in range(7)]

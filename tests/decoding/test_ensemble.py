@@ -311,6 +311,7 @@ def directory(
     return folder / "model"
 
 
+@pytest.mark.slow
 def test_several_directories_open_as_one_translator(tmp_path: Path, tokenizer: SentencePieceTokenizer) -> None:
     paths = [
         directory(tmp_path / "a", tokenizer, tokenizer, 3),

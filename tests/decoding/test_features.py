@@ -53,6 +53,7 @@ def tokens_of(translations: list[Translation]) -> list[list[str]]:
     return [t.hypotheses[0].tokens for t in translations]
 
 
+@pytest.mark.slow
 def test_samples_depend_on_seed_and_line_only(translator: Translator) -> None:
     drawing: dict[str, Any] = {"search": "sample", "temperature": 1.3, "top_k": 40}
     whole = translator.translate(TEXTS, seed=3, **drawing)

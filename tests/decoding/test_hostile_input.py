@@ -75,6 +75,7 @@ def test_a_copying_model_gives_the_text_back(copying: Translator, name: str) -> 
     assert found.split() == wanted.replace("\0", " ").split()
 
 
+@pytest.mark.slow
 def test_all_of_them_together_by_a_real_model(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
     decoding = DecodingConfig(beam_size=2, max_source_pieces=40, batch_tokens=2000)
     short = {name: text[:300] for name, text in HOSTILE.items()}

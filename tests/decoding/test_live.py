@@ -68,6 +68,7 @@ def test_lines_come_and_go(
     assert (live.lines, live.live, live.waiting, live.step()) == (0, 0, 0, {})
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_of_what_is_done(translator: Translator) -> None:
     live = LiveTranslation(translator, slots=2)
     for _ in range(3):

@@ -52,6 +52,7 @@ def test_search_scores_are_forced_scores_token_by_token(
                 assert hypothesis.log_probability == pytest.approx(score.log_probability, abs=1e-10)
 
 
+@pytest.mark.slow
 def test_search_does_not_depend_on_the_batch(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
     wanted = SearchSettings(4, 4, tokenizer.bos, tokenizer.eos, (0, 2), penalty=LengthPenalty("lingvo", 0.5, 0.2))
     sources = [*SOURCES, *([50 + i] * (1 + i % 5) for i in range(8))]

@@ -78,6 +78,7 @@ def test_search_is_that_with_all_else_forbidden(sources: list[list[int]]) -> Non
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs], abs=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(SOURCES)
 def test_results_do_not_depend_on_the_other_sentences(sources: list[list[int]]) -> None:

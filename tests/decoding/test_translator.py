@@ -291,6 +291,7 @@ decoding: {beam_size: 3, min_length: 2, length_penalty: {kind: gnmt}}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("positions", "most"), [("positions: sinusoidal", None), ("positions: learned, max_positions: 40", 40)]
 )

@@ -39,6 +39,7 @@ def running(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_they_give_what_one_process_gives(trained: Path) -> None:
     drawing = {**SHORT, "search": "sample", "seed": 3, "temperature": 1.5}
@@ -61,6 +62,7 @@ def test_they_give_what_one_process_gives(trained: Path) -> None:
             one.notices.told.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_settings_are_refused_before_any_text_is_read(trained: Path, tmp_path: Path) -> None:
     unread: Iterator[str] = iter(LINES)
@@ -158,6 +160,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", ["pass", "asked[0].result()"], ids=["while they start", "at work"])
 def test_none_outlives_a_process_that_is_killed(then: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

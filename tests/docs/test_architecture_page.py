@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import tiny_experiment
@@ -58,6 +59,7 @@ def assert_in_order(wanted: list[str], calls: list[str]) -> None:
         assert step in following, f"{step} is not called after the step before it"
 
 
+@pytest.mark.slow
 def test_batches_and_sentences_go_the_way_that_the_page_says(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path, stop={"updates": 1}, validation={"decode": False})
     with watched() as calls:

@@ -56,7 +56,8 @@ def test_readme_and_tutorial_take_the_same_steps_in_the_same_order() -> None:
     assert tutorial[:2] == ["prepare", "inspect"], "inspect then measures on the user's own data"
     readme = [verb for verb in steps(ROOT / "README.md") if verb in tutorial]
     assert set(readme) == set(tutorial)
-    assert [verb for verb in readme if verb != "report"] == [verb for verb in tutorial if verb != "report"]
+    anywhere = ("report", "serve")  # the README shows these on the demonstration first
+    assert [verb for verb in readme if verb not in anywhere] == [verb for verb in tutorial if verb not in anywhere]
 
 
 def imported(text: str) -> list[tuple[str, str]]:

@@ -22,6 +22,7 @@ def test_every_module_is_on_an_api_page() -> None:
         assert f"`{dotted.removeprefix('ziggurat.')}`" in text or f"[{dotted}](" in text, dotted
 
 
+@pytest.mark.slow
 def test_api_pages_are_made_without_importing_the_package(tmp_path: Path) -> None:
     code = "import sys; from tools import api_pages; from pathlib import Path; "
     code += "api_pages.write(Path('.'), Path(sys.argv[1])); assert 'ziggurat' not in sys.modules"

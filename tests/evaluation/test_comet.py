@@ -115,6 +115,7 @@ def test_our_own_python_lacks_the_package() -> None:
         TestSet([REFERENCE], SOURCES).metric("comet", environment(sys.executable)).statistics(OUTPUTS)
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_process_that_asked(tmp_path: Path) -> None:
     """Killed, that cannot tell it; the program here hangs in its import of the package, in a process of its own."""
     (tmp_path / "comet.py").write_text("open('began', 'w').close()\nimport time\ntime.sleep(600)")

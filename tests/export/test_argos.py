@@ -151,6 +151,7 @@ def test_a_package_translates_as_the_export_for_ctranslate2(path: Path, text: Pa
     assert [t.text for t in reader.translate_stream([*lines, "", " \t"])] == [*theirs, "", ""]
 
 
+@pytest.mark.slow
 def test_int8_unless_told_otherwise_and_the_same_bytes_again(path: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     report = export_model(path, "argos", out, verify=text)
@@ -170,6 +171,7 @@ def test_int8_unless_told_otherwise_and_the_same_bytes_again(path: Path, text: P
         assert int8 < 0.8 * archive.getinfo(f"{NAME}/model/model.bin").file_size
 
 
+@pytest.mark.slow
 def test_separate_vocabularies_are_joined_by_one_model(text: Path, tmp_path: Path) -> None:
     source = trained_tokenizer(SENTENCES, 340, ())
     target = trained_tokenizer(["Ein kleines Haus steht am Fluß.", "Hunde laufen über Wiesen!"], 300, ())
@@ -254,6 +256,7 @@ def test_vocabularies_that_do_not_fit_are_refused(text: Path, tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "text"]
 
 
+@pytest.mark.slow
 def test_a_user_names_the_package_and_adds_a_splitter(
     path: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,6 +36,7 @@ from ziggurat.models.build import build_model
 from ziggurat.models.directory import load_weights, open_model, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "choices"),
     [
@@ -88,6 +89,7 @@ def test_a_shortest_length_of_its_own_does_not_fail_the_check(
     assert export_model(path, "huggingface", tmp_path / "out", verify=text)["verification"]["different"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_written_is_loaded_as_anybody_would(
     written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
@@ -110,6 +112,7 @@ def test_what_is_written_is_loaded_as_anybody_would(
     assert len(set(ended)) > 1
 
 
+@pytest.mark.slow
 def test_a_result_that_is_another_model_is_refused(
     written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +182,7 @@ def test_a_test_set_that_does_not_pair_up_is_noticed_before_anything_is_written(
     assert not said
 
 
+@pytest.mark.slow
 def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written()
     reference = tmp_path / "reference"
@@ -210,6 +214,7 @@ def test_exporting_says_nothing_that_its_libraries_think(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_ties_are_told_from_differences(written: Written) -> None:
     path = written()
     opened = load_translator(path)
@@ -337,6 +342,7 @@ def test_a_bias_scales_with_its_map_or_not() -> None:
     assert torch.equal(affine.times(2.0, bias=False).bias, torch.ones(2))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     written: Written, text: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer
 ) -> None:

@@ -23,6 +23,7 @@ PROGRAMS = {
 FOLDERS = {"ctranslate2": "served", "huggingface": "hub"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", FOLDERS)
 def test_programs_translate_as_the_model_does(
     target: str, written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,7 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[1:] for line in order]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_page_works(
     downloaded: Downloaded, tiny_folder: Path, tmp_path: Path, ziggurat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

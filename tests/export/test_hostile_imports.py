@@ -55,6 +55,7 @@ def exported(written: Written, tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.mark.slow
 def test_configurations_of_transformers(exported: Path, tmp_path: Path) -> None:
     plain = json.loads((exported / "config.json").read_text())
     for name, (changes, reason) in HUGGINGFACE.items():
@@ -86,6 +87,7 @@ def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
         assert reason in said, (name, said)
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_those_of_the_configuration(exported: Path, tmp_path: Path) -> None:
     tensors = load_file(exported / "model.safetensors")
     positions = "model.encoder.embed_positions.weight"
@@ -104,6 +106,7 @@ def test_weights_that_are_not_those_of_the_configuration(exported: Path, tmp_pat
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.slow
 def test_pickles_that_unpack_to_all_of_the_memory(exported: Path, tmp_path: Path) -> None:
     tensors = load_file(exported / "model.safetensors")
     view = {**tensors, "final_logits_bias": torch.zeros(1).expand(1 << 20, 1 << 20)}
@@ -124,6 +127,7 @@ def test_pickles_that_unpack_to_all_of_the_memory(exported: Path, tmp_path: Path
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.slow
 def test_checkpoints_of_fairseq(written: Written, tokenizer: SentencePieceTokenizer, tmp_path: Path) -> None:
     path = written(embedding={"sharing": "none", "positions": "learned", "max_positions": 64})
     words = dictionary(tokenizer, tmp_path / "dict.txt")

@@ -96,6 +96,7 @@ def test_a_model_of_transformers_computes_the_same(
     torch.testing.assert_close(found[:, : len(order)], wanted[:, order], **CLOSE)
 
 
+@pytest.mark.slow
 def test_there_and_back(written: Written, text: Path, tmp_path: Path, transformers: ModuleType) -> None:
     decoding = {"length_penalty": {"kind": "power", "alpha": 1.0}}
     path = written(residual="post", embedding={"zero_start": True}, decoding=decoding)

@@ -202,6 +202,7 @@ def test_vocabularies_of_any_tokens(tmp_path_factory: pytest.TempPathFactory, to
     assert read_ids(path.with_suffix(".json")) == read_ids(path)
 
 
+@pytest.mark.slow
 def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path: Path) -> None:
     path = folder()
     arrays = arrays_of(path / "opus.npz")
@@ -227,6 +228,7 @@ def test_what_is_not_plain_is_refused_with_all_reasons(folder: Folder, tmp_path:
     assert not (tmp_path / "ours").exists()
 
 
+@pytest.mark.slow
 def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> None:
     path = folder()
     weights = path / "opus.npz"

@@ -41,11 +41,13 @@ Choices = dict[str, Any]
 EOS = 2
 
 ONE_LAYER = {"encoder.layers": 1, "decoder.layers": 1}
+pytestmark = pytest.mark.slow  # an export takes 20 seconds
+
 SMALL: dict[str, Choices] = {
     "full": ONE_LAYER,
     "averaged": {**ONE_LAYER, "decoder.attention": "merged", "embedding.positions": "none"},
 }
-NAMES = ["full", pytest.param("averaged", marks=pytest.mark.slow)]
+NAMES = ["full", "averaged"]
 RNMT = {
     "family": "rnmt",
     "embedding.positions": "none",
@@ -105,7 +107,6 @@ def test_steps_equal_the_whole_model(exported: Callable[[str], Path], name: str,
     assert worst_difference(small(name), scorer, beams=beams, steps=10) < 1e-5
 
 
-@pytest.mark.slow
 def test_the_target_is_verified_and_translates(written: Written, text: Path, tmp_path: Path) -> None:
     choices: Choices = {
         "residual": "rezero",
@@ -120,7 +121,6 @@ def test_the_target_is_verified_and_translates(written: Written, text: Path, tmp
         served.score(["a"], ["b"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("choices", [*covering(1), *OPTIONS], ids=str)
 def test_every_architecture_can_be_exported(tmp_path: Path, choices: Choices) -> None:
     model = built(choices)
@@ -158,7 +158,6 @@ def test_more_positions_than_the_tables_have_are_refused(exported: Callable[[str
         assert scorer.step(torch.tensor([[5]])).isfinite().all()
 
 
-@pytest.mark.slow
 def test_models_without_a_table_have_no_limit(exported: Callable[[str], Path]) -> None:
     opened = open_onnx(exported("averaged"), threads=1)
     assert opened.max_positions is None

@@ -174,8 +174,8 @@ def learn(model: Any, tokenizer: Any) -> None:
     ("files", "zipped", "separate", "tied", "sharing"),
     [
         (1, False, False, True, "all"),
-        (2, True, False, True, "all"),
-        (1, True, True, True, "decoder"),
+        pytest.param(2, True, False, True, "all", marks=pytest.mark.slow),
+        pytest.param(1, True, True, True, "decoder", marks=pytest.mark.slow),
         (1, True, True, False, "none"),
     ],
 )
@@ -314,6 +314,7 @@ def losses_of(run: Path) -> list[float]:
     return [record["loss"] for record in records if record["kind"] == "train"]
 
 
+@pytest.mark.slow
 def test_an_imported_model_is_fine_tuned_by_the_documented_commands(
     downloaded: Downloaded, tmp_path: Path, ziggurat: Any
 ) -> None:

@@ -51,6 +51,7 @@ def without_torch(*arguments: object, text: str = "") -> subprocess.CompletedPro
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], token_scores=True, threads=1)
     lines = [*SENTENCES, "", "   ", "a\0b", "The little house. " * 12]
@@ -70,6 +71,7 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
     assert ours.notices["long_lines"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guided", [None, {"layer": 1, "head": 2}, {"head": 1}, {"layer": 2, "head": "mean"}], ids=lambda guided: str(guided)
 )
@@ -99,6 +101,7 @@ def test_alignments_are_those_of_the_same_head(
     assert tells_alignments(theirs)  # documents keep their tags by it
 
 
+@pytest.mark.slow
 def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     for limit in (1, 2, 5):
@@ -110,6 +113,7 @@ def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
         theirs.translate(["a"], tag="<no>")
 
 
+@pytest.mark.slow
 def test_alignments_are_those_of_our_translator(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     lines = [*SENTENCES[:6], "", "The little house. " * 12]
@@ -135,6 +139,7 @@ def test_alignments_are_those_of_our_translator(exported: tuple[Path, Path], mon
         theirs.translate(["a"], alignments=True)
 
 
+@pytest.mark.slow
 def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     lines = [*SENTENCES[:4], "The little house. " * 12, *SENTENCES]
@@ -162,6 +167,7 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
         theirs.translate(["a"], prefixes=["house " * 3000])
 
 
+@pytest.mark.slow
 def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     for prefix in ("the little", ""):
@@ -211,6 +217,7 @@ def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) 
     assert [json.loads(line)["text"] for line in records.stdout.splitlines()] == served.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb", ["translate", "evaluate", pytest.param("export", marks=pytest.mark.slow), "inspect", "train"]
 )
@@ -228,6 +235,7 @@ def test_other_verbs_say_what_is_missing(verb: str, exported: tuple[Path, Path],
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_engines(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as stop:
@@ -254,6 +262,7 @@ def inside(exported: tuple[Path, Path]) -> tuple[Path, Path, Path]:
     return model, model / "model.safetensors", served.rename(model / "ctranslate2")
 
 
+@pytest.mark.slow
 def test_only_an_equal_export_competes_with_the_model(inside: tuple[Path, Path, Path], text: Path) -> None:
     model, file, export = inside
     weights = fingerprint(file)
@@ -273,6 +282,7 @@ def test_only_an_equal_export_competes_with_the_model(inside: tuple[Path, Path, 
     assert engines.equal_export(model, weights, {"precision": "int8"}) == export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "translates"), [(2.0, True), (1.02, False), (0.5, False)])
 def test_the_faster_engine_translates_a_long_text(
     times: float,
@@ -310,6 +320,7 @@ def test_the_faster_engine_translates_a_long_text(
     assert "times as fast" not in run("translate", "-i", text, "endings=candidates")
 
 
+@pytest.mark.slow
 def test_an_export_is_evaluated(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scores = []
     for path in exported:

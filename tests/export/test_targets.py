@@ -59,6 +59,7 @@ def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> T
         return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_every_recipe_computes_the_same_in_every_target_it_reaches(
     tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path, third: int
@@ -166,6 +167,7 @@ def check_huggingface(
         torch.testing.assert_close(found, wanted, **CLOSE)
 
 
+@pytest.mark.slow
 def test_which_recipes_reach_what() -> None:
     experiments = structures().values()
     counts = {name: sum(not target.reasons(e) for e in experiments) for name, target in TARGETS.items()}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ziggurat.alignment.aligner import Aligner
 from ziggurat.backtranslation.lines import readable_lines
-from ziggurat.backtranslation.plan import Job, make_plan
+from ziggurat.backtranslation.plan import BackTranslationJob, make_plan
 from ziggurat.backtranslation.stages import make_shard
 from ziggurat.config import dump, load_experiment
 from ziggurat.config.load import change_section
@@ -149,7 +149,7 @@ def _write_fairseq(folder: Path) -> None:
 
 def _write_synthetic(folder: Path) -> None:
     """Write a back-translation whose shards are done and not merged, as `--shard` leaves it."""
-    job = Job(
+    job = BackTranslationJob(
         (str(folder / "run"),),
         (str(folder / "mono.txt"),),
         folder / "synthetic",

@@ -29,6 +29,7 @@ def disturbed(bench: Bench, faults: list[Fault]) -> dict[Fault, Outcome]:
     return {fault: outcome for fault, outcome in outcomes.items() if outcome.verdict != "survived"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED)
 def test_some_operations_killed_and_failed(name: str, ground: Ground, place: Path) -> None:
     bench = Bench(VERBS[name], ground, place / "work")
@@ -78,6 +79,7 @@ def write_in_place() -> None:
     output.atomic_file = in_place  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_file_written_in_place_is_found_out(ground: Ground, place: Path) -> None:
     sound = VERBS["translate-replacing"]
     careless = Verb(
@@ -95,6 +97,7 @@ def test_a_file_written_in_place_is_found_out(ground: Ground, place: Path) -> No
     assert bench.fail(Fault(number, errno.ENOSPC)).verdict in ("half", "unnamed")
 
 
+@pytest.mark.slow
 def test_operations_are_seen_where_they_happen(ground: Ground, place: Path) -> None:
     """One file written whole: made, written, given its mode, synced and renamed, in this order."""
     bench = Bench(VERBS["translate-replacing"], ground, place / "work")

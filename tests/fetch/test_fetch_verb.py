@@ -96,6 +96,7 @@ def test_given_again_nothing_is_done(fetch: Fetch, server: Server) -> None:
     assert len(server.requests) == requests
 
 
+@pytest.mark.slow
 def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
     assert fetch("local/zip/de-en").status == 0
     path = Path("data/local/zip/de-en.en.zst")
@@ -113,6 +114,7 @@ def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
     assert path.read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_killed_between_its_files_it_goes_on(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record and the files get their names one after another, the record first."""
     assert fetch("local/zip/de-en").status == 0
@@ -167,6 +169,7 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     assert "dev.de: changed since it was fetched" in done.err
 
 
+@pytest.mark.slow
 def test_a_store_learns_of_an_origin_that_was_not_known(fetch: Fetch, capfd: pytest.CaptureFixture[str]) -> None:
     Path("my.yaml").write_text(CONFIG)
     assert fetch("my.yaml").status == 0
@@ -216,6 +219,7 @@ def test_configurations_that_no_registry_knows(wanted: tuple[str, str], says: st
     assert tree() == ["my.yaml"]
 
 
+@pytest.mark.slow
 def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, server: Server) -> None:
     """A server that lies about the length gives a file that only its own checksum tells to be cut."""
     content = server.files["f/t.tmx.gz"].content
@@ -264,6 +268,7 @@ def test_one_corpus_that_fails_does_not_keep_the_others(fetch: Fetch, server: Se
     assert Path("data/local/tsv/de-en.fetched.json").exists()
 
 
+@pytest.mark.slow
 def test_without_a_network(fetch: Fetch, tmp_path: Path, server: Server) -> None:
     assert "`--offline` forbids the network" in fetch("local/zip/de-en", "--offline").err
     assert fetch("local/zip/de-en").status == 0

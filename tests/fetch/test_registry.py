@@ -12,7 +12,7 @@ from ziggurat.config.recipes import load_named, plain_recipe_names
 from ziggurat.errors import ConfigError
 from ziggurat.fetch.downloads import Downloads, place_of
 from ziggurat.fetch.indexes import Names
-from ziggurat.fetch.plan import jobs_of_config
+from ziggurat.fetch.plan import tasks_of_config
 from ziggurat.fetch.registry import load_registry
 
 
@@ -66,6 +66,7 @@ def test_every_entry_can_be_filled_and_lies_in_the_folder() -> None:
         assert entry.known_from
 
 
+@pytest.mark.slow
 def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
     names = Names(load_registry(), Downloads(tmp_path, offline=True))
     seen: set[tuple[str, ...]] = set()
@@ -77,23 +78,23 @@ def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
         if paths in seen:
             continue
         seen.add(paths)
-        jobs = jobs_of_config(data, names, recipe)
+        tasks = tasks_of_config(data, names, recipe)
         named = {path for corpus in (*data.train, *data.dev) for path in (corpus.source, corpus.target)}
-        made = {str(path) for job in jobs for path in job.target.files.values()}
-        made |= {str(path) for job in jobs if job.held_out for path in job.held_out[1].files.values()}
+        made = {str(path) for task in tasks for path in task.target.files.values()}
+        made |= {str(path) for task in tasks if task.held_out for path in task.held_out[1].files.values()}
         assert named <= made, recipe
-        for job in jobs:
-            assert job.corpora or job.by_hand, job.target.name
-            assert all(set(corpus.languages) == set(job.target.files) for corpus in job.corpora), job.target.name
+        for task in tasks:
+            assert task.corpora or task.by_hand, task.target.name
+            assert all(set(corpus.languages) == set(task.target.files) for corpus in task.corpora), task.target.name
     assert {Path(path).parent.name for paths in seen for path in paths} == set(names.registry.folders)
 
 
 def test_what_is_licensed_is_said_to_be(tmp_path: Path) -> None:
     names = Names(load_registry(), Downloads(tmp_path, offline=True))
     nist = next(name for name in paper_recipes("dlcl") if "small" in name)
-    jobs = jobs_of_config(load_named(nist).data, names, nist)
-    assert all(job.missing and "licensed: " in (job.by_hand or "") for job in jobs)
-    assert len(jobs) == 2
+    tasks = tasks_of_config(load_named(nist).data, names, nist)
+    assert all(task.missing and "licensed: " in (task.by_hand or "") for task in tasks)
+    assert len(tasks) == 2
 
 
 OWN = """

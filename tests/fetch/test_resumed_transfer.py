@@ -65,6 +65,7 @@ def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
     assert ranges(server) == [None, "bytes=70000-", "bytes=100000-"]
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_drops_and_changes_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:

@@ -48,8 +48,13 @@ def commands(run: Path, sides: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
 NAMES = ("translate", "translate-json", "translate-prefix", "translate-sample", "score", "evaluate", "align")
 
 
+def quick(*names: str, but: str = "") -> list[Any]:
+    """Return all calls `but` one; those that are not named belong to the slow suite."""
+    return [name if name in names else pytest.param(name, marks=pytest.mark.slow) for name in NAMES if name != but]
+
+
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("name", [*NAMES[:1], pytest.param(NAMES[1], marks=pytest.mark.slow), *NAMES[2:]])
+@pytest.mark.parametrize("name", quick("translate"))
 def test_parts_and_kills_make_what_one_call_makes(
     name: str,
     ziggurat: Ziggurat,
@@ -93,8 +98,9 @@ def test_parts_and_kills_make_what_one_call_makes(
     assert tree(tmp_path / "parts") == tree(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "score"])
+@pytest.mark.parametrize("name", quick("translate", "align", but="score"))
 def test_a_job_gives_what_the_verb_gives(
     name: str, ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -106,6 +112,7 @@ def test_a_job_gives_what_the_verb_gives(
     assert (tmp_path / "out").read_bytes() == (tmp_path / "plain").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_scores_of_a_job_are_those_of_the_verb(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
@@ -118,6 +125,7 @@ def test_scores_of_a_job_are_those_of_the_verb(
         assert json.loads(one)["log_probability"] == pytest.approx(json.loads(other)["log_probability"], abs=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_settings_and_inputs_of_a_job_stay(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
@@ -169,6 +177,7 @@ def test_mistakes_are_told_before_anything_is_done(
     assert tree(tmp_path) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_what_changes_while_a_job_runs_is_told(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -69,7 +69,10 @@ def config(tmp_path: Path) -> DataConfig:
     lines = near.read_text().splitlines()
     lines[20:23] = [line + "!" for line in lines[20:23]]
     near.write_text("".join(line + "\n" for line in lines))
-    (tmp_path / "again.score").write_text("".join(f"{n % 10}\n" for n in range(34)))
+    for number, name in enumerate(("part-0", "part-1", "part-2", "again")):
+        (tmp_path / f"{name}.score").write_text(
+            "".join(f"{(n + number) % 10}\n" for n in range(34 if number == 3 else 23))
+        )
     (tmp_path / "test.qhi").write_text("".join(pair[1] + "\n" for pair in [*generate(31, seed=1)][27:]))
     globbed = {"source": str(tmp_path / "part-*.qlo"), "target": str(tmp_path / "part-*.qhi")}
     return DataConfig.model_validate(
@@ -78,7 +81,11 @@ def config(tmp_path: Path) -> DataConfig:
             "target_language": "qhi",
             "store": str(tmp_path / "store"),
             "train": [
-                {**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align"), "alignment_column": 1},
+                {
+                    **{**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align")},
+                    "alignment_column": 1,
+                    "scores": [{"path": str(tmp_path / "part-*.score"), "min": 2}],
+                },
                 {
                     **again,
                     "weight": 2.0,
@@ -128,6 +135,7 @@ def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict
     assert do(config, tmp_path).reused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 7])
 def test_parts_in_any_order_make_the_same_store(
     parts: int, config: DataConfig, whole: dict[str, object], tmp_path: Path
@@ -165,6 +173,7 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
     assert len(read) == 1
 
 
+@pytest.mark.slow
 def test_killed_at_any_shard_it_goes_on_to_the_same_store(
     config: DataConfig, whole: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +280,7 @@ def test_a_damaged_shard_is_refused_by_name(config: DataConfig, tmp_path: Path) 
     assert not list(tmp_path.glob("store/*"))
 
 
+@pytest.mark.slow
 def test_the_verb(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     config, job = tiny_config(tmp_path, tiny_folder), ("--job", tmp_path / "job")
     plain, store = f"data.store={tmp_path / 'plain'}", f"data.store={tmp_path / 'store'}"

@@ -21,7 +21,7 @@ from tests.backtranslation.conftest import mono as mono
 from tests.backtranslation.conftest import reverse as reverse
 from tests.killing import tree
 from ziggurat.backtranslation.filters import PairFilter
-from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.backtranslation.run import back_translate
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
@@ -123,7 +123,7 @@ def test_a_node_that_goes_mid_run_and_one_that_comes(nodes: Any, data: DataConfi
 
 def test_workers_killed_at_random_make_the_same_corpus(nodes: Any, reverse: Path, mono: Path, tmp_path: Path) -> None:
     job = partial(
-        Job,
+        BackTranslationJob,
         (str(reverse),),
         (str(mono),),
         method="noised-beam",

@@ -69,6 +69,7 @@ def test_weights_that_do_not_fit_are_refused(directory: Path) -> None:
         load_weights(model, {**tensors, name: torch.zeros(3)}, "x")
 
 
+@pytest.mark.slow
 def test_shapes_are_known_without_torchs_compiler() -> None:
     """It takes over a second to import, at each start of every verb that opens a model."""
     code = """

@@ -260,6 +260,7 @@ def kept_by(layers: int, rule: Recompute) -> int:
     return kept
 
 
+@pytest.mark.slow
 def test_less_is_kept_between_the_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     state = 8 * 16 * 8 * 4  # one [batch, source, d_model]

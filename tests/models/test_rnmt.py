@@ -264,6 +264,7 @@ def test_transparent_memory_starts_as_the_mean_of_all_layers() -> None:
     torch.testing.assert_close(memory, model.encoder.out_proj(torch.stack(outputs).mean(0)), **EXACT)
 
 
+@pytest.mark.slow
 def test_training_learns_a_batch_by_heart() -> None:
     dropout = {"residual": 0.0, "embedding": 0.0, "transparent": 0.0}
     config = configured(d_model=16, memory="transparent", encoder={"layers": 3}, decoder={"layers": 2}, dropout=dropout)
@@ -319,6 +320,7 @@ def test_what_does_not_fit_rnmt_is_refused_with_the_reason() -> None:
         build_model(ModelConfig(), 5, 6)
 
 
+@pytest.mark.slow
 def test_a_run_resumed_is_the_run_uninterrupted_and_its_checkpoints_average(tiny_folder: Path, tmp_path: Path) -> None:
     settings_of_run: dict[str, Any] = {
         "threads": 1,

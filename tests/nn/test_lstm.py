@@ -151,6 +151,7 @@ def test_under_autocast_products_are_narrow_and_states_are_not() -> None:
         assert float(nn.functional.cosine_similarity(narrow.flatten(), wide.flatten(), dim=0)) > 0.99
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_holds_one_call_whatever_the_length() -> None:
     layer = random_layer(2)
     counts: list[int] = []

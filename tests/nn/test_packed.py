@@ -82,6 +82,29 @@ def test_a_row_in_int8_does_not_depend_on_the_others() -> None:
     assert torch.equal(layer(torch.zeros(1, 32))[0], layer.bias)
 
 
+@pytest.mark.parametrize("kind", [PackedLinear, Int8Linear][: 1 + ("int8" in PRECISIONS)])
+@torch.no_grad()
+def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps a compiled kernel for each; the results are those of the rows alone."""
+    seen = set()
+    pad = nn.functional.pad
+
+    def watched(rows: torch.Tensor, missing: tuple[int, ...]) -> torch.Tensor:
+        seen.add(len(rows) + missing[-1])
+        assert missing[-1] <= len(rows) / 8
+        return pad(rows, missing)
+
+    monkeypatch.setattr(nn.functional, "pad", watched)
+    weight, bias, x = drawn(6, 20), drawn(6, seed=2), drawn(300, 20, seed=1)
+    layer = kind(weight, bias)
+    for rows in range(301):
+        found = layer(x[:rows])
+        assert found.shape == (rows, 6)
+        assert rows == 0 or relative(found, nn.functional.linear(x[:rows], weight, bias)) < TOLERANCE["int8"]
+    assert layer(x[:17].view(17, 1, 20)).shape == (17, 1, 6)
+    assert len(seen) <= 8 * 5  # between 16 and 300 there are five octaves
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 @torch.no_grad()
 def test_a_packed_network_is_the_network(precision: Precision) -> None:

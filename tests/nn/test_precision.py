@@ -75,6 +75,7 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is told to change translations"
 
 
+@pytest.mark.slow
 def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
     """And goes on with it on a machine where the other is faster."""
     folder = tmp_path_factory.mktemp("auto")

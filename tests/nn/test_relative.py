@@ -156,6 +156,7 @@ def test_gradients(values: bool) -> None:
     assert torch.autograd.gradcheck(lambda x, *_: module(x, causal(3)), (x, *module.parameters()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [False, True])
 def test_one_graph_serves_all_lengths(values: bool) -> None:
     module, counter = relative(2, values), CompileCounter()

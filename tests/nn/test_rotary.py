@@ -116,6 +116,7 @@ def test_steps_equal_whole_sequences() -> None:
     assert_steps_equal_whole(attention(Rotary(D_HEAD, length=3)), 12)
 
 
+@pytest.mark.slow
 def test_one_graph_serves_all_lengths() -> None:
     module, counter = attention(Rotary(D_HEAD)), CompileCounter()
     compiled = torch.compile(module, fullgraph=True, backend=counter)

@@ -64,6 +64,7 @@ def test_sums_and_their_gradients_are_those_of_a_plain_loop(length: int) -> None
         torch.testing.assert_close(got, expected, **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_the_operators_declare_what_they_do() -> None:
     x, keep = draw(2, 3, 4), torch.sigmoid(draw(2, 3, 4, seed=1))
     torch.library.opcheck(torch.ops.ziggurat.decayed_sum.default, (x.requires_grad_(), keep.requires_grad_()))

@@ -71,6 +71,7 @@ def whole(**sections: Any) -> dict[str, Any]:
         "alignment": {"hmm_iterations": 1, "model1_iterations": 1},
         "student": trained(loss={"alignment": {}}),
         "quantisation": {"updates": 2},
+        "shortlist": {},
         "export": {"ctranslate2": {"quantization": "int8", "lines": 8}},
         "evaluation": {"perturb": ["caps"], "perturb_lines": 4, "speed_lines": 4, "threads": 1, "device": "cpu"},
     }

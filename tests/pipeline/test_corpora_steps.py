@@ -13,7 +13,7 @@ from tests.pipeline.conftest import trained, whole
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.embedded import embedded_text, write_demo
 from ziggurat.pipeline.road import Road
-from ziggurat.pipeline.selection import Selection
+from ziggurat.pipeline.step import Selection
 from ziggurat.pipeline.table import pipeline_of
 
 NOTHING = {"backward": None, "backtranslation": None, "distillation": None, "filter": None, "alignment": None}
@@ -22,7 +22,14 @@ UNTIL_TEXT = Selection(last="monolingual")
 
 def text(**sections: Any) -> dict[str, Any]:
     """Sections of which nothing is trained in these tests."""
-    rest = {"teacher": None, "quantisation": None, "export": None, "evaluation": None, "student": trained()}
+    rest = {
+        "teacher": None,
+        "quantisation": None,
+        "shortlist": None,
+        "export": None,
+        "evaluation": None,
+        "student": trained(),
+    }
     return whole(**{**NOTHING, **rest, **sections})
 
 
@@ -57,10 +64,9 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
 
 
 def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road: Callable[..., Road]) -> None:
-    double = (place / "data/train.qlo").read_text("utf-8")
-    (place / "data/train.qlo").write_text(double + double, "utf-8")
-    other = (place / "data/train.qhi").read_text("utf-8")
-    (place / "data/train.qhi").write_text(other + other.replace(".", " !"), "utf-8")
+    low, high = ((place / f"data/train.{code}").read_text("utf-8") for code in ("qlo", "qhi"))
+    (place / "data/train.qlo").write_text(low + low + low.replace(".", " !"), "utf-8")
+    (place / "data/train.qhi").write_text(high + high.replace(".", " !") + high, "utf-8")
     bitext = {"train": [{"source": "data/train.qlo", "target": "data/train.qhi"}], "hold_out": {"dev": 7, "test": 9}}
     config = text(bitext=bitext, test=None)
     pipeline_of(road(config)).run(UNTIL_TEXT)
@@ -103,6 +109,7 @@ def test_text_of_one_language_is_readable_and_comes_once(place: Path, road: Call
     assert (counts["encoding"], counts["empty"], counts["kept"]) == (1, 1, 6)
 
 
+@pytest.mark.slow
 def test_fetched_corpora(place: Path, road: Callable[..., Road]) -> None:
     import yaml
 
@@ -123,6 +130,7 @@ def test_fetched_corpora(place: Path, road: Callable[..., Road]) -> None:
         pipeline_of(road(config)).run(UNTIL_TEXT)
 
 
+@pytest.mark.slow
 def test_a_fetched_corpus_of_other_languages_is_refused(place: Path, road: Callable[..., Road]) -> None:
     import yaml
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.config.recipes import load_named
-from ziggurat.errors import ConfigError, ExportError, ZigguratError
+from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
+from ziggurat.pipeline.models import in_fresh_state, keys_of
 from ziggurat.pipeline.road import Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
 
@@ -53,6 +56,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("distillation=null", "`distillation` is missing: `filter` is of its corpus"),
         ("cleaning.max_length_ration=3", "unknown key `cleaning.max_length_ration`; did you mean `cleaning.max"),
         ("bitext.train.0.source_language=de", "a pipeline has one direction"),
+        ("export=null", "`export.ctranslate2` is missing: `shortlist` is for it"),
         ("student=null", "`student` is missing: `distillation` is for it"),
         ("backward=null", "`backward` is missing: `backtranslation` translates with it"),
         ("monolingual.target=[]", "`monolingual.target` is missing: `backtranslation` translates it"),
@@ -108,6 +112,7 @@ def test_sections_that_are_left_out_leave_their_steps_out() -> None:
         "backward": None,
         "alignment": None,
         "quantisation": None,
+        "shortlist": None,
     }
     content = whole(**small, monolingual=None, teacher=None, export=None, evaluation=None, student=trained())
     assert names(parsed(content)) == ["sets", "clean", "student-data", "student", "report"]
@@ -165,3 +170,19 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
     with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
         pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
     assert not list((place / "w").glob("*/begun.json"))
+
+
+def test_a_step_leaves_the_process_as_it_found_it() -> None:
+    """A step that goes on after a kill runs in a new process: the others must compute with as many threads."""
+    before = torch.get_num_threads()
+    with contextlib.suppress(KeyboardInterrupt), in_fresh_state():
+        torch.set_num_threads(before + 1)
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == before
+
+
+def test_errors_name_the_keys_of_the_model() -> None:
+    with pytest.raises(DataError) as error, keys_of("teacher"):
+        raise DataError("data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`")
+    said = "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
+    assert str(error.value) == said

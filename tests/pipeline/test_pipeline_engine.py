@@ -20,8 +20,7 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.engine import Pipeline
 from ziggurat.pipeline.hashes import Fingerprints
-from ziggurat.pipeline.selection import Selection
-from ziggurat.pipeline.step import BEGUN, MANIFEST, Step, read_manifest
+from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
 
 
 @dataclass
@@ -215,6 +214,7 @@ def _go(folder: Path, fakes: Sequence[Fake]) -> object:
     return pipeline(folder / "w", fakes).run()
 
 
+@pytest.mark.slow
 def test_killed_at_any_file_operation_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     """A first run, and a second one after changes that redo three of four steps."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"

@@ -33,7 +33,7 @@ def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
 def small(**sections: Any) -> str:
     """A file with a student alone, in YAML."""
     left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter", "alignment")
-    more = ("quantisation", "export", "evaluation")
+    more = ("quantisation", "shortlist", "export", "evaluation")
     content = whole(**dict.fromkeys((*left_out, *more)), student=trained(stop={"updates": 4}))
     return yaml.safe_dump({**content, **sections})
 
@@ -90,6 +90,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     assert "what is done is kept: the same command goes on from here" in err
 
 
+@pytest.mark.slow
 def test_embedded_files_are_printed(place: Path, ziggurat: Call) -> None:
     for name in ("demo", "starter"):
         status, out, _ = ziggurat("pipeline", name, "--print")

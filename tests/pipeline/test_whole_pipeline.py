@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.pipeline.conftest import whole
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.table import pipeline_of
@@ -26,12 +28,14 @@ STEPS = (
     "student-data",
     "student",
     "quantise",
+    "shortlist",
     "export-ctranslate2",
     "evaluate",
     "report",
 )
 
 
+@pytest.mark.slow
 def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, road: Callable[..., Road]) -> None:
     assert pipeline_of(road(whole())).run().done == STEPS
     assert pipeline_of(road(whole())).run().done == ()

@@ -53,6 +53,9 @@ def deep(folder: Path, corpus: Path) -> Experiment:
     return change_section(plain, changed, "experiment")
 
 
+pytestmark = pytest.mark.slow  # two runs are trained for it
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with opened() as found:

@@ -106,6 +106,7 @@ def test_dollars_are_no_mathematics() -> None:
     assert texts(to_svg(small("$x^2$"))).count("$x^2$") == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.text(max_size=60))
 def test_any_name_can_be_drawn(name: str) -> None:
@@ -122,6 +123,7 @@ def test_long_names_keep_both_ends() -> None:
     assert shown("x" * 45) == "x" * 45
 
 
+@pytest.mark.slow
 def test_the_same_figure_gives_the_same_markup_in_another_process() -> None:
     code = (
         "import sys; from tests.report.small_figure import small; from ziggurat.report.inline import to_svg;"
@@ -142,6 +144,7 @@ def test_matplotlibs_settings_stay_as_they_are() -> None:
     assert styled == to_svg(small())
 
 
+@pytest.mark.slow
 def test_three_formats_are_written_and_are_the_same_again(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in save(small(), tmp_path)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.pdf", "small.png", "small.svg"]
@@ -155,6 +158,7 @@ def test_three_formats_are_written_and_are_the_same_again(tmp_path: Path) -> Non
     assert {"layer", "norm", "map", "a"} <= {"".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")}
 
 
+@pytest.mark.slow
 def test_files_hold_hostile_names_as_text(tmp_path: Path) -> None:
     svg, _ = save(small(HOSTILE), tmp_path, ["svg", "pdf"])
     assert "<script" not in svg.read_text("utf-8")

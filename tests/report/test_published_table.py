@@ -24,6 +24,7 @@ def experiment() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["base", "DS-Init"])
 def test_a_narrow_model_comes_near_the_table(experiment: ModuleType, name: str) -> None:
     data = experiment.at_random(1000, 1)

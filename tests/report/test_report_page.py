@@ -75,6 +75,7 @@ def curves(updates: int, **values: Any) -> list[dict[str, Any]]:
     return [*train, *(validation_record(update) for update in range(100, updates + 1, 100))]
 
 
+@pytest.mark.slow
 def test_names_and_settings_are_text_wherever_they_stand(tmp_path: Path) -> None:
     experiment = tiny_experiment(tmp_path)
     banned = experiment.decoding.model_copy(update={"banned": ["</pre><script>alert(1)</script>", "`{{ 7 * 7 }}`"]})
@@ -90,6 +91,7 @@ def test_names_and_settings_are_text_wherever_they_stand(tmp_path: Path) -> None
     assert text.count(AS_TEXT) > 20  # legend, cards, tables, figures, settings
 
 
+@pytest.mark.slow
 def test_hostile_sentences_are_text_in_every_translation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = read_runs([write_run(tmp_path / name, curves(200)) for name in ("a", "b")])
     bad = "<script>alert(1)</script> <b onclick=x>"
@@ -130,6 +132,7 @@ def test_runs_that_failed_say_what_is_missing_and_how_to_get_it(tmp_path: Path, 
         assert way in told[what]
 
 
+@pytest.mark.slow
 def test_without_a_store_the_page_is_sound_and_says_so(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", curves(200))])
     content = gather(runs, lambda: translations.dev_sentences(runs, 5))
@@ -140,6 +143,7 @@ def test_without_a_store_the_page_is_sound_and_says_so(tmp_path: Path) -> None:
     assert "no store" in told["loss that word frequencies alone give"]
 
 
+@pytest.mark.slow
 def test_numbers_that_are_not_finite_and_a_depth_that_grew(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [*curves(100), train_record(110, nll=math.nan, loss=math.inf)])
     shallow = {"gradient_norm": {"encoder": [1.0], "decoder": [1.0, None]}, "nll": None}
@@ -171,6 +175,7 @@ def test_eight_deep_runs_of_many_updates_stay_under_the_limit(tmp_path: Path) ->
     assert 'download="similarity-map.csv.gz"' in text
 
 
+@pytest.mark.slow
 def test_tables_that_find_no_room_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = content_of(write_run(tmp_path / "a", curves(200)))
     tables = {figure.key: len(numbers(figure)) for figure in content.figures}

@@ -37,6 +37,7 @@ def test_numbers_that_are_not_finite_are_kept(tmp_path: Path) -> None:
     assert run.train[1]["loss"] == math.inf
 
 
+@pytest.mark.slow
 def test_only_the_last_line_may_be_cut_off(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", [train_record(1), train_record(2)])
     whole = (folder / "metrics.jsonl").read_bytes()

@@ -40,6 +40,7 @@ def test_dev_sentences_are_spread_over_the_set(trained: Path, tiny_folder: Path)
     assert list(dev_sentences([run], 99).sources) == sources
 
 
+@pytest.mark.slow
 def test_translations_are_those_of_the_best_model_and_kept(trained: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(trained, tmp_path / "run", symlinks=True)
     run = read_run(folder)

@@ -34,7 +34,7 @@ from ziggurat.serving.access import new_key
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.detection import Detector
 from ziggurat.serving.pool import ModelPool, ModelSource
-from ziggurat.serving.queue import Job, SearchOptions
+from ziggurat.serving.queue import QueuedLine, SearchOptions
 from ziggurat.serving.server import app_of
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -175,6 +175,7 @@ def test_rates_count_requests(serve: Serve) -> None:
     assert 1 <= int(answers[2].headers["retry-after"]) <= 60
 
 
+@pytest.mark.slow
 def test_a_key_can_be_revoked(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "keys"
     old = new_key(path, "old")
@@ -190,6 +191,7 @@ def test_a_key_can_be_revoked(serve: Serve, tmp_path: Path) -> None:
     assert client.post("/translate", json={**asked, "api_key": new}).status_code == 200
 
 
+@pytest.mark.slow
 def test_long_texts_do_not_stop_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     began = threading.Event()
 
@@ -307,6 +309,7 @@ def merged_model() -> Any:
     return ModelConfig.model_validate(merged(SMALL, {}))
 
 
+@pytest.mark.slow
 def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Path]) -> None:
     """Twenty requests are under way when it is told to end."""
     program = """
@@ -336,6 +339,7 @@ main()
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_what_is_not_done_in_time_is_refused_at_the_end(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     """Searches that never end, documents of such sentences or that take long to read, a body that stops coming."""
     program = """
@@ -387,6 +391,7 @@ main()
     assert [path.name for path in tmp_path.iterdir()] == ["serve.yaml"]
 
 
+@pytest.mark.slow
 def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -417,7 +422,7 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
     for _ in range(3):
         before = len(done)
         for model in pool.models.values():
-            line = Job(LINES[0], "c", SearchOptions(), time.monotonic() + 60, done.append)
+            line = QueuedLine(LINES[0], "c", SearchOptions(), time.monotonic() + 60, done.append)
             model.engine.queue.put([line])
         until(lambda before=before: len(done) == before + 3)
     assert pool.close(30)

@@ -62,6 +62,7 @@ def test_glossaries(serve: Serve, tmp_path: Path) -> None:
     assert {"source_lang": "en", "target_lang": "de"} in pairs
 
 
+@pytest.mark.slow
 def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported) -> None:
     client = serve()
     text, target = SENTENCES[0], "Haus"
@@ -150,6 +151,7 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         Glossaries(tmp_path / "g.json")
 
 
+@pytest.mark.slow
 def test_documents(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     client = serve()
     answer = client.post("/v2/document", files={"file": ("a.txt", SENTENCES[0].encode())}, data=EN_DE).json()
@@ -201,6 +203,7 @@ def test_xml_is_cut_where_its_structure_says() -> None:
     assert asked("") == ([], "")
 
 
+@pytest.mark.slow
 def test_sentences_are_split_as_asked(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     client, translator = serve(), load_translator(folders["en", "de"])
     one, two = SENTENCES[0], SENTENCES[1]

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
@@ -29,6 +30,7 @@ def routes(client: TestClient) -> list[Route]:
     return [route for route in client.app.routes if isinstance(route, Route)]
 
 
+@pytest.mark.slow
 def test_it_is_openapi_and_has_every_path(serve: Serve) -> None:
     client = serve()
     spec = client.get("/spec").json()
@@ -130,6 +132,7 @@ def until(done: Any) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_answers_are_what_it_says(serve: Serve) -> None:
     client = serve()
     spec = client.get("/spec").json()

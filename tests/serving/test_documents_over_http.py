@@ -325,6 +325,7 @@ def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
     assert used("b") == 20 * size + len("Ein Hund")
 
 
+@pytest.mark.slow
 def test_results_expire(serve: Serve, tmp_path: Path) -> None:
     client = serve(documents={"keep_seconds": 0.5, "folder": str(tmp_path)})
     name = client.post("/v1/documents", files={"file": ("f.txt", b"17")}, data=DE_EN).json()["id"]

@@ -18,7 +18,7 @@ from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError
 from ziggurat.serving import engine as engine_module
 from ziggurat.serving.engine import Engine, ModelFailed, Opened
-from ziggurat.serving.queue import FairQueue, Job, Late, SearchOptions
+from ziggurat.serving.queue import FairQueue, Late, QueuedLine, SearchOptions
 
 LINES = [line for line in SENTENCES if line]
 
@@ -44,7 +44,7 @@ class Asker:
         self.all = threading.Condition()
         self.asked = 0
 
-    def ask(self, text: str, client: str = "c", seconds: float = 60.0, **more: Any) -> Job:
+    def ask(self, text: str, client: str = "c", seconds: float = 60.0, **more: Any) -> QueuedLine:
         number, self.asked = self.asked, self.asked + 1
 
         def done(result: Translation | Exception) -> None:
@@ -53,9 +53,11 @@ class Asker:
                 self.results[number] = result
                 self.all.notify_all()
 
-        job = Job(text, client, more.pop("options", SearchOptions()), time.monotonic() + seconds, done, **more)
-        self.engine.queue.put([job])
-        return job
+        queued = QueuedLine(
+            text, client, more.pop("options", SearchOptions()), time.monotonic() + seconds, done, **more
+        )
+        self.engine.queue.put([queued])
+        return queued
 
     def wait(self, count: int | None = None) -> list[Translation | Exception]:
         wanted = self.asked if count is None else count
@@ -120,8 +122,8 @@ def test_what_is_cancelled_or_late_gets_nothing(make: Make, monkeypatch: pytest.
     gate = threading.Event()
     asker = make(lambda: (gate.wait(30), Opened(asker.translator, 1))[1])  # type: ignore[attr-defined]
     asker.translator = make().engine._opening().translator  # type: ignore[attr-defined]
-    jobs = [asker.ask(line, seconds=0.05 if n == 1 else 60) for n, line in enumerate(LINES[:4])]
-    jobs[2].cancel()
+    asked = [asker.ask(line, seconds=0.05 if n == 1 else 60) for n, line in enumerate(LINES[:4])]
+    asked[2].cancel()
     time.sleep(0.1)
     gate.set()
     results = asker.wait(3)

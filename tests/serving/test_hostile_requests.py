@@ -39,6 +39,7 @@ def ask(server: Server, kind: str, seed: int, right: str) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(10_000, marks=pytest.mark.slow, id="ten thousand")])
 def test_hostile_requests(count: int, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     right = load_translator(folders["en", "de"]).translate([GOOD["q"]])[0].text

@@ -15,8 +15,11 @@ from tests.vocabulary import SENTENCES
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.errors import ConfigError
 from ziggurat.serving.access import new_key
+from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.pool import ModelSource
+from ziggurat.serving.server import app_of
 
 LINES = list(SENTENCES)
 DE_EN = {"source": "de", "target": "en"}
@@ -211,6 +214,23 @@ def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypat
     assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(best))
 
 
+@pytest.mark.parametrize(
+    ("decoding", "served", "said"),
+    [
+        ({"beam_sise": 9}, False, "unknown key `decoding.beam_sise`; did you mean `decoding.beam_size`"),
+        ({"beam_size": 99_999}, False, "decoding.beam_size"),
+        ({"search": "sample"}, True, "decoding.search: sample"),
+    ],
+)
+def test_settings_that_a_model_cannot_have_are_refused_before_the_port_is_open(
+    folders: dict[tuple[str, str], Path], exported: Exported, decoding: dict[str, Any], served: bool, said: str
+) -> None:
+    path = exported("de", "en") if served else folders["de", "en"]
+    config = ServeConfig.model_validate({"models": [{"path": str(path), "decoding": decoding}]})
+    with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: .*{re.escape(said)}"):
+        app_of(config, lambda text: None)
+
+
 def test_a_text_in_the_target_language_comes_back(serve: Serve) -> None:
     client, said = serve(), "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
     answer = client.post("/translate", json={"q": said, "source": "auto", "target": "de"}).json()
@@ -240,6 +260,7 @@ def test_nobody_waits_beyond_the_deadline(serve: Serve, monkeypatch: pytest.Monk
     assert (answer.status_code, answer.json()) == (504, {"error": "the deadline passed"})
 
 
+@pytest.mark.slow
 def test_every_request_gets_its_own_answer(serve: Serve, german: Translator) -> None:
     client = serve()
     wanted = [f"The dog number {n} runs" for n in range(40)]

@@ -94,6 +94,7 @@ def test_a_document_that_fails_by_a_fault_is_told_of_with_the_name_of_its_reques
     assert said == [f"request {answer.headers['x-request-id']}: a document failed: ZeroDivisionError: division by zero"]
 
 
+@pytest.mark.slow
 def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: Start, tmp_path: Path) -> None:
     client, _ = start()
     own, other = {"Origin": "http://testserver"}, {"Origin": "https://elsewhere.example"}

@@ -154,7 +154,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     theirs = [python, str(PEER), "--port", str(ports[0]), *limits]
     ours = [sys.executable, "-m", "ziggurat", "serve", "--config", str(config)]
     first, second = (f"http://127.0.0.1:{port}" for port in ports)
-    with running(theirs, first, 180, ARGOS_FILES=str(package)), running(ours, second):
+    with running(theirs, first, 900, ARGOS_FILES=str(package)), running(ours, second):
         yield first, second
 
 

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.serving.queue import FairQueue, Job, Late, QueueFull, SearchOptions
+from ziggurat.serving.queue import FairQueue, Late, QueuedLine, QueueFull, SearchOptions
 
 PLAIN = SearchOptions()
 
 
-def job(text: str = "a", client: str = "c", done: Callable[[Any], Any] = lambda result: None, **more: Any) -> Job:
-    return Job(text, client, more.pop("options", PLAIN), more.pop("deadline", time.monotonic() + 60), done, **more)
+def queued(
+    text: str = "a", client: str = "c", done: Callable[[Any], Any] = lambda result: None, **more: Any
+) -> QueuedLine:
+    return QueuedLine(
+        text, client, more.pop("options", PLAIN), more.pop("deadline", time.monotonic() + 60), done, **more
+    )
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 5)), max_size=8))
@@ -26,8 +30,8 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
     for number, (client, count) in enumerate(requests):
         texts = [f"{number}.{n}" for n in range(count)]
         expected.setdefault(client, []).extend(texts)
-        queue.put([job(text, client) for text in texts])
-    taken: list[Job] = []
+        queue.put([queued(text, client) for text in texts])
+    taken: list[QueuedLine] = []
     while (first := queue.first()) is not None:
         one = queue.take(PLAIN)
         assert one is first
@@ -45,22 +49,22 @@ def test_clients_take_turns(requests: list[tuple[str, int]]) -> None:
 
 def test_a_request_is_taken_whole_or_not_at_all() -> None:
     queue = FairQueue(5, most_of_client=3)
-    queue.put([job() for _ in range(3)])
+    queue.put([queued() for _ in range(3)])
     with pytest.raises(QueueFull) as full:
-        queue.put([job()])
+        queue.put([queued()])
     assert full.value.seconds >= 1
-    queue.put([job(client="d"), job(client="d")])
+    queue.put([queued(client="d"), queued(client="d")])
     with pytest.raises(QueueFull):
-        queue.put([job(client="e")])
+        queue.put([queued(client="e")])
     assert len(queue) == 5
     alone = FairQueue(2)
-    alone.put([job() for _ in range(9)])  # longer than the queue, but nobody else waits
+    alone.put([queued() for _ in range(9)])  # longer than the queue, but nobody else waits
     assert len(alone) == 9
 
 
 def test_the_wait_is_estimated_from_what_was_done_lately() -> None:
     queue = FairQueue(100)
-    queue.put([job() for _ in range(40)])
+    queue.put([queued() for _ in range(40)])
     assert queue.wait() == 1
     queue.measured(1, 0.5)
     queue.measured(3, 0.5)  # four lines a second
@@ -69,21 +73,21 @@ def test_the_wait_is_estimated_from_what_was_done_lately() -> None:
 
 def test_nobody_waits_for_what_is_late_or_cancelled() -> None:
     queue, told = FairQueue(10), list[Any]()
-    jobs = [job(str(n), done=told.append, deadline=time.monotonic() + (60 if n else -1)) for n in range(3)]
-    queue.put(jobs)
-    jobs[1].cancel()
+    lines = [queued(str(n), done=told.append, deadline=time.monotonic() + (60 if n else -1)) for n in range(3)]
+    queue.put(lines)
+    lines[1].cancel()
     taken = queue.take(PLAIN)
-    assert taken is jobs[2]
+    assert taken is lines[2]
     assert [type(result) for result in told] == [Late]
-    jobs[1].finish(Late(""))
+    lines[1].finish(Late(""))
     assert len(told) == 1
     assert (queue.first(), queue.take(PLAIN), len(queue)) == (None, None, 0)
 
 
 def test_lines_with_other_options_stay() -> None:
     queue, other = FairQueue(10), SearchOptions(n_best=3)
-    queue.put([job("1", options=other), job("2")])
-    queue.put([job("3", "d")])
+    queue.put([queued("1", options=other), queued("2")])
+    queue.put([queued("3", "d")])
     assert queue.oldest(other_than=other) is not None
     taken = queue.take(PLAIN)
     assert taken is not None
@@ -97,7 +101,7 @@ def test_lines_with_other_options_stay() -> None:
 
 def test_all_fail_at_once() -> None:
     queue, told = FairQueue(10), list[Any]()
-    queue.put([job(client=client, done=told.append) for client in "abc"])
+    queue.put([queued(client=client, done=told.append) for client in "abc"])
     why = Late("over")
     queue.clear(why)
     assert told == [why] * 3

@@ -126,6 +126,7 @@ def test_the_limit_of_heads_is_the_same_however_packets_fall(parts: int, server:
     assert answers(padded(HEAD) + padded(HEAD + 1, CLOSE)) == [200, 431]  # also where it waits for its turn
 
 
+@pytest.mark.slow
 def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
     """More answers than the system's buffers take, to a client that reads none of them for a while."""
     asked = head(method="GET", path="/page.js")
@@ -146,11 +147,13 @@ def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_expecting_a_word_before_the_body_gets_it(server: Server) -> None:
     said = server.exchange(head(JSON, LENGTH, CLOSE, "Expect: 100-continue"), ASKED, pause=0.3)
     assert statuses(said) == [100, 200]
 
 
+@pytest.mark.slow
 def test_who_takes_too_long_is_told(server: Server) -> None:
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as idle:
@@ -175,6 +178,7 @@ def test_who_takes_too_long_is_told(server: Server) -> None:
         assert b" 408 " in slow.recv(65536)[:20]
 
 
+@pytest.mark.slow
 def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
     """More connections than the server takes at a time; once their time is over, others are answered again."""
     waiting = []
@@ -189,6 +193,7 @@ def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
             connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_bytes_that_were_changed(count: int, server: Server) -> None:
     """Good requests with bytes changed, left out, doubled or put elsewhere: an answer, or the end of the connection."""

@@ -105,6 +105,7 @@ def test_the_loss_is_per_token_of_the_terms() -> None:
     assert loss(said("a", -20.0), two, ["black"]) == 0.0  # the free search missed it
 
 
+@pytest.mark.slow
 def test_over_http(serve: Serve, folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
     translator = load_translator(folders["de", "en"])

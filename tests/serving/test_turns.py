@@ -15,7 +15,7 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator
 from ziggurat.serving.batches import WholeBatch
 from ziggurat.serving.engine import SLOTS, Engine, Opened
-from ziggurat.serving.queue import FairQueue, Job, Late, SearchOptions, Turns
+from ziggurat.serving.queue import FairQueue, Late, QueuedLine, SearchOptions, Turns
 
 
 def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
@@ -70,17 +70,17 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
     gate, order, done = threading.Event(), list[str](), threading.Event()
     engine = Engine("m", lambda: (gate.wait(30), Opened(copying, 1))[1], lambda: 1, FairQueue(1000))
 
-    def job(client: str) -> Job:
+    def queued(client: str) -> QueuedLine:
         def finish(result: Translation | Exception) -> None:
             assert isinstance(result, Translation)
             order.append(client)
             if len(order) == 403:
                 done.set()
 
-        return Job(SENTENCES[0], client, SearchOptions(), time.monotonic() + 120, finish)
+        return QueuedLine(SENTENCES[0], client, SearchOptions(), time.monotonic() + 120, finish)
 
-    engine.queue.put([job("long") for _ in range(400)])
-    engine.queue.put([job("short") for _ in range(3)])
+    engine.queue.put([queued("long") for _ in range(400)])
+    engine.queue.put([queued("short") for _ in range(3)])
     gate.set()
     assert done.wait(60)
     assert max(place for place, client in enumerate(order) if client == "short") < SLOTS[-1]
@@ -88,21 +88,21 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
 
 
 def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Translator) -> None:
-    def job(deadline: float = 60.0) -> Job:
-        return Job(SENTENCES[0], "c", SearchOptions(), time.monotonic() + deadline, results.append)
+    def queued(deadline: float = 60.0) -> QueuedLine:
+        return QueuedLine(SENTENCES[0], "c", SearchOptions(), time.monotonic() + deadline, results.append)
 
     results: list[Translation | Exception] = []
-    queue, jobs = FairQueue(4), [job() for _ in range(4)]
-    queue.put(jobs)
-    queue.remove(jobs[1:3])
+    queue, lines = FairQueue(4), [queued() for _ in range(4)]
+    queue.put(lines)
+    queue.remove(lines[1:3])
     assert len(queue) == 2
-    queue.put([job(), job(-1.0)])
+    queue.put([queued(), queued(-1.0)])
     queue.check("other", 1)  # the late one gives its place up
     assert len(queue) == 3
     assert [type(result) for result in results] == [Late]
     batch = WholeBatch(copying, SearchOptions(), 8)
-    batch.add(jobs[0])
-    batch.add(jobs[3])
+    batch.add(lines[0])
+    batch.add(lines[3])
     batch.cancel([0])
     assert list(batch.step()) == [1]
 
@@ -112,12 +112,12 @@ def test_a_constrained_search_is_bounded_and_ends_when_nobody_waits(copying: Tra
     assert WholeBatch(copying, options, 64).slots == 8
     results: list[Translation | Exception] = []
     batch = WholeBatch(copying, options, 64)
-    late = Job(SENTENCES[0], "c", options, time.monotonic() - 1, results.append, ("dog",))
+    late = QueuedLine(SENTENCES[0], "c", options, time.monotonic() - 1, results.append, ("dog",))
     batch.add(late)
     began = time.monotonic()
     assert batch.step() == {}
     assert time.monotonic() - began < 5
     assert [type(result) for result in results] == [Late]
-    assert batch.jobs == {}
-    batch.add(Job(SENTENCES[0], "c", options, time.monotonic() + 60, results.append, ("dog",)))
+    assert batch.lines == {}
+    batch.add(QueuedLine(SENTENCES[0], "c", options, time.monotonic() + 60, results.append, ("dog",)))
     assert list(batch.step()) == [1]

@@ -175,6 +175,7 @@ def test_messages_are_readable_by_their_declaration(
 LETTERS = st.text(st.characters(codec="latin-1", exclude_characters="<>&\r\n\x00"), max_size=20)
 
 
+@pytest.mark.slow
 @given(LETTERS, LETTERS, st.sampled_from(["iso-8859-1", "windows-1252"]))
 @settings(max_examples=80, deadline=None)
 def test_any_bytes_of_a_declared_charset_come_back(one: str, other: str, label: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.text.fakes import identity, permuting
+from tests.text.fakes import identity, permuting, steps
 from tests.text.files import BODY, FILES, docx, members, packed
 from ziggurat.errors import DataError
 from ziggurat.text.documents.kinds import Limits, Settings, document
@@ -265,8 +265,15 @@ def test_damaged_bytes_give_a_document_or_an_error(name: str) -> None:
     "unit", ["[", "](", "*", "**a", "`", "``a", "![", "<b>", "|", "> ", "- ", "\\", '"', "{\\", "$$", "\n"]
 )
 @pytest.mark.slow
-def test_time_is_linear(name: str, unit: str) -> None:
-    content = (unit * 5000).encode()
+def test_steps_are_linear(name: str, unit: str) -> None:
+    once, four_times = (filled(name, unit * count) for count in (1000, 4000))
+    assert len(read(name, four_times)) >= len(four_times)
+    assert steps(lambda: read(name, four_times)) < 5 * steps(lambda: read(name, once)) + 10_000
+
+
+def filled(name: str, text: str) -> bytes:
+    """A file with this text."""
+    content = text.encode()
     if name == "a.json":
         content = json.dumps([content.decode()]).encode()
     if name == "a.po":
@@ -275,9 +282,10 @@ def test_time_is_linear(name: str, unit: str) -> None:
         )
     if name == "a.srt":
         content = b"1\n00:00:01,000 --> 00:00:02,000\n" + content
-    assert len(read(name, content)) >= len(content)
+    return content
 
 
+@pytest.mark.slow
 def test_a_word_file_of_ten_thousand_paragraphs_is_read() -> None:
     content = docx(BODY * 300)
     assert members(read("a.docx", content)) == members(content)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.report.browser import opened
-from tests.text.fakes import Translate, identity, permuting, swapped, upper
+from tests.text.fakes import Translate, identity, permuting, steps, swapped, upper
 from ziggurat.text.markup import HTML, HTML_ATTRIBUTES, Rules, html, xml
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
@@ -78,6 +78,7 @@ def trees(draw: st.DrawFn, depth: int = 3) -> str:
     return "".join(parts)
 
 
+@pytest.mark.slow
 @given(trees(), st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_tags_are_the_same_and_nest_and_the_text_is_the_plain_translation(tree: str, seed: int) -> None:
@@ -318,6 +319,7 @@ UPPER_IN_BROWSER = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_chromium_ends_elements_in_the_same_places() -> None:
     rng = random.Random(1)
     tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]
@@ -412,9 +414,11 @@ def test_attributes_are_translated_where_asked_for() -> None:
         *("<br>x", "&amp;", "<p>", "<li>x", "<td><table>", "<b><hr>", "<p><table><b><hr>"),
     ],
 )
-def test_time_and_depth_are_bounded(unit: str) -> None:
-    text = unit * 5_000
-    assert len(translated(text, identity, ONE_SENTENCE).value) >= len(text) - 1
+def test_steps_and_depth_are_bounded(unit: str) -> None:
+    once, four_times = unit * 1_000, unit * 4_000
+    assert len(translated(four_times, identity, ONE_SENTENCE).value) >= len(four_times) - 1
+    few, many = (steps(lambda text=text: translated(text, upper, ONE_SENTENCE)) for text in (once, four_times))  # type: ignore[misc]
+    assert many < 8 * few + 10_000  # by the square it were sixteen times as many
 
 
 def test_too_deep_or_too_many_tags_divide_a_paragraph() -> None:

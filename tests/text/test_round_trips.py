@@ -174,6 +174,7 @@ def wrapped(name: str, text: str) -> bytes:
     return frame.format(unit(escape(text), escape(text), new=True)).encode()
 
 
+@pytest.mark.slow
 def test_hostile_files_come_back_or_are_refused(shared_data: Path) -> None:
     paths = sorted(path for path in (shared_data / "hostile").iterdir() if path.suffix in (".de", ".en", ".tsv"))
     assert len(paths) > 40

@@ -130,6 +130,7 @@ def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.
     assert list((files[1].parent / "files/media/images").rglob("*.png"))
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.tracking.trackers import Wandb
@@ -142,6 +143,7 @@ def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.Mo
         Wandb(tmp_path, WandbConfig(mode="online"), {})
 
 
+@pytest.mark.slow
 @needs_mlflow
 def test_mlflow_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient

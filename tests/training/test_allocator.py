@@ -28,6 +28,7 @@ print((before - resident()) / size)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
 @pytest.mark.parametrize(("setting", "share"), [("keep_freed_memory", 0.0), ("give_back_freed_memory", 1.0)])
 def test_a_large_freed_block_stays_or_leaves(setting: str, share: float) -> None:

@@ -138,6 +138,7 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
         assert torch.equal(a, b)
 
 
+@pytest.mark.slow
 def test_statistics_and_decisions_survive_a_resume(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def poisoned(case: str, configuration: Experiment, patch: pytest.MonkeyPatch) ->
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in ("growth", "roll-back"))) for c in CASES]
 )
@@ -150,6 +151,7 @@ def stop_again_and_again(run: Path, configuration: Experiment, *numbers: int) ->
     assert train(run, configuration, resume=True, console=QUIET).signal is None
 
 
+@pytest.mark.slow
 def test_records_after_signals(tiny_folder: Path, tmp_path: Path) -> None:
     """What a stop recorded of an open window is taken back: twice in one window, before a validation, at the end."""
     configuration = experiment(tiny_folder)
@@ -160,6 +162,7 @@ def test_records_after_signals(tiny_folder: Path, tmp_path: Path) -> None:
     assert (last["update"], last["partial"]) == (UPDATES, True)
 
 
+@pytest.mark.slow
 def test_records_of_a_run_whose_end_a_resumed_validation_finds(tiny_folder: Path, tmp_path: Path) -> None:
     """The signal comes in the update before that validation, which ends the training; then nothing is left to do."""
     stuck = experiment(
@@ -176,6 +179,7 @@ def test_records_of_a_run_whose_end_a_resumed_validation_finds(tiny_folder: Path
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before, "a run that is over keeps its records"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version_has_no_sums(tiny_folder: Path, tmp_path: Path) -> None:
     """It opens, and the record that lacks what came before says that it is partial."""
     run = tmp_path / "run"
@@ -191,6 +195,7 @@ def test_a_checkpoint_of_an_earlier_version_has_no_sums(tiny_folder: Path, tmp_p
     assert found == [(5, False), (7, True), (10, True), (15, False), (20, False), (23, True)]
 
 
+@pytest.mark.slow
 def test_trackers_hear_of_no_record_that_will_be_taken_back(tiny_folder: Path, tmp_path: Path) -> None:
     told: list[tuple[int, bool]] = []
 
@@ -209,6 +214,7 @@ def test_trackers_hear_of_no_record_that_will_be_taken_back(tiny_folder: Path, t
     assert [update for update, train_record in told if train_record] == [5, 10, 15, 20, 23]
 
 
+@pytest.mark.slow
 def test_what_the_clock_asked_for_is_not_averaged(tiny_folder: Path, tmp_path: Path) -> None:
     """However slow the machine: the same checkpoints are kept for averages, and those of the clock come on top."""
     settings = {**SETTINGS["checkpoint"], "average_last": 2}

@@ -71,6 +71,7 @@ def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> P
     return run
 
 
+@pytest.mark.slow
 def test_each_stage_ends_as_it_says(experiment: Experiment, whole: Path) -> None:
     known = [read_progress(folder) for folder in checkpoint_folders(whole)]
     assert [p.stages_to_come for p in known] == sorted((p.stages_to_come for p in known), reverse=True)
@@ -95,6 +96,7 @@ def test_each_stage_ends_as_it_says(experiment: Experiment, whole: Path) -> None
             assert (misses == 2) == (record["update"] == ended)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
     """Stopped within each stage and resumed."""
     run = tmp_path / "run"

@@ -165,6 +165,7 @@ def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     assert " r " not in said.getvalue()
 
 
+@pytest.mark.slow
 def test_a_whole_run_measures_warns_and_draws(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

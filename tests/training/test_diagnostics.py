@@ -66,6 +66,7 @@ def test_training_is_the_same_bit_for_bit_and_leaves_records(tiny_folder: Path, 
     assert records[-1].values["nll"] < records[0].values["nll"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "choices",
     [
@@ -92,6 +93,7 @@ def test_training_stays_the_same_under(choices: dict[str, Any], tiny_folder: Pat
     assert all(math.isfinite(v) for r in records for v in r.values["gradient_norm"]["encoder"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_with_the_records_of_a_whole_one(tiny_folder: Path, tmp_path: Path) -> None:
     checkpoints = {"every_updates": 4}
     whole = tiny_experiment(tiny_folder, diagnostics=EVERY, checkpoint=checkpoints)
@@ -193,6 +195,7 @@ def train_here(run: str, document: str) -> None:
     train(Path(run), Experiment.model_validate_json(document), console=QUIET)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_several_processes_leave_the_records_of_one(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     def experiment(watching: dict[str, Any]) -> Experiment:
@@ -219,6 +222,7 @@ def test_several_processes_leave_the_records_of_one(kind: str, tiny_folder: Path
                 assert theirs.values[name]["encoder"] == pytest.approx(mine.values[name]["encoder"], rel=2e-2)
 
 
+@pytest.mark.slow
 def test_compiled_layers_are_seen_and_compile_nothing_more(tiny_folder: Path) -> None:
     experiment = tiny_experiment(tiny_folder)
     store = Store.open(experiment.data.store)

@@ -106,6 +106,7 @@ def test_temperature_evens_out_the_directions(recipe: Experiment) -> None:
         assert np.bincount(table.corpora[chosen]) / len(chosen) == pytest.approx(shares, abs=2 / len(chosen))
 
 
+@pytest.mark.slow
 def test_each_direction_has_scores_of_its_own_and_unseen_ones_decide_nothing(run: Path, recipe: Experiment) -> None:
     store = Store.open(recipe.data.store)
     directions = directions_of(store)
@@ -139,6 +140,7 @@ def test_scores_are_of_the_direction_s_own_lines(recipe: Experiment) -> None:
     assert found[2] == pytest.approx(BLEU().corpus_score(outputs[8:12], [validator.references[8:12]]).score)
 
 
+@pytest.mark.slow
 def test_each_direction_keeps_its_best_checkpoint(run: Path, recipe: Experiment, tmp_path: Path) -> None:
     kept = {f"step-{r['update']:08d}": r for r in records(run, "validation")}
     progress = read_progress(checkpoint_folders(run)[-1])
@@ -171,6 +173,7 @@ def _stop(updates: int) -> Any:
     return StopConfig(updates=updates)
 
 
+@pytest.mark.slow
 def test_a_zero_shot_pair_is_translated_and_evaluated_by_its_tag(run: Path, recipe: Experiment, ziggurat: Any) -> None:
     folder = Path(recipe.data.store).parent / "data" / "multi30k-de-fr"
     given = ["--source", folder / "val.de.gz", "--reference", folder / "val.fr.gz", "--language", "fr", "--json"]

@@ -142,6 +142,7 @@ def test_a_healthy_rnmt_shows_no_fault() -> None:
     assert fault(build_model(small_config(2, 2, **RNMT), 20, 20)).startswith("run again, every state and gradient")
 
 
+@pytest.mark.slow
 def test_inner_modules_of_compiled_layers_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layers are marked, nothing is compiled: the second run goes without the compiler."""
     model = small()

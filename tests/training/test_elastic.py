@@ -122,6 +122,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
     return records(run) if (run / "metrics.jsonl").exists() else []
 
 
+@pytest.mark.slow
 def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -109,6 +109,7 @@ def test_a_trial_takes_the_room_that_an_update_takes(
     assert gradients == ([False] * len(batches) if accumulate == 1 else [False] + [True] * (2 * len(batches) - 1))
 
 
+@pytest.mark.slow
 def test_a_trial_changes_nothing_in_training(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def only_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(fitting, "try_batches", judge)
 
 
+@pytest.mark.slow
 def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def _forks_have_one_thread() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize(
     "replacing", [pytest.param(False, id="new", marks=pytest.mark.slow), pytest.param(True, id="replacing")]
@@ -121,6 +122,7 @@ def test_average(run: Path, tmp_path: Path, replacing: bool, every: int) -> None
     assert killed_everywhere(average, tmp_path / "trial", begin, opens, every) >= 40 / every
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", EVERY)
 def test_grow(run: Path, tmp_path: Path, every: int) -> None:
     def grow(folder: Path) -> None:

@@ -63,6 +63,7 @@ def rates(run: Path) -> list[float]:
     return [r["learning_rate"] for r in records(run, "train")]
 
 
+@pytest.mark.slow
 def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, growing(tiny_folder, checkpoint={"every_updates": 2, "keep_last": 9, "average_last": 2}))
@@ -79,6 +80,7 @@ def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path,
     assert averaged.experiment.model.encoder.layers == 4
 
 
+@pytest.mark.slow
 def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(run, growing(tiny_folder, BOTH))
@@ -94,6 +96,7 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
     assert "the model grows, the encoder from 1 to 4 layers:" in said
 
 
+@pytest.mark.slow
 def test_stages_that_are_not_to_be_kept_leave_nothing(tiny_folder: Path, tmp_path: Path) -> None:
     growth = {"stages": [{"layers": 2, "updates": 1}]}
     for keep in (False, True):
@@ -117,6 +120,7 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
     assert not (tmp_path / "run" / "stages").exists()
 
 
+@pytest.mark.slow
 def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     experiment = growing(tiny_folder)
@@ -126,6 +130,7 @@ def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None
     assert [f.name for f in regular_checkpoints(run, experiment.training)] == ["step-00000008", "step-00000009"]
 
 
+@pytest.mark.slow
 def test_the_rate_restarts_at_its_peak_and_never_exceeds_it(tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2, "initial": 0.0}
     run = tmp_path / "run"
@@ -150,6 +155,7 @@ def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
 
 
+@pytest.mark.slow
 def test_without_restart_the_rate_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2}
     run = tmp_path / "run"
@@ -159,6 +165,7 @@ def test_without_restart_the_rate_goes_on(tiny_folder: Path, tmp_path: Path) -> 
     assert rates(run) == pytest.approx([learning_rate(config, t, d_model=16) for t in range(1, 10)])
 
 
+@pytest.mark.slow
 def test_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_path: Path) -> None:
     for moments in ("reset", "copy"):
         run = tmp_path / moments
@@ -236,6 +243,7 @@ def test_moments_begin_anew_where_they_are_not_copied() -> None:
     assert not ours.state()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "growth"),
     [(3, STAGES), (5, BOTH), *(pytest.param(update, BOTH, marks=pytest.mark.slow) for update in (2, 3, 6, 7))],
@@ -304,6 +312,7 @@ def test_growth_that_cannot_happen_is_refused_with_the_configuration(
         Experiment.model_validate(content)
 
 
+@pytest.mark.slow
 def test_a_run_too_short_for_its_stages_says_so(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", growing(tiny_folder, stop={"updates": 3}))
     said = (tmp_path / "run" / "log.txt").read_text("utf-8")
@@ -328,6 +337,7 @@ def test_every_schedule_restarts_at_its_highest_rate(schedule: dict[str, Any], h
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=512) == pytest.approx(highest)
 
 
+@pytest.mark.slow
 def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "linear", "peak": 1e-3, "warmup_updates": 2, "floor": 0.0}
     run = tmp_path / "run"
@@ -335,6 +345,7 @@ def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: 
     assert rates(run)[-1] == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["g_top", "random"])
 def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
     """Omega follows from the variance below it; copied with a lower layer it would be too small."""

@@ -298,6 +298,7 @@ def by_pairs(model: Seq2Seq, store: Store) -> float:
     return total / count
 
 
+@pytest.mark.slow
 def test_validation_reports_it(guided: Experiment, tmp_path: Path) -> None:
     train(tmp_path / "run", guided, console=QUIET)
     (found,) = [record["alignment_loss"] for record in records(tmp_path / "run", "validation")]
@@ -316,6 +317,7 @@ def test_a_store_without_alignments_is_refused(tiny_folder: Path, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_without_guidance_ignores_alignments(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()

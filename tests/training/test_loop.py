@@ -35,6 +35,7 @@ def go(folder: Path, run: Path, **training: object) -> TrainingResult:
     return train(run, tiny_experiment(folder, **training), console=QUIET)
 
 
+@pytest.mark.slow
 def test_a_run_holds_its_files_and_the_checkpoints_it_keeps(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = go(
@@ -77,6 +78,7 @@ def test_a_run_holds_its_files_and_the_checkpoints_it_keeps(tiny_folder: Path, t
         open_model(run, which="2")
 
 
+@pytest.mark.slow
 def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     go(tiny_folder, run, stop={"updates": 3}, checkpoint={"every_updates": 1, "keep_last": 3})
@@ -94,6 +96,7 @@ def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
         average_run(run, last=4)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_an_interruption_do_not_count(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +155,7 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
     assert [f.name for f in checkpoint_folders(tmp_path / "run")] == [f"step-{n:08d}" for n in (best, 3)]
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -213,6 +217,7 @@ def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None
     assert result.best_update in (2, 3)
 
 
+@pytest.mark.slow
 def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With validations between records, a signal, and an end that no record is due at."""
     taken: dict[int, UpdateResult] = {}
@@ -253,6 +258,7 @@ def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.Mo
     assert window.tokens_per_second == pytest.approx(5.0)
 
 
+@pytest.mark.slow
 def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tmp_path: Path) -> None:
     """The store is what is trained on, so a configuration that names other files is no error."""
     experiment = tiny_experiment(tiny_folder, stop={"updates": 1})
@@ -321,6 +327,7 @@ def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: P
     assert "no better loss in 3 validations" in result.reason
 
 
+@pytest.mark.slow
 def test_epochs_end_a_run(tiny_folder: Path, tmp_path: Path) -> None:
     result = go(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2})
     assert "epochs" in result.reason
@@ -340,6 +347,7 @@ def test_divergence_stops_with_a_diagnosis(tiny_folder: Path, tmp_path: Path) ->
     assert "training.schedule.peak" in str(error.value)
 
 
+@pytest.mark.slow
 def test_validation_changes_nothing_in_training(tiny_folder: Path, tmp_path: Path) -> None:
     runs = []
     for number, every in enumerate((1, 1000)):

@@ -108,6 +108,7 @@ def test_averages_are_of_merged_weights(adapted: Path, tmp_path: Path) -> None:
         assert torch.equal(tensor, wanted.float()), name
 
 
+@pytest.mark.slow
 def test_interrupted_and_resumed_it_ends_with_the_same_bits(adapted: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """Also where the model that it began with is gone."""
     trained, run = tmp_path / "trained", tmp_path / "parts"
@@ -119,6 +120,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_bits(adapted: Path, tiny_
     same_records(adapted, run)
 
 
+@pytest.mark.slow
 def test_before_its_first_checkpoint_it_begins_again_with_its_own_copy(
     adapted: Path, tiny_folder: Path, tmp_path: Path
 ) -> None:

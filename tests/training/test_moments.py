@@ -101,6 +101,7 @@ def test_one_update_is_that_of_fp64_but_for_the_rounding_of_what_is_kept(kind: s
     assert torch.equal(parameter.grad, gradient)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_many_updates_stay_near_those_of_fp64_and_their_moments_are_right_on_average(kind: str) -> None:
     """40 updates of 64 values under 80 names, so that each is rounded in 80 ways."""
@@ -170,6 +171,7 @@ def test_kept_in_bf16_half_the_memory_and_nothing_large_is_made_on_the_way(monke
     assert max(sizes) <= 16 * 4
 
 
+@pytest.mark.slow
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for chunk in (2, 64, 1 << 18):
@@ -281,6 +283,7 @@ def test_muon_refuses() -> None:
         OptimiserConfig.model_validate({"kind": "muon", "moments": "bf16"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adam", pytest.param("radam", marks=pytest.mark.slow)])
 def test_a_run_resumed_gives_the_same_weights_and_may_change_what_it_recomputes(
     tiny_folder: Path, tmp_path: Path, kind: str

@@ -113,6 +113,7 @@ def test_processes_train_like_one_with_as_many_batches(
     assert len((run / "log.txt").read_text().splitlines()) == len((alone / "log.txt").read_text().splitlines())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("ddp", 3), pytest.param("fsdp", 2, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: int, data: Path, tmp_path: Path) -> None:
     """Sums of three depend on their order, so DDP's buckets must lie as they did. (DDP's two: test_parallel_faults.)"""

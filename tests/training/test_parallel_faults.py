@@ -120,6 +120,7 @@ def start(run: Path, experiment: Experiment, fault: str, resume: str = "") -> li
     return [(status, output.splitlines()[-1]) for status, output, _ in ended]
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = tmp_path / "run.yaml"
@@ -134,6 +135,7 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
         one.process.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_signal_to_one_process_during_a_validation_stops_both_and_costs_nothing(
     kind: str, data: Path, tmp_path: Path
@@ -148,6 +150,7 @@ def test_a_signal_to_one_process_during_a_validation_stops_both_and_costs_nothin
     assert {what for what in expected if found[what] != expected[what]} == set()
 
 
+@pytest.mark.slow
 def test_a_process_that_cannot_write_its_part_of_a_checkpoint_ends_both(data: Path, tmp_path: Path) -> None:
     for status, said in start(tmp_path / "run", tiny(data), "has_no_room_on_disk"):
         assert status == 3
@@ -157,6 +160,7 @@ def test_a_process_that_cannot_write_its_part_of_a_checkpoint_ends_both(data: Pa
     assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "counted"), [("runs_out_of_memory", "out_of_memory"), ("meets_nan", "skipped")])
 def test_an_update_that_fails_in_one_process_is_skipped_by_both(
     fault: str, counted: str, data: Path, tmp_path: Path
@@ -171,6 +175,7 @@ def test_an_update_that_fails_in_one_process_is_skipped_by_both(
     assert place[fault] in line
 
 
+@pytest.mark.slow
 def test_of_fsdp_s_processes_one_without_memory_ends_the_run(data: Path, tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text(dump(tiny(data, distributed={"kind": "fsdp"})), encoding="utf-8")
@@ -186,6 +191,7 @@ def in_two(run: str, document: str, resume: str) -> None:
     run_together("tests.training.runs", "train_part", 2, run, document, resume)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
@@ -200,6 +206,7 @@ def test_eight_updates_and_eight_more_are_sixteen_in_two_processes(case: Case, d
     assert_resumed_equals_whole(case, data, tmp_path, in_two)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_growing_in_two_processes_is_growing_in_one(kind: str, data: Path, tmp_path: Path) -> None:
     from tests.training.test_parallel import assert_alike

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from ziggurat.data.collate import Batch
 from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import whole
+from ziggurat.nn.quantised import quantise
 from ziggurat.training.memory import Shortage
 from ziggurat.training.parallel import Parallel, Replicated
 from ziggurat.training.processes import Processes, joined
@@ -63,10 +65,19 @@ def gradients(parallel: Parallel, mine: list[Batch]) -> dict[str, Tensor]:
     return {n: whole(p.grad) for n, p in parallel.model.named_parameters() if p.grad is not None}
 
 
-def compare(kind: str, processes: Processes, config: ModelConfig, recompute: RecomputeConfig | None = None) -> float:
+def compare(
+    kind: str,
+    processes: Processes,
+    config: ModelConfig,
+    recompute: RecomputeConfig | None = None,
+    change: Callable[[Seq2Seq], None] = lambda model: None,
+) -> float:
     """Return the largest difference between a gradient of two processes and that of one, twice in a row."""
-    together = (Replicated if kind == "ddp" else Sharded)(built(config), LOSS, "fp32", processes)
-    alone, worst = Parallel(built(config), LOSS), 0.0
+    models = [built(config) for _ in range(2)]
+    for each in models:
+        change(each)
+    together = (Replicated if kind == "ddp" else Sharded)(models[0], LOSS, "fp32", processes)
+    alone, worst = Parallel(models[1], LOSS), 0.0
     for each in (together, alone):
         set_recompute(each.model, recompute or RecomputeConfig())
     for masks in (0, 10):
@@ -85,6 +96,7 @@ def differences(kind: str, share: str) -> None:
         found = {name: compare(kind, processes, config) for name, config in architectures(share).items()}
         found["split"] = compare(kind, processes, model({"encoder.history": "dlcl", "combination.unit": "sublayer"}))
         found["recomputed"] = compare(kind, processes, model({}), RecomputeConfig(encoder=1, decoder="segments"))
+        found["int8"] = compare(kind, processes, model({}), change=quantise)
         found["rnmt"] = compare(kind, processes, small_config(3, 3, **RNMT))
         if kind == "ddp":
             found["layer drop"] = layer_drop(processes)
@@ -109,6 +121,7 @@ def layer_drop(processes: Processes) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_compute_the_gradients_of_one(kind: str, share: str) -> None:
@@ -154,6 +167,7 @@ def short_of_memory(layer_drop: str) -> None:
         print(json.dumps([buckets, met]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_drop", [pytest.param("", marks=pytest.mark.slow), "layer drop"])
 def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: str) -> None:
     """The others' buckets are answered; the update is skipped by both, and the next one is right."""

@@ -60,6 +60,7 @@ def test_all_processes_hear_the_same(count: int) -> None:
         assert one["texts"] == [[f"größe {rank}"] * rank for rank in range(count)]
 
 
+@pytest.mark.slow
 def test_a_process_that_hangs_is_named() -> None:
     started = launch(HERE, "hang", 3)
     started[0].process.join(30)

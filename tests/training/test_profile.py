@@ -112,6 +112,7 @@ def test_layer_drop_does_not_hide_layers_from_profiling(tiny_folder: Path) -> No
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_run_profiles_once_before_its_first_update(tiny_folder: Path, tmp_path: Path) -> None:
     """Omega is saved with the weights, and a resumed run ends as an uninterrupted one does."""
     kept: dict[str, Any] = {"model": {**ADMIN, "wiring": {"omega_trainable": False}}, "validation": {"decode": False}}
@@ -136,6 +137,7 @@ def test_a_run_profiles_once_before_its_first_update(tiny_folder: Path, tmp_path
     assert not torch.equal(whole[matrix], model.get_parameter(matrix))
 
 
+@pytest.mark.slow
 def test_weights_that_training_starts_from_keep_their_omega(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "first", experiment(tiny_folder, stop={"updates": 2}), console=QUIET)
     config = experiment(tiny_folder, stop={"updates": 1}, start_from=str(tmp_path / "first"))

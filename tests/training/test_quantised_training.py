@@ -40,6 +40,7 @@ def changed(experiment: Experiment, **training: Any) -> Experiment:
     return experiment.model_copy(update={"training": change_section(experiment.training, training, "training")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choices", [{}, EVERYTHING], ids=["plain", "bf16, accumulation, recomputing, growth"])
 def test_a_run_resumes_exactly(choices: dict[str, Any], experiment: Experiment, tmp_path: Path) -> None:
     whole = changed(experiment, quantise="int8", **choices)

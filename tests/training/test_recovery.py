@@ -75,6 +75,7 @@ def weights_of(run: Path, update: int) -> dict[str, Tensor]:
     return read_tensors(run / "checkpoints" / f"step-{update:08d}" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_a_poisoned_update_changes_nothing_and_names_the_layer(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_healthy_updates_are_not_looked_into(
     go(tmp_path / "run", tiny_experiment(tiny_folder, **settings(stop={"updates": 3})))
 
 
+@pytest.mark.slow
 def test_looking_for_the_fault_leaves_training_as_it_is(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +145,7 @@ def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_
     assert all(torch.equal(found[name], p) for name, p in learner.model.state_dict().items() if name in found)
 
 
+@pytest.mark.slow
 def test_depth_is_measured_after_a_roll_back(
     diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +212,7 @@ def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
     assert {float(value) for name, value in steps.items() if name.endswith("/step")} == {3.0}
 
 
+@pytest.mark.slow
 def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,6 +235,7 @@ def about_to_roll_back(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     return tmp_path / "run", tiny_experiment(tiny_folder, **longer)
 
 
+@pytest.mark.slow
 def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_read_or_is_gone(
     about_to_roll_back: tuple[Path, Experiment], tmp_path: Path
 ) -> None:
@@ -263,6 +268,7 @@ def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_rea
     assert final_bytes(run, 12) == final_bytes(tmp_path / "whole", 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [False, True])
 def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
@@ -309,6 +315,7 @@ def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
     assert "rolled back to the weights after update 0" in said
 
 
+@pytest.mark.slow
 def test_an_infinite_good_checkpoint_is_passed_over(
     about_to_roll_back: tuple[Path, Experiment],
 ) -> None:
@@ -339,6 +346,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 
 
+@pytest.mark.slow
 def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +365,7 @@ def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
     assert (result.update, progress.skipped, progress.skipped_in_a_row, progress.fault) == (UPDATES, 3, 0, None)
 
 
+@pytest.mark.slow
 def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_again(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -396,6 +405,7 @@ def test_a_loss_spike_is_skipped_and_counted_apart(
     assert max(losses) < 7  # that of the spike is not among them
 
 
+@pytest.mark.slow
 def test_the_median_survives_a_resume(tiny_folder: Path, tmp_path: Path) -> None:
     """Half of all losses are above their median, so with a factor of just over 1 many updates are spikes."""
     changes = {"divergence": {"loss_spike": 1.001, "window": 4}, "patience": {"non_finite": 50}}
@@ -420,6 +430,7 @@ def no_memory(_output: Tensor) -> Tensor:
     raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
 
 
+@pytest.mark.slow
 def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -443,6 +454,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
         go(tmp_path / "ended", experiment)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 4}, divergence={}))
     go(tmp_path / "run", experiment)

@@ -212,6 +212,7 @@ def test_autocast_leaves_it_in_fp32() -> None:
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
 
 
+@pytest.mark.slow
 def test_training_reports_it_and_validation_leaves_it_out(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def test_eight_updates_and_eight_more_are_sixteen_with_graphs(
     assert next(calls) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", [False, True])
 def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
     fit: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,6 +159,7 @@ def test_sigkill_at_random_moments(
     pytest.fail(f"only {kills} of {4 * wanted + 20} processes were alive when they were killed")
 
 
+@pytest.mark.slow
 def test_stopping_at_every_kind_of_place_changes_nothing(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
@@ -170,6 +172,7 @@ def test_stopping_at_every_kind_of_place_changes_nothing(
     assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
+@pytest.mark.slow
 def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stop = experiment.training.stop.model_copy(update={"updates": 17})
@@ -183,6 +186,7 @@ def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Pat
     assert {r["update"] for r in records(run, "validation")} == {10, 17, 20, 30}  # 17: the first end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_leaves(number: int, experiment: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -211,6 +215,7 @@ def test_a_signal_saves_and_leaves(number: int, experiment: Experiment, tmp_path
     assert int(folders[-1].name[5:]) >= 5
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
@@ -231,6 +236,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
+@pytest.mark.slow
 def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stop = experiment.training.stop.model_copy(update={"updates": 8})
@@ -255,6 +261,7 @@ def test_a_run_is_not_overwritten_and_not_shared(
         reopen_run(run / "nothing", [])
 
 
+@pytest.mark.slow
 def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_path: Path) -> None:
     """Neither a new run nor a resumed one; the first goes on undisturbed."""
     run = tmp_path / "run"
@@ -287,6 +294,7 @@ def _child_at(barrier: Any, run: str, document: str) -> None:
     _child(run, document, False)
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
@@ -335,6 +343,7 @@ def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.Mo
     monkeypatch.setattr("ziggurat.training.loop.train_update", update)
 
 
+@pytest.mark.slow
 def test_a_store_replaced_under_a_live_run(
     experiment: Experiment,
     uninterrupted: tuple[dict[str, bytes], Path],
@@ -362,6 +371,7 @@ def test_a_store_replaced_under_a_live_run(
         go(run, mine, resume=True)
 
 
+@pytest.mark.slow
 def test_a_store_changed_in_place_ends_the_run(
     experiment: Experiment,
     uninterrupted: tuple[dict[str, bytes], Path],

@@ -164,6 +164,7 @@ def test_one_write_at_a_time(tiny_folder: Path, tmp_path: Path, held: Event, mon
     assert trainee.kept == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "growth", [pytest.param(None, marks=pytest.mark.slow), {"stages": [{"layers": 1, "updates": 5}], "moments": "copy"}]
 )
@@ -270,6 +271,7 @@ def files_limited_to() -> Iterator[Any]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.slow
 def test_the_kernel_refuses_a_file(tiny_folder: Path, tmp_path: Path, files_limited_to: Any) -> None:
     """Refused once, a run that goes on has its next checkpoint, and ends as one that was never refused."""
     whole = tmp_path / "whole"

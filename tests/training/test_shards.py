@@ -16,6 +16,7 @@ from ziggurat.data.files import fingerprint
 from ziggurat.errors import CheckpointError
 from ziggurat.training.saving import Buffers
 from ziggurat.training.shards import read_shards, write_shards
+from ziggurat.training.slices import read_slices, write_slices
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -42,6 +43,17 @@ def test_one_process_reads_back_what_it_wrote_and_there_is_no_pickle(tmp_path: P
     assert [p.name for p in tmp_path.iterdir()] == ["shard-00000.safetensors"]
     assert checksums == {p.name: fingerprint(p) for p in tmp_path.iterdir()}
     assert_equal(read_shards(tmp_path), state())
+
+
+def test_a_process_alone_writes_what_torch_would(tmp_path: Path) -> None:
+    """And torch reads it."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        planned = write_slices(tmp_path / "planned", state(), None)
+    finally:
+        dist.destroy_process_group()
+    assert write_shards(tmp_path / "alone", state()) == planned
+    assert_equal(read_slices(tmp_path / "alone"), state())
 
 
 def test_a_state_without_tensors(tmp_path: Path) -> None:

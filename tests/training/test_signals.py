@@ -78,6 +78,7 @@ def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> t
     return outcome(run), asked[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.45, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.2, 0.6, 0.8, 1.0))])
 def test_a_validation_left_is_done_first_by_the_resumed_run(
     share: float,
@@ -130,6 +131,7 @@ def test_interrupted_again_and_again(
     assert outcome(run) == whole[0]
 
 
+@pytest.mark.slow
 def test_early_stopping_by_a_validation_that_was_left(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +154,7 @@ def test_early_stopping_by_a_validation_that_was_left(
     assert read_progress(run / "last").validations_since_best == 1
 
 
+@pytest.mark.slow
 def test_what_is_written_of_the_validation_survives_a_full_disk(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +171,7 @@ def test_what_is_written_of_the_validation_survives_a_full_disk(
     assert go(run, experiment, resume=True).update == UPDATES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3, UPDATES])
 def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     number: int, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -271,6 +275,7 @@ os.replace("reason.part", "reason")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torchrun_s", [True, False])
 def test_a_worker_whose_torchrun_is_killed_is_told_to_stop(torchrun_s: bool, tmp_path: Path) -> None:
     """No other parent: a shell may leave behind what it started."""

@@ -83,6 +83,7 @@ def test_a_non_finite_update_is_skipped_whole(bad: float) -> None:
         assert parameter.grad is None
 
 
+@pytest.mark.slow
 def test_training_learns_the_batch_by_heart() -> None:
     model, optimiser = tiny()
     parallel = Parallel(model, LossConfig(label_smoothing=0.0))

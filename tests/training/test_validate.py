@@ -52,6 +52,7 @@ def test_a_missing_tokenizer_costs_bleu_only_where_nothing_goes_by_it(
     assert "BLEU" not in Validation(1.0, None, 50.0, 0).line()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sentences", "best"), [(4, (60.0, 2)), (6, (10.0, 3))])
 def test_scores_of_other_sentences_do_not_compete_for_best(
     sentences: int, best: tuple[float, int], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -159,6 +160,7 @@ def test_decodings_stay_within_their_share_of_the_time(monkeypatch: pytest.Monke
         assert unlimited.affordable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["loss", "chrf"])
 def test_a_decoding_that_takes_too_long_is_left_out_but_for_the_last(
     metric: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

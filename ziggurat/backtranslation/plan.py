@@ -18,7 +18,16 @@ from ziggurat.evaluation.scores import sacrebleu_metric
 from ziggurat.jobs.models import ModelChoice
 from ziggurat.jobs.plan import Plan, fix_plan
 
-__all__ = ["METHODS", "N_BEST", "SHARD_LINES", "Job", "Method", "Nearest", "make_plan", "sentence_metric"]
+__all__ = [
+    "METHODS",
+    "N_BEST",
+    "SHARD_LINES",
+    "BackTranslationJob",
+    "Method",
+    "Nearest",
+    "make_plan",
+    "sentence_metric",
+]
 
 
 Method = Literal["sample", "top-k", "beam", "noised-beam"]
@@ -43,7 +52,7 @@ SHARD_LINES = 2000
 
 
 @dataclass(frozen=True)
-class Job:
+class BackTranslationJob:
     """One call of the verb.
 
     Attributes:
@@ -142,7 +151,7 @@ def sentence_metric(name: Nearest, language: str) -> Any:
     return metric
 
 
-def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
+def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     """Return the plan of `job`, which is written into its folder unless it is there already, and the models.
 
     The models are opened, so that errors appear before any work is done. Text that seems to be in the language that the

@@ -6,14 +6,14 @@ from functools import partial
 
 from ziggurat.backtranslation.lines import readable_lines
 from ziggurat.backtranslation.merge import Report, merge, merged
-from ziggurat.backtranslation.plan import Job, make_plan
+from ziggurat.backtranslation.plan import BackTranslationJob, make_plan
 from ziggurat.backtranslation.stages import filtered_files, make_shard
 from ziggurat.jobs.run import JobOutcome, Work, run_job
 
 __all__ = ["back_translate"]
 
 
-def back_translate(job: Job, work: Work) -> JobOutcome[Report]:
+def back_translate(job: BackTranslationJob, work: Work) -> JobOutcome[Report]:
     """Do what `work` says of `job`; the corpus does not depend on interruptions or on the number of workers.
 
     Raises:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import Line
-from ziggurat.backtranslation.plan import Job, sentence_metric
+from ziggurat.backtranslation.plan import BackTranslationJob, sentence_metric
 from ziggurat.data.lines import normalise
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
@@ -169,7 +169,7 @@ def filtered_files(out: Path, plan: str) -> StageFiles:
     return StageFiles(out, "filtered", plan)
 
 
-def make_shard(job: Job, choice: ModelChoice, plan: str, shard: Shard[Line]) -> Manifest:
+def make_shard(job: BackTranslationJob, choice: ModelChoice, plan: str, shard: Shard[Line]) -> Manifest:
     """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
     translator = opened(choice)
     metric = sentence_metric(job.nearest, translator.target_language) if job.references else None

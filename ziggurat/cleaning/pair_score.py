@@ -8,7 +8,6 @@ fifth of the corpus may be wrong itself (experiments/cleaning).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from pathlib import Path
@@ -30,10 +29,11 @@ __all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score", "wrong_pairs"]
 LEAST_PAIRS = 100
 """Pairs to learn from at least."""
 _MOST_WORDS = 250  # of a side, for training and scoring: the rest of a longer one is not looked at
+_PART = 2000  # pairs that are described at a time
 _TAUGHT = 100_000  # pairs that the regression sees
 _SEED = 20_24  # any number: the score must only be the same every time
 _RIDGE = 1e-2
-_ROUNDS = 25
+_ROUNDS = 25  # of Newton's method, at most
 _FORMAT = "ziggurat-pair-score-1"
 _SIDES = ("source", "target")
 _CREDIBLE = 0.5  # score from which a pair of the corpus is an example of a right one
@@ -76,20 +76,20 @@ class PairScorer:
                 f"{len(pairs)}; switch it off with `pair_score: null`"
             )
         # (1) Words, lengths
-        split = [[_words(text) for text in side] for side in (sources, targets)]
-        counts = [Counter(word for words in side for word in words) for side in split]
-        words = (vocabulary(counts[0]), vocabulary(counts[1]))
-        ids = [[_ids(words[n], of_pair) for of_pair in split[n]] for n in (0, 1)]
+        words, ids, lengths = zip(*(_numbered(side) for side in (sources, targets)), strict=True)
         corpus = Corpus(
             (len(words[0]), len(words[1])),
-            _usual([len(w) for w in split[0]], [len(w) for w in split[1]]),
+            _usual(lengths[0], lengths[1]),
             _usual([len(s) for s in sources], [len(t) for t in targets]),
         )
         # (2) Lexicons and order
         odd = _odd(sources, targets)
         even, other = ([list(compress(side, odd == n)) for side in ids] for n in (False, True))
         halves = Half.learn((even[0], even[1]), corpus.sizes), Half.learn((other[0], other[1]), corpus.sizes)
-        untrained = cls(words, corpus, halves, np.zeros((2, len(FEATURES))), np.zeros(2 * len(FEATURES) + 1))
+        del ids, even, other
+        untrained = cls(
+            (words[0], words[1]), corpus, halves, np.zeros((2, len(FEATURES))), np.zeros(2 * len(FEATURES) + 1)
+        )
         # (3) Right and wrong pairs, told apart
         chosen = np.linspace(0, len(pairs) - 1, min(len(pairs), _TAUGHT)).astype(np.int64)
         right = [sources[n] for n in chosen], [targets[n] for n in chosen]
@@ -104,7 +104,7 @@ class PairScorer:
         # (4) Once more without the corpus's pairs that look wrong: it is not clean, or it needed no score.
         credible = (labels == 0.0) | (_sigmoid(inputs @ weights) >= _CREDIBLE)
         weights = _regression(inputs[credible], labels[credible])
-        return cls(words, corpus, halves, scale, weights)
+        return cls((words[0], words[1]), corpus, halves, scale, weights)
 
     def scores(self, sources: Sequence[str], targets: Sequence[str]) -> Floats:
         """Return the score of each pair, [pairs]: the probability that it is right, where half of all pairs are.
@@ -130,13 +130,17 @@ class PairScorer:
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
         """Return the features of pairs of the even or odd half, by what the other half has learnt."""
-        split = [[_words(text) for text in side] for side in (sources, targets)]
-        ids = [[_ids(self._words[n], words) for words in split[n]] for n in (0, 1)]
         found = np.zeros((len(sources), len(FEATURES)))
-        for half in (0, 1):
-            own = np.flatnonzero(odd == half)
-            if len(own):
-                found[own] = features(_sides(sources, targets, split, ids, own), self._halves[1 - half], self._corpus)
+        # A part at a time: the words of a pair are compared with each other.
+        for first in range(0, len(sources), _PART):
+            part = slice(first, first + _PART)
+            split = [[_words(text) for text in side[part]] for side in (sources, targets)]
+            ids = [[_ids(self._words[n], words) for words in split[n]] for n in (0, 1)]
+            for half in (0, 1):
+                own = np.flatnonzero(odd[part] == half)
+                if len(own):
+                    sides = _sides(sources[part], targets[part], split, ids, own)
+                    found[first + own] = features(sides, self._halves[1 - half], self._corpus)
         return found
 
 
@@ -204,6 +208,18 @@ def _shuffled(text: str, generator: np.random.Generator) -> str:
 
 def _words(text: str) -> list[str]:
     return split_words(text.lower(), "split")[:_MOST_WORDS]
+
+
+def _numbered(texts: Sequence[str]) -> tuple[dict[str, int], list[NDArray[np.int32]], list[int]]:
+    """Return the vocabulary of texts, the word ids of each (-1: a word that it does not have), and their lengths."""
+    numbers: dict[str, int] = {}
+    found = []
+    for text in texts:
+        found.append(np.array([numbers.setdefault(word, len(numbers)) for word in _words(text)], np.int32))
+    counts = np.bincount(np.concatenate(found), minlength=len(numbers)).tolist()
+    known = vocabulary(dict(zip(numbers, counts, strict=True)))
+    new = np.fromiter((known.get(word, -1) for word in numbers), np.int32, len(numbers))
+    return known, [new[ids] for ids in found], [len(ids) for ids in found]
 
 
 def _ids(words: dict[str, int], text: Sequence[str]) -> NDArray[np.int32]:

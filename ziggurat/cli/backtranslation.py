@@ -95,14 +95,14 @@ def backtranslate(
 
     from ziggurat.backtranslation.filters import PairFilter
     from ziggurat.backtranslation.merge import write_snippet
-    from ziggurat.backtranslation.plan import METHODS, N_BEST, Job, Method
+    from ziggurat.backtranslation.plan import METHODS, N_BEST, BackTranslationJob, Method
     from ziggurat.backtranslation.run import back_translate
 
     chosen = method or ("beam" if forward else "sample")
     if chosen not in METHODS:
         raise ConfigError(f"`--method {printable(chosen)}`: choose one of {', '.join(METHODS)}")
     # (2) Translate and merge
-    job = Job(
+    job = BackTranslationJob(
         models=(model, *(ensemble or [])),
         inputs=inputs,
         out=out,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ziggurat.fetch.corpus import Written
     from ziggurat.fetch.downloads import Downloads
     from ziggurat.fetch.indexes import Listed, Names
-    from ziggurat.fetch.plan import Job
+    from ziggurat.fetch.plan import FetchTask
 
 __all__ = ["fetch"]
 
@@ -103,33 +103,33 @@ def fetch(
         if list_:
             _print_list(_listed(names or [], known, downloads), json)
             return
-        jobs = [job for name in names or [] for job in _jobs(name, known, Path(output).expanduser())]
-        written = _run(jobs, downloads, force)
+        tasks = [task for name in names or [] for task in _tasks(name, known, Path(output).expanduser())]
+        written = _run(tasks, downloads, force)
     print_json([_document(one) for one in written]) if json else print("\n".join(map(_text, written)))
 
 
-def _jobs(name: str, names: Names, folder: Path) -> list[Job]:
-    """Return the jobs of a name: of a configuration's or recipe's data, or of one corpus."""
-    from ziggurat.fetch.plan import job_of_name, jobs_of_config
+def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
+    """Return the tasks of a name: of a configuration's or recipe's data, or of one corpus."""
+    from ziggurat.fetch.plan import task_of_name, tasks_of_config
 
     if name == "demo":
         raise ConfigError("the data of `demo` come with the package: `ziggurat demo` writes them")
     if Path(name).is_file() or "/" not in name or name.endswith((".yaml", ".yml")):
         named = read_named(name)
-        return jobs_of_config(parse_experiment(named.text, named.label, []).data, names, named.label)
-    return [job_of_name(names.find(name), folder)]
+        return tasks_of_config(parse_experiment(named.text, named.label, []).data, names, named.label)
+    return [task_of_name(names.find(name), folder)]
 
 
-def _run(jobs: Sequence[Job], downloads: Downloads, force: bool) -> list[Written]:
-    """Run all jobs. Raises DataError at the end, with all that could not be fetched."""
-    from ziggurat.fetch.plan import by_hand, run_job
+def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[Written]:
+    """Run all tasks. Raises DataError at the end, with all that could not be fetched."""
+    from ziggurat.fetch.plan import by_hand, run_task
 
-    written, failed = [], by_hand(jobs)
-    for job in jobs:
-        if job.own:
-            say(f"{job.target.name}: is there and was not fetched, so it stays as it is")
+    written, failed = [], by_hand(tasks)
+    for task in tasks:
+        if task.own:
+            say(f"{task.target.name}: is there and was not fetched, so it stays as it is")
         try:
-            written += run_job(job, downloads, force=force)
+            written += run_task(task, downloads, force=force)
         except DataError as error:
             failed.append(str(error))
     if failed:

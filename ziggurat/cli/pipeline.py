@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.pipeline.engine import Pipeline, StepState
     from ziggurat.pipeline.road import Road
-    from ziggurat.pipeline.selection import Selection
-    from ziggurat.pipeline.step import Expected
+    from ziggurat.pipeline.step import Expected, Selection
 
 __all__ = ["pipeline"]
 
@@ -78,7 +77,7 @@ def pipeline(
     config = _config(text, label, overrides or [])
 
     from ziggurat.pipeline.road import Road
-    from ziggurat.pipeline.selection import Selection
+    from ziggurat.pipeline.step import Selection
     from ziggurat.pipeline.table import pipeline_of
 
     road = Road(config, say, console())
@@ -168,7 +167,7 @@ def _time(state: StepState, expected: Expected | None) -> str:
         return f"{duration(state.spent.seconds)}"
     if expected is None:
         return "to do"
-    return "about ?" if expected.seconds is None else f"about {duration(expected.seconds)}"
+    return "?" if expected.seconds is None else f"about {duration(expected.seconds)}"
 
 
 def _total(expected: dict[str, Expected]) -> str:

@@ -34,6 +34,10 @@ def serve(
         str | None,
         typer.Option("--new-key", metavar="NAME", help="Add a key to the file of --keys, print it, and end."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", metavar="TOKEN", help="Token without which /metrics answers nobody."),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each model.")
     ] = None,
@@ -65,7 +69,12 @@ def serve(
     found = ServeConfig()
     if config is not None:
         found = change_section(found, parse_yaml(read_config(config), str(config))[0], str(config))
-    changes = {"host": host, "port": port, "keys": None if keys is None else str(keys)}
+    changes = {
+        "host": host,
+        "port": port,
+        "keys": None if keys is None else str(keys),
+        "metrics_token": metrics,
+    }
     given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
     shared = {"threads": threads, "device": device} if threads is not None or device != "auto" else {}
     of_file = [entry.model_dump() for entry in found.models]

@@ -51,6 +51,8 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
     _NAMES[_code] = _name
     _SHORT |= dict.fromkeys([*_long.split("/"), _name.lower()], _code)
 
+_EMBEDDED = {"qlo": "Low Babel", "qhi": "High Babel"}  # ziggurat/data/babel.py; for people only
+
 
 def main_language(code: str) -> str:
     """Return the code of two letters for `ja`, `jpn`, `ja-JP`, `zh_Hant` and the like; an unknown code as it is."""
@@ -100,5 +102,5 @@ def _meant(code: str) -> str:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language that main_language knows; otherwise the code."""
-    return _NAMES.get(main_language(code), code)
+    """Return the English name of a language that main_language knows, or of the embedded pair; otherwise the code."""
+    return _NAMES.get(main_language(code)) or _EMBEDDED.get(code, code)

@@ -33,6 +33,7 @@ from ziggurat.config.pipeline_models import (
     ExportConfig,
     FilterStepConfig,
     QuantisationConfig,
+    ShortlistConfig,
     TrainedConfig,
 )
 from ziggurat.config.train import ScheduleConfig
@@ -88,6 +89,8 @@ class PipelineConfig(Section):
     """Student: the small model that is to be used."""
     quantisation: QuantisationConfig | None = None
     """Fine-tuning of the student for int8."""
+    shortlist: ShortlistConfig | None = None
+    """Shortlist for the student's export to CTranslate2."""
     export: ExportConfig | None = None
     """Exports."""
     evaluation: EvaluationConfig | None = None
@@ -151,6 +154,12 @@ class PipelineConfig(Section):
             wants.append((self.student, "student", "`alignment` is of its corpora"))
         if self.quantisation is not None:
             wants.append((self.student, "student", "`quantisation` is of it"))
+        if self.shortlist is not None:
+            served = self.export is not None and self.export.ctranslate2 is not None
+            wants += [
+                (self.student, "student", "`shortlist` is of its data"),
+                (served, "export.ctranslate2", "`shortlist` is for it"),
+            ]
         if self.evaluation is not None:
             wants.append((tested, "test", f"`evaluation` needs a test set; {instead % 'test'}"))
         if self.export is not None and any(target and target.tolerance is not None for _, target in self.export):

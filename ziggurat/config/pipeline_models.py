@@ -28,6 +28,7 @@ __all__ = [
     "ExportTarget",
     "FilterStepConfig",
     "QuantisationConfig",
+    "ShortlistConfig",
     "TrainedConfig",
     "TranslationConfig",
 ]
@@ -194,6 +195,19 @@ class AlignmentStepConfig(Section):
     """Iterations of the hidden Markov model."""
     pairs: Size = Field(default=1_000_000, ge=1)
     """Pairs to train the aligner on at most."""
+
+
+class ShortlistConfig(Section):
+    """Lexical shortlist of the student's data, for its export to CTranslate2 (docs/students.md)."""
+
+    best: Annotated[int, Field(ge=0, le=100_000)] = 100
+    """Most likely target pieces to keep for each source piece."""
+    frequent: Annotated[int, Field(ge=0, le=100_000)] = 100
+    """Most frequent target pieces, allowed in every sentence."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 1e-4
+    """Lowest probability of a target piece given a source piece."""
+    pairs: Size = Field(default=200_000, ge=1)
+    """Training pairs to read at most."""
 
 
 class ExportTarget(Section):

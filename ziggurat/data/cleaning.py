@@ -53,7 +53,9 @@ def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: P
         # In proportion to the corpora: a small one has no words that the others need.
         shares = [int(size) for size in np.floor(sizes * min(1.0, wanted[0] / sizes.sum()))]
         blocks = sampled_blocks(chosen, cleaners_of(config, chosen), shares, config.unicode, Counter(), progress)
-        found[languages] = PairScorer.train(chain.from_iterable(zip(*block, strict=True) for block in blocks))
+        pairs = [*chain.from_iterable(zip(*block, strict=True) for block in blocks)]
+        progress("learn pair score", 0, None)
+        found[languages] = PairScorer.train(pairs)
     return found
 
 

@@ -19,11 +19,11 @@ from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.entries import Corpus, Folder, FolderSet, HoldOut
 from ziggurat.fetch.indexes import Names
 
-__all__ = ["Job", "by_hand", "job_of_name", "jobs_of_config", "run_job"]
+__all__ = ["FetchTask", "by_hand", "run_task", "task_of_name", "tasks_of_config"]
 
 
 @dataclass(frozen=True)
-class Job:
+class FetchTask:
     """A target and the corpora that it is made of."""
 
     target: Target
@@ -40,18 +40,18 @@ class Job:
         return self.by_hand is not None and not self.own
 
 
-def job_of_name(corpus: Corpus, folder: Path) -> Job:
-    """Return the job of a corpus by its name: `FOLDER/opus/Tatoeba/v2/de-en.de.zst`. Raises ConfigError."""
+def task_of_name(corpus: Corpus, folder: Path) -> FetchTask:
+    """Return the task of a corpus by its name: `FOLDER/opus/Tatoeba/v2/de-en.de.zst`. Raises ConfigError."""
     steps = corpus.name.split("/")
     if any(step in ("", ".", "..") or step.startswith(".") for step in steps):
         raise ConfigError(f"{printable(corpus.name, 200)}: its name would lead out of the folder")
     stem = folder.joinpath(*steps)
     files = {language: stem.with_name(f"{stem.name}.{language}.zst") for language in corpus.languages}
-    return Job(Target(corpus.name, files), (corpus,))
+    return FetchTask(Target(corpus.name, files), (corpus,))
 
 
-def jobs_of_config(data: DataConfig, names: Names, where: str) -> list[Job]:
-    """Return a job for each set of files that a configuration names and the registry describes, with the extra sets.
+def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTask]:
+    """Return a task for each set of files that a configuration names and the registry describes, with the extra sets.
 
     `where` is the configuration's name, for messages.
 
@@ -113,31 +113,31 @@ def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict
 
 def _job(
     described: FolderSet, folder: Path, name: str, wanted: Mapping[tuple[Path, str], dict[str, Path]], names: Names
-) -> Job:
-    """Return the job of one set of a folder."""
+) -> FetchTask:
+    """Return the task of one set of a folder."""
     files = wanted[folder, name]
     target = Target(f"{folder.name}/{name}", files)
     own = all(path.exists() for path in files.values()) and not target.record.exists()
     if described.by_hand is not None or own:
-        return Job(target, (), own=own, by_hand=described.by_hand)
+        return FetchTask(target, (), own=own, by_hand=described.by_hand)
     if len(files) != 2:
         raise ConfigError(f"{folder}: the set {name} is of two languages, and the configuration names one side of it")
     first, second = sorted(files)  # so that recipes of both directions name one corpus
     corpora = tuple(names.find(one.replace("{a}", first).replace("{b}", second)) for one in described.of)
     if (hold_out := described.hold_out) is None:
-        return Job(target, corpora)
+        return FetchTask(target, corpora)
     plain = {language: folder / f"{hold_out.set}.{language}" for language in files}
     apart = Target(f"{folder.name}/{hold_out.set}", wanted.get((folder, hold_out.set), plain))
-    return Job(target, corpora, (hold_out, apart))
+    return FetchTask(target, corpora, (hold_out, apart))
 
 
-def by_hand(jobs: Sequence[Job]) -> list[str]:
-    """Return a message for each job that somebody has to bring the files of."""
-    return [f"{' and '.join(map(str, job.target.files.values()))}: {job.by_hand}" for job in jobs if job.missing]
+def by_hand(tasks: Sequence[FetchTask]) -> list[str]:
+    """Return a message for each task that somebody has to bring the files of."""
+    return [f"{' and '.join(map(str, task.target.files.values()))}: {task.by_hand}" for task in tasks if task.missing]
 
 
-def run_job(job: Job, downloads: Downloads, *, force: bool = False) -> list[Written]:
-    """Fetch what a job names; nothing for files of the user's own. Raises ConfigError, DataError."""
-    if job.own or job.by_hand is not None:
+def run_task(task: FetchTask, downloads: Downloads, *, force: bool = False) -> list[Written]:
+    """Fetch what a task names; nothing for files of the user's own. Raises ConfigError, DataError."""
+    if task.own or task.by_hand is not None:
         return []
-    return write_set(job.target, job.corpora, downloads, force=force, held_out=job.held_out)
+    return write_set(task.target, task.corpora, downloads, force=force, held_out=task.held_out)

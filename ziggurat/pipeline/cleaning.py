@@ -52,7 +52,7 @@ def clean_step(road: Road) -> Step:
 
     return Step(
         "clean",
-        f"cleans {len(config.bitext.train)} parallel corpora",
+        f"cleans the bitext: {', '.join(road.bitext_names()[:5])}",
         {
             "languages": list(road.languages),
             "cleaning": config.cleaning.model_dump(mode="json", exclude_defaults=True, exclude={"max_pieces"}),

@@ -42,7 +42,7 @@ def fetch_step(road: Road) -> Step:
     def work(folder: Path) -> None:
         from ziggurat.fetch.downloads import Downloads, default_folder
         from ziggurat.fetch.indexes import Names
-        from ziggurat.fetch.plan import job_of_name, run_job
+        from ziggurat.fetch.plan import run_task, task_of_name
         from ziggurat.fetch.registry import load_registry
         from ziggurat.fetch.transfer import Network
 
@@ -53,7 +53,7 @@ def fetch_step(road: Road) -> Step:
         failed = []
         for name in fetched_names(road):
             try:
-                run_job(job_of_name(known.find(name), folder / slug(name)), downloads)
+                run_task(task_of_name(known.find(name), folder / slug(name)), downloads)
             except DataError as error:
                 failed.append(str(error))
         if failed:
@@ -67,7 +67,7 @@ def fetch_step(road: Road) -> Step:
     # How a corpus is fetched, and from where, does not change it.
     return Step(
         "fetch",
-        f"fetches {len(fetched_names(road))} public corpora",
+        f"fetches public corpora: {len(fetched_names(road))}",
         {"names": fetched_names(road)},
         work,
         files=lambda: [path for n, one in enumerate(how.registry) for path in find_files(one, f"fetch.registry.{n}")],

@@ -20,10 +20,10 @@ from ziggurat.data.workspace import discard, sweep
 from ziggurat.duration import duration
 from ziggurat.errors import DataError
 from ziggurat.pipeline.hashes import Fingerprints
-from ziggurat.pipeline.selection import Selection
 from ziggurat.pipeline.step import (
     BEGUN,
     MANIFEST,
+    Selection,
     Step,
     StepManifest,
     outputs_of,

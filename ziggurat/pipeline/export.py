@@ -7,13 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from ziggurat.config.pipeline import ModelName
-from ziggurat.config.pipeline_models import ExportTarget
+from ziggurat.config.pipeline_models import ExportTarget, ShortlistConfig
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.pipeline.models import experiment_of, in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
 
-__all__ = ["export_steps", "final_model", "of_dev"]
+__all__ = ["export_steps", "final_model", "shortlist_step"]
+
+_SHORTLIST = "student.shortlist"
 
 _NEEDS = {
     "ctranslate2": ("ctranslate2",),
@@ -31,11 +33,32 @@ def final_model(road: Road) -> tuple[ModelName, Path, dict[str, list[str]]]:
     return name, road.model(name), of_model(road, name)
 
 
-def of_dev(road: Road) -> tuple[Path, dict[str, list[str]]]:
+def _of_dev(road: Road) -> tuple[Path, dict[str, list[str]]]:
     """Return the source side of a development set, and the dependence on it."""
     if road.config.bitext.dev:
         return road.sides("sets", "dev", "0")[0], {"sets": [f"dev/0.{road.languages[0]}"]}
     return road.sides("clean", "held-out", "dev")[0], {"clean": [f"held-out/dev.{road.languages[0]}"]}
+
+
+def shortlist_step(road: Road, how: ShortlistConfig) -> Step:
+    """Return the step that estimates a shortlist from the student's data: `student.shortlist`."""
+
+    def work(folder: Path) -> None:
+        from ziggurat.data.corpus import Store
+        from ziggurat.data.shortlist import estimate_shortlist, write_shortlist
+
+        store = Store.open(road.at("student-data", "store"))
+        options = {"pairs": how.pairs, "best": how.best, "frequent": how.frequent}
+        write_shortlist(str(folder / _SHORTLIST), estimate_shortlist(store, floor=how.floor, **options))
+
+    return Step(
+        "shortlist",
+        "estimates which pieces a sentence allows",
+        how.model_dump(mode="json", exclude_defaults=True),
+        work,
+        {"student-data": ["store/*"]},
+        outputs=(_SHORTLIST,),
+    )
 
 
 def export_steps(road: Road) -> list[Step]:
@@ -47,12 +70,15 @@ def export_steps(road: Road) -> list[Step]:
 def _export_step(road: Road, to: str, target: ExportTarget) -> Step:
     """Return the step that writes the final model for `to`, and compares it with the model."""
     name, model, after = final_model(road)
-    dev, of_texts = of_dev(road)
+    dev, of_texts = _of_dev(road)
     after |= of_texts
     test = road.test_set(road.test_names()[0]) if target.tolerance is not None else None
     if test is not None:
         step = test[0].relative_to(road.folder).parts[0]
         after[step] = [*after.get(step, []), *(path.relative_to(road.at(step)).as_posix() for path in test)]
+    shortlist = None
+    if road.config.shortlist is not None and to == "ctranslate2":
+        shortlist, after["shortlist"] = str(road.at("shortlist", _SHORTLIST)), [_SHORTLIST]
 
     def work(folder: Path) -> None:
         from ziggurat.export.exporter import Gate, export_model
@@ -70,6 +96,7 @@ def _export_step(road: Road, to: str, target: ExportTarget) -> Step:
                 gate=None if test is None or target.tolerance is None else Gate(*test, target.tolerance),
                 force=True,  # an export that was interrupted just before the manifest was written
                 package=package if target.metadata else None,
+                shortlist=shortlist,
                 say=road.say,
             )
 

@@ -24,6 +24,7 @@ __all__ = [
     "model_files",
     "of_model",
     "quantise_step",
+    "said",
     "train_step",
 ]
 
@@ -31,6 +32,11 @@ _VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 _OF_STORE = {"subword", "unicode"}
 _OF_TRAINING = {"model", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
 """Keys of a model's section that its store and its training depend on."""
+
+
+def said(name: ModelName) -> str:
+    """Return what a model is called in messages."""
+    return "backward model" if name == "backward" else name
 
 
 def experiment_of(road: Road, name: ModelName) -> Experiment:
@@ -63,7 +69,7 @@ def data_step(road: Road, name: ModelName) -> Step:
     train = [{"name": c.name, "weight": c.weight, "tag": c.tag} for c in corpora.train(name)]
     return Step(
         f"{name}-data",
-        f"prepares the data of the {name}",
+        f"prepares the data of the {said(name)}",
         {
             **chosen.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True),
             "languages": [experiment.data.source_language, experiment.data.target_language],
@@ -107,7 +113,7 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     grown = f", grown from {growth.stages[0].layers}" if growth is not None else ""
     return Step(
         name,
-        f"trains the {name}: {depth} layers of width {model.d_model}{grown}",
+        f"trains the {said(name)}: {depth} layers of width {model.d_model}{grown}",
         chosen.model_dump(mode="json", include=_OF_TRAINING, exclude_defaults=True),
         work,
         {f"{name}-data": ["store/*"]},

@@ -72,11 +72,12 @@ def _corpora(road: Road, steps: set[str]) -> list[CorpusRow]:
     cleaned = (read_document(road.at("clean", "report.json")) or {"corpora": {}})["corpora"]
     for name, corpus in zip(road.bitext_names(), road.config.bitext.train, strict=True):
         found = cleaned.get(name, {"read": 0, "kept": 0, "dropped": {}})
-        rows.append(CorpusRow(name, found["read"], found["kept"], found["dropped"], _licences(road, corpus.fetch)))
+        licences, examples = _licences(road, corpus.fetch), found.get("examples", {})
+        rows.append(CorpusRow(name, found["read"], found["kept"], found["dropped"], licences, examples))
     texts = read_document(road.at("monolingual", "report.json")) or {} if "monolingual" in steps else {}
     for side, entries in (("source", road.config.monolingual.source), ("target", road.config.monolingual.target)):
         if side in texts:
-            licences: dict[str, str] = {}
+            licences = {}
             for entry in entries:
                 licences |= _licences(road, entry.fetch)
             dropped = {reason: count for reason, count in texts[side].items() if reason != "kept"}

@@ -16,7 +16,7 @@ from ziggurat.config.pipeline_models import (
     TranslationConfig,
 )
 from ziggurat.pipeline.costs import Costs, expected_lines
-from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
+from ziggurat.pipeline.models import in_fresh_state, model_files, of_model, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
 
@@ -68,12 +68,12 @@ def _translation(
     def work(folder: Path) -> int | None:
         from ziggurat.backtranslation.filters import PairFilter
         from ziggurat.backtranslation.merge import dropped_text
-        from ziggurat.backtranslation.plan import Job
+        from ziggurat.backtranslation.plan import BackTranslationJob
         from ziggurat.backtranslation.run import back_translate
         from ziggurat.jobs.launchers import processes
         from ziggurat.jobs.run import Work
 
-        job = Job(
+        job = BackTranslationJob(
             models=(str(road.model(name)),),
             inputs=tuple(map(str, texts)),
             out=folder / "corpus",
@@ -94,12 +94,12 @@ def _translation(
             road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
         return outcome.signal
 
-    doing = "back-translates" if name == "backward" else "distils: translates"
+    doing = "back-translates" if name == "backward" else "translates"
     beam = config.decoding.get("beam_size", 4) if config.method in ("beam", "noised-beam") else 1
     beam = max(beam, candidates.get("n_best", 1))
     return Step(
         step,
-        f"{doing} text by the {name}",
+        f"{doing} text by the {said(name)}",
         {**config.model_dump(mode="json", include=_OF_RESULT, exclude_defaults=True), **candidates},
         work,
         after,

@@ -11,7 +11,7 @@ from ziggurat.pipeline.corpora import fetch_step, fetched_names, sets_step
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.evaluation import evaluate_step
-from ziggurat.pipeline.export import export_steps
+from ziggurat.pipeline.export import export_steps, shortlist_step
 from ziggurat.pipeline.models import data_step, experiment_of, quantise_step, train_step
 from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
@@ -64,6 +64,8 @@ def _steps(road: Road) -> Iterator[Step]:
     yield from model("student")
     if config.quantisation is not None:
         yield quantise_step(road, config.quantisation.updates, costs)
+    if config.shortlist is not None:
+        yield shortlist_step(road, config.shortlist)
     yield from export_steps(road)
     if config.evaluation is not None:
         yield evaluate_step(road, config.evaluation)

@@ -13,7 +13,7 @@ from ziggurat.report.template import page_templates, table_link
 __all__ = ["data_page"]
 
 _WIDEST = 14.0
-"""Length in rem of the bar of a reason that dropped every pair."""
+"""Length in rem of the bar of the reason that dropped most pairs."""
 _LISTED = 5  # scripts and languages of a side
 
 REASONS = {
@@ -51,7 +51,7 @@ def data_page(content: DataContent, *, now: float | None = None) -> str:
         read=read,
         kept=sum(corpus.kept for corpus in content.training),
         reasons=[(reason, REASONS.get(reason, ""), count) for reason, count in totals.most_common()],
-        width=lambda count: f"{_WIDEST * count / max(1, read):.2f}",
+        width=lambda count: f"{_WIDEST * count / max(totals.values()):.2f}",
         examples=lambda reason: _examples(content.training, reason),
         downloads={figure.key: table_link(figure.key, numbers(figure)) for figure in content.figures},
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),

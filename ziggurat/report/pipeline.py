@@ -28,13 +28,14 @@ class StepRow:
 
 @dataclass(frozen=True)
 class CorpusRow:
-    """A corpus: lines or pairs read and kept, those dropped by reason, licences of what was fetched for it."""
+    """A corpus: lines or pairs read and kept, those dropped by reason with examples, licences of what was fetched."""
 
     name: str
     read: int
     kept: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     licences: Mapping[str, str] = field(default_factory=dict)
+    examples: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class PipelineSummary:
         effects: what disturbances cost (ziggurat.evaluation.robustness.Effect).
         exports: target -> what it was verified by.
         environment: versions and machine.
+        notices: suspicious findings, such as sentences of a test set in training text.
     """
 
     languages: tuple[str, str]
@@ -87,6 +89,7 @@ class PipelineSummary:
     effects: Sequence[Effect] = ()
     exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    notices: Sequence[str] = ()
 
     @property
     def seconds(self) -> float:

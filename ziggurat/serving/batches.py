@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ConfigError
-from ziggurat.serving.queue import Job, Late, SearchOptions
+from ziggurat.serving.queue import Late, QueuedLine, SearchOptions
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
@@ -31,14 +31,14 @@ class LineBatch(Protocol):
     slots: int
 
     @property
-    def jobs(self) -> dict[int, Job]:
+    def lines(self) -> dict[int, QueuedLine]:
         """The lines under way, by ticket."""
 
-    def add(self, job: Job) -> None:
+    def add(self, line: QueuedLine) -> None:
         """Let a line join. Raises ZigguratError for one that cannot be translated."""
 
     def step(self) -> dict[int, Translation]:
-        """Go on; return what is done by ticket, whose jobs are still in `jobs`."""
+        """Go on; return what is done by ticket, whose lines are still in `lines`."""
 
     def cancel(self, tickets: list[int]) -> None:
         """Take lines out."""
@@ -51,12 +51,12 @@ class LiveBatch:
         from ziggurat.decoding.live import LiveTranslation
 
         self.slots = slots
-        self.jobs: dict[int, Job] = {}
+        self.lines: dict[int, QueuedLine] = {}
         more = _changes(translator, options)
         self._live = LiveTranslation(translator, slots=slots, tag=options.tag, complete=options.complete, **more)
 
-    def add(self, job: Job) -> None:
-        self.jobs[self._live.add(job.text, job.prefix)] = job
+    def add(self, line: QueuedLine) -> None:
+        self.lines[self._live.add(line.text, line.prefix)] = line
 
     def step(self) -> dict[int, Translation]:
         return self._live.step()
@@ -70,7 +70,7 @@ class WholeBatch:
 
     def __init__(self, translator: Translator | ServedTranslator, options: SearchOptions, slots: int) -> None:
         self.slots = min(slots, CONSTRAINED) if options.constrained or options.next_words else slots
-        self.jobs: dict[int, Job] = {}
+        self.lines: dict[int, QueuedLine] = {}
         self._translator, self._options, self._next = translator, options, 0
         if options.constrained:
             if isinstance(translator, ServedTranslator):
@@ -80,27 +80,27 @@ class WholeBatch:
                 )
             translator.call_of(options.tag, constrained=True, **_changes(translator, options))  # a shortlist forbids it
 
-    def add(self, job: Job) -> None:
-        self.jobs[self._next] = job
+    def add(self, line: QueuedLine) -> None:
+        self.lines[self._next] = line
         self._next += 1
 
     def step(self) -> dict[int, Translation]:
-        options, tickets = self._options, list(self.jobs)
+        options, tickets = self._options, list(self.lines)
         more = _changes(self._translator, options)
-        jobs = [self.jobs[ticket] for ticket in tickets]
+        lines = [self.lines[ticket] for ticket in tickets]
         if options.prefixed:
-            more["prefixes"] = [job.prefix for job in jobs]
+            more["prefixes"] = [line.prefix for line in lines]
         if isinstance(self._translator, ServedTranslator):
             more |= {"token_scores": options.scores, "next_words": options.next_words, "complete": options.complete}
         else:
-            self._translator.before_step = lambda: _refuse_unwanted(jobs)
+            self._translator.before_step = lambda: _refuse_unwanted(lines)
         if options.constrained:
-            more["constraints"] = [job.constraints for job in jobs]
+            more["constraints"] = [line.constraints for line in lines]
         try:
-            found = self._translate([job.text for job in jobs], [job.prefix for job in jobs], more)
+            found = self._translate([line.text for line in lines], [line.prefix for line in lines], more)
         except _UnwantedError:
             for ticket in tickets:
-                self.jobs.pop(ticket).finish(Late("the deadline passed while the line was translated"))
+                self.lines.pop(ticket).finish(Late("the deadline passed while the line was translated"))
             return {}
         finally:
             if not isinstance(self._translator, ServedTranslator):
@@ -119,17 +119,17 @@ class WholeBatch:
 
     def cancel(self, tickets: list[int]) -> None:
         for ticket in tickets:
-            self.jobs.pop(ticket, None)
+            self.lines.pop(ticket, None)
 
 
 class _UnwantedError(Exception):
     """Nobody waits for any line of a batch any more."""
 
 
-def _refuse_unwanted(jobs: Sequence[Job]) -> None:
+def _refuse_unwanted(lines: Sequence[QueuedLine]) -> None:
     """Raise _UnwantedError where all lines are cancelled or late; called before each step of a search."""
     now = time.monotonic()
-    if all(job.cancelled or now > job.deadline for job in jobs):
+    if all(line.cancelled or now > line.deadline for line in lines):
         raise _UnwantedError
 
 

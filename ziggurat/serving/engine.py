@@ -162,25 +162,25 @@ class Engine:
         if self._batch is None:
             return
         self._admit()
-        self.state.live = len(self._batch.jobs)
-        if not self._batch.jobs:
+        self.state.live = len(self._batch.lines)
+        if not self._batch.lines:
             self._batch = None
             return
         began = time.perf_counter()
         with _COMPUTING:
             done = self._batch.step()
-        finished = [(self._batch.jobs.pop(ticket), translation) for ticket, translation in done.items()]
+        finished = [(self._batch.lines.pop(ticket), translation) for ticket, translation in done.items()]
         self.state.steps += 1
-        self.state.live = len(self._batch.jobs)
+        self.state.live = len(self._batch.lines)
         self.state.last_used = time.monotonic()
         self.state.lines += len(finished)
         if finished:
             self.state.status, self.state.reason = "ready", ""
         self.state.tokens += sum(len(t.hypotheses[0].tokens) for _, t in finished)
         self.queue.measured(len(finished), time.perf_counter() - began)
-        for job, translation in finished:
-            job.finish(translation)
-        if not self._batch.jobs:
+        for line, translation in finished:
+            line.finish(translation)
+        if not self._batch.lines:
             self._batch = None  # the next one has as many slots as are needed then
 
     def _ready(self) -> bool:
@@ -250,19 +250,19 @@ class Engine:
         batch = self._batch
         assert batch is not None
         now = time.monotonic()
-        gone = [ticket for ticket, job in batch.jobs.items() if job.cancelled or now > job.deadline]
+        gone = [ticket for ticket, line in batch.lines.items() if line.cancelled or now > line.deadline]
         for ticket in gone:
-            job = batch.jobs[ticket]
-            job.finish(Late("the deadline passed while the line was translated"))
-            job.cancel()
+            line = batch.lines[ticket]
+            line.finish(Late("the deadline passed while the line was translated"))
+            line.cancel()
         if gone:
             batch.cancel(gone)
             for ticket in gone:
-                batch.jobs.pop(ticket, None)
-        room = batch.slots - len(batch.jobs)
+                batch.lines.pop(ticket, None)
+        room = batch.slots - len(batch.lines)
         crowded = len(self.queue) > room and batch.slots < SLOTS[-1]  # it drains, and a larger search follows
         waited = self.queue.oldest(other_than=self._options)
-        if batch.jobs and (crowded or self._stale or (waited is not None and now - waited > _PATIENCE)):
+        if batch.lines and (crowded or self._stale or (waited is not None and now - waited > _PATIENCE)):
             return
         while room > 0 and (taken := self.queue.take(self._options)) is not None:
             try:
@@ -284,9 +284,9 @@ class Engine:
         self.state.failures += 1
         self._say(f"{self.name}: {what}: {printable(str(error), 1000)}")
         why = ModelFailed(f"{self.name}: {told}")
-        jobs = [] if self._batch is None else list(self._batch.jobs.values())
+        lines = [] if self._batch is None else list(self._batch.lines.values())
         self._batch = None
-        for job in jobs:
-            job.finish(why)
-        if not jobs:  # it cannot even begin: whoever waits would wait for ever
+        for line in lines:
+            line.finish(why)
+        if not lines:  # it cannot even begin: whoever waits would wait for ever
             self.queue.clear(why)

@@ -10,7 +10,7 @@ from functools import partial
 
 from ziggurat.decoding.results import Translation
 from ziggurat.serving.pool import Model
-from ziggurat.serving.queue import Job, Late, SearchOptions
+from ziggurat.serving.queue import Late, QueuedLine, SearchOptions
 from ziggurat.text.glossary import Terms
 
 __all__ = ["Asked", "Lines"]
@@ -71,7 +71,7 @@ class Lines:
         options = asked.options if prefix else replace(asked.options, prefixed=False, complete=False)
         phrases = constraints or [()] * len(texts)
         self._jobs = [
-            Job(text, asked.client, options, asked.deadline, partial(done, future), tuple(own), prefix)
+            QueuedLine(text, asked.client, options, asked.deadline, partial(done, future), tuple(own), prefix)
             for text, future, own in zip(texts, self._futures, phrases, strict=True)
         ]
         self._queue.put(self._jobs, admitted=admitted)

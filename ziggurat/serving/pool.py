@@ -12,9 +12,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ziggurat.config import load_experiment
+from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.languages import language_name
-from ziggurat.decoding.engines import SERVED_FILE, is_served, tells_alignments
+from ziggurat.config.load import change_section
+from ziggurat.decoding.engines import SERVED_FILE, is_served, refuse_unserved, tells_alignments
 from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
@@ -57,6 +58,17 @@ class ModelSource:
         from ziggurat.models.directory import locate_weights
 
         return locate_weights(self.path, self.which)[0]
+
+    def experiment(self) -> Experiment:
+        """Return the model's configuration. Raises ConfigError for decoding settings that it cannot have."""
+        found = load_experiment(self.path / "config.yaml")
+        try:
+            if self.is_exported:
+                refuse_unserved(self.decoding)
+            change_section(found.decoding, self.decoding, "decoding")
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
+        return found
 
     @property
     def is_exported(self) -> bool:
@@ -191,7 +203,7 @@ class ModelPool:
         self.pairs: dict[tuple[str, str], Model] = {}
         for source in sources:
             source.weights()  # a folder that is none is refused now, not at the first request
-            data = load_experiment(source.path / "config.yaml").data
+            data = source.experiment().data
             pair = data.source_language, data.target_language
             name = source.name or "-".join(pair)
             if name in self.models:

@@ -16,7 +16,7 @@ from typing import Any
 from ziggurat.decoding.results import Translation
 from ziggurat.errors import ZigguratError
 
-__all__ = ["FairQueue", "Job", "Late", "QueueFull", "SearchOptions", "Turns"]
+__all__ = ["FairQueue", "Late", "QueueFull", "QueuedLine", "SearchOptions", "Turns"]
 
 
 _MEMORY = 0.999  # of a step: a few hundred steps count
@@ -60,7 +60,7 @@ class SearchOptions:
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedLine:
     """A line that waits or is translated.
 
     Attributes:
@@ -108,7 +108,7 @@ class FairQueue:
         self.most = most
         self.most_of_client = most_of_client
         self.changed = threading.Condition()
-        self._clients: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._clients: OrderedDict[str, deque[QueuedLine]] = OrderedDict()
         self._lately = [0.0, 0.0]  # lines and seconds, the older the less they count
         self._size = 0
         self.closed: Exception | None = None
@@ -128,11 +128,11 @@ class FairQueue:
             if self._room(client, lines):
                 return
             for other in list(self._clients):  # those that nobody wants any more keep nobody out
-                self._drop(other, lambda job: not self._wanted(job))
+                self._drop(other, lambda line: not self._wanted(line))
             if not self._room(client, lines):
                 raise QueueFull(self.wait())
 
-    def put(self, jobs: Sequence[Job], *, admitted: bool = False) -> None:
+    def put(self, lines: Sequence[QueuedLine], *, admitted: bool = False) -> None:
         """Let lines wait. Raises QueueFull: there is no room.
 
         `admitted` lines belong to a request that has been let in (a sentence that is asked for again, the second of
@@ -140,22 +140,22 @@ class FairQueue:
         """
         with self.changed:
             if not admitted:
-                for client, count in Counter(job.client for job in jobs).items():
+                for client, count in Counter(line.client for line in lines).items():
                     self.check(client, count)
             if self.closed is not None:
                 raise self.closed
-            for job in jobs:
-                self._clients.setdefault(job.client, deque()).append(job)
-            self._size += len(jobs)
+            for line in lines:
+                self._clients.setdefault(line.client, deque()).append(line)
+            self._size += len(lines)
             self.changed.notify_all()
 
-    def remove(self, jobs: Collection[Job]) -> None:
+    def remove(self, lines: Collection[QueuedLine]) -> None:
         """Give lines up, wherever they are: those that wait leave the queue now."""
-        for job in jobs:
-            job.cancel()
+        for line in lines:
+            line.cancel()
         with self.changed:
-            for client in {job.client for job in jobs} & self._clients.keys():
-                self._drop(client, lambda job: job.cancelled)
+            for client in {line.client for line in lines} & self._clients.keys():
+                self._drop(client, lambda line: line.cancelled)
 
     def _room(self, client: str, lines: int) -> bool:
         waiting = len(self._clients.get(client, ()))
@@ -164,9 +164,9 @@ class FairQueue:
             return False
         return not self._size or self._size + lines <= self.most
 
-    def _drop(self, client: str, unwanted: Callable[[Job], bool]) -> None:
+    def _drop(self, client: str, unwanted: Callable[[QueuedLine], bool]) -> None:
         """Take out lines of a client."""
-        kept = deque(job for job in self._clients[client] if not unwanted(job))
+        kept = deque(line for line in self._clients[client] if not unwanted(line))
         self._size -= len(self._clients[client]) - len(kept)
         if kept:
             self._clients[client] = kept
@@ -182,59 +182,59 @@ class FairQueue:
         """Take note that `lines` took `seconds`, for `wait`."""
         self._lately = [_MEMORY * old + new for old, new in zip(self._lately, (lines, seconds), strict=True)]
 
-    def first(self) -> Job | None:
+    def first(self) -> QueuedLine | None:
         """Return the line whose turn it is, without taking it; None: none waits. Lines nobody wants are dropped."""
         with self.changed:
             while self._clients:
-                client, jobs = next(iter(self._clients.items()))
-                if self._wanted(jobs[0]):
-                    return jobs[0]
+                client, lines = next(iter(self._clients.items()))
+                if self._wanted(lines[0]):
+                    return lines[0]
                 self._pop(client)
             return None
 
-    def take(self, options: SearchOptions) -> Job | None:
+    def take(self, options: SearchOptions) -> QueuedLine | None:
         """Take the next line with these options, the client after the last one first; None: there is none."""
         with self.changed:
             for client in list(self._clients):
-                jobs = self._clients[client]
-                while jobs and not self._wanted(jobs[0]):
+                lines = self._clients[client]
+                while lines and not self._wanted(lines[0]):
                     self._pop(client)
-                if jobs and jobs[0].options == options:
-                    job = self._pop(client)
+                if lines and lines[0].options == options:
+                    line = self._pop(client)
                     if client in self._clients:
                         self._clients.move_to_end(client)
-                    return job
+                    return line
             return None
 
     def oldest(self, other_than: SearchOptions) -> float | None:
         """Return when the oldest of the lines whose turn it is came, of those with other options; None: none waits."""
         with self.changed:
-            came = [jobs[0].came for jobs in self._clients.values() if jobs and jobs[0].options != other_than]
+            came = [lines[0].came for lines in self._clients.values() if lines and lines[0].options != other_than]
             return min(came, default=None)
 
     def clear(self, why: Exception) -> None:
         """Let all lines fail."""
         with self.changed:
-            jobs = [job for of_client in self._clients.values() for job in of_client]
+            lines = [line for of_client in self._clients.values() for line in of_client]
             self._clients.clear()
             self._size = 0
-        for job in jobs:
-            job.finish(why)
+        for line in lines:
+            line.finish(why)
 
-    def _pop(self, client: str) -> Job:
-        jobs = self._clients[client]
-        job = jobs.popleft()
+    def _pop(self, client: str) -> QueuedLine:
+        lines = self._clients[client]
+        line = lines.popleft()
         self._size -= 1
-        if not jobs:
+        if not lines:
             del self._clients[client]
-        return job
+        return line
 
-    def _wanted(self, job: Job) -> bool:
+    def _wanted(self, line: QueuedLine) -> bool:
         """Return whether somebody still waits for it; a late one fails now."""
-        if not job.cancelled and time.monotonic() > job.deadline:
-            job.finish(Late("the deadline passed while the request waited for its turn"))
-            job.cancel()
-        return not job.cancelled
+        if not line.cancelled and time.monotonic() > line.deadline:
+            line.finish(Late("the deadline passed while the request waited for its turn"))
+            line.cancel()
+        return not line.cancelled
 
 
 class Turns:

@@ -1,4 +1,4 @@
-"""OpenDocument (.odt, .odp, .ods) and EPUB: archives of XML with inline markup."""
+"""OpenDocument (.odt, .odp) and EPUB: archives of XML with inline markup."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ function translate() {
     $("note").hidden = true;
     show("", { text: "" });
   } else if (over > 0) {
-    complain(new Problem(`The text is ${over.toLocaleString("en")} characters too long.`));
+    complain(new Problem(`The text is ${over.toLocaleString("en")} character${over === 1 ? "" : "s"} too long.`));
   } else if (settings.key_required && !$("key").value) {
     complain(new Problem("This server asks for an API key: enter it above."));
   } else {
