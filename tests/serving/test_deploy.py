@@ -171,7 +171,10 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
         # Files as large as the server takes come through; the rest is the server's to refuse.
         most = ServeConfig().limits.file_bytes
         other = httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=address, timeout=60)
-        for content, said in ((b"a" * (most - 1) + b"\xff", "UTF-8"), (b"a" * (most + 1), "larger than 20,971,520")):
+        for content, said in (
+            (b"a" * most, "more than 2,000,000 characters"),
+            (b"a" * (most + 1), "larger than 20,971,520"),
+        ):
             file = {"file": ("f.txt", content)}
             answer = other.post("/translate_file", files=file, data=text)
             assert said in answer.json()["error"], answer.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 import time
@@ -134,17 +135,18 @@ def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.settimeout(30)
         connection.connect(("127.0.0.1", server.port))
-        connection.sendall(asked * 4000)
         own = connection.getsockname()[1]
 
-        def held() -> bool:
-            return any(each.raddr and each.raddr.port == own for each in server.process.net_connections("tcp"))
+        def until(held: bool) -> None:
+            end = time.monotonic() + 30
+            while held != any(c.raddr and c.raddr.port == own for c in server.process.net_connections("tcp")):
+                assert time.monotonic() < end, f"the connection is {'not yet' if held else 'still'} held"
+                time.sleep(0.05)
 
-        assert held()
-        end = time.monotonic() + 30
-        while held():
-            assert time.monotonic() < end, "the connection is still held"
-            time.sleep(0.1)
+        until(held=True)
+        with contextlib.suppress(ConnectionError):  # it may be cut off before all is sent
+            connection.sendall(asked * 4000)
+        until(held=False)
 
 
 @pytest.mark.slow
