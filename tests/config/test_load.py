@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, dump, load_experiment, parse_experiment
+from ziggurat.config.experiment import changed
 from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, markdown
@@ -208,3 +209,9 @@ def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, m
     (tmp_path / "$HOME").mkdir()
     (tmp_path / "$HOME" / "x").touch()  # of earlier versions, or really called so
     parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])
+
+
+def test_a_section_that_was_empty_is_told_by_its_keys_alone() -> None:
+    assert changed({"a": {}, "b": 1}, {"a": {"c": 2}, "b": 1}) == ["a.c: (not given) -> 2"]
+    assert changed({"a": [1]}, {"a": []}) == ["a.0: 1 -> (not given)"]
+    assert changed({"a": {}, "b": 1}, {"b": 1}) == ["a: {} -> (not given)"]

@@ -48,6 +48,8 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
         *("sets", "clean", "student-data", "student", "report"),
     ]  # fmt: skip
     assert "4 updates" in out
+    pairs = Path("data/train.qlo").read_text("utf-8").count("\n")
+    assert f"about {pairs:,} pairs" in out
     assert "5 steps to do: about" in lines[-1]
     status, out, err = ziggurat("pipeline", "my.yaml", "--until", "student-data")
     assert (status, out) == (0, "")
@@ -73,6 +75,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     for arguments, said in (
         (["nothing.yaml"], "nothing.yaml: no such configuration file"),
         (["strater"], "strater: no such file; the embedded pipelines are demo and starter"),
+        (["starter"], "`starter` is a file to edit: `ziggurat pipeline starter --print > my.yaml`"),
         (["my.yaml", "--until", "studnet"], "no step `studnet` in this pipeline; it has sets, clean,"),
         (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
         (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
@@ -87,7 +90,21 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         assert status == 2, arguments
         assert said in err, arguments
         assert "Traceback" not in err
-    assert "what is done is kept: the same command goes on from here" in err
+    assert "what is done is kept: mend what is said next, and the same command goes on from here" in err
+
+
+def test_files_named_for_each_other_s_language_are_refused_at_once(place: Path, ziggurat: Call) -> None:
+    dev = [{"source": "data/dev.qlo", "target": "data/dev.qhi"}]
+    Path("my.yaml").write_text(
+        small(bitext={"train": [{"source": "data/train.qhi", "target": "data/train.qlo"}], "dev": dev})
+    )
+    for more in (["--dry-run"], ["--status"], []):
+        status, _, err = ziggurat("pipeline", "my.yaml", *more)
+        assert status == 2
+        assert (
+            "`bitext.train.0`: by their names data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange" in err
+        )
+    assert not Path("w/clean").exists()
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
+from ziggurat.cli import main
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
@@ -229,6 +230,19 @@ def test_settings_that_a_model_cannot_have_are_refused_before_the_port_is_open(
     config = ServeConfig.model_validate({"models": [{"path": str(path), "decoding": decoding}]})
     with pytest.raises(ConfigError, match=f"{re.escape(str(path))}: .*{re.escape(said)}"):
         app_of(config, lambda text: None)
+
+
+def test_mistakes_of_the_command_and_its_file_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (file := tmp_path / "serve.yaml").write_text("port: 0\nlimits:\n  charcters: 10\n", encoding="utf-8")
+    for arguments, said in (
+        (["--config", str(file)], f"{file}, line 3: unknown key `limits.charcters`; did you mean `limits.characters`"),
+        (["run", "--metrics", "short"], "`--metrics`: string should have at least 8 characters"),
+        (["run", "--keys", "no/such/file"], "no/such/file"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(["serve", *arguments])
+        assert stop.value.code == 2
+        assert said in capfd.readouterr().err
 
 
 def test_a_text_in_the_target_language_comes_back(serve: Serve) -> None:

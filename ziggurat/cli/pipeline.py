@@ -26,7 +26,7 @@ _CHOICE, _LOOK = "Which steps", "Only look"
 
 
 def pipeline(
-    file: Annotated[str, typer.Argument(help="YAML file, or an embedded one: demo, starter.")],
+    file: Annotated[str, typer.Argument(help="YAML file, or `demo`; `starter`, with --print: one to edit.")],
     overrides: Overrides = None,
     dry_run: Annotated[
         bool,
@@ -70,10 +70,14 @@ def pipeline(
         raise ConfigError("`--only` is one step; leave out `--from` and `--until`")
     if sum((dry_run, status, show)) > 1:
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
+    from ziggurat.pipeline.embedded import STARTER
+
     text, label = _read(file, overrides or [])
     if show:
         print(text, end="")
         return
+    if file == STARTER and not Path(file).exists():
+        raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
     config = _config(text, label, overrides or [])
 
     from ziggurat.pipeline.road import Road
@@ -136,7 +140,7 @@ def _run(steps: Pipeline, selection: Selection) -> tuple[str, int] | None:
         end = steps.run(selection, tell)
     except ZigguratError:
         if began:
-            say("what is done is kept: the same command goes on from here")
+            say("what is done is kept: mend what is said next, and the same command goes on from here")
         raise
     return None if end.stopped is None or end.signal is None else (end.stopped, end.signal)
 

@@ -10,8 +10,7 @@ import typer
 from ziggurat.cli import importing
 from ziggurat.cli.options import decoding_settings, is_setting
 from ziggurat.cli.output import say
-from ziggurat.config.load import change_section, read_config
-from ziggurat.config.yaml_text import parse_yaml
+from ziggurat.config.load import change_section, parse_as, read_config
 from ziggurat.errors import ConfigError
 
 __all__ = ["serve"]
@@ -36,7 +35,9 @@ def serve(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="TOKEN", help="Token without which /metrics answers nobody."),
+        typer.Option(
+            "--metrics", metavar="TOKEN", help="Token that /metrics asks for; without one it answers everybody."
+        ),
     ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each model.")
@@ -68,7 +69,7 @@ def serve(
     ]
     found = ServeConfig()
     if config is not None:
-        found = change_section(found, parse_yaml(read_config(config), str(config))[0], str(config))
+        found = parse_as(ServeConfig, read_config(config), str(config))
     changes = {
         "host": host,
         "port": port,
@@ -82,7 +83,11 @@ def serve(
         entry |= {key: value for key, value in shared.items() if value is not None}
         entry["decoding"] = {**entry["decoding"], **settings}
     given["models"] = [*named, *of_file]
-    found = change_section(found, given, "serve")
+    try:
+        found = change_section(found, given, "serve")
+    except ConfigError as error:
+        said = str(error).replace("`serve.metrics_token`", "`--metrics`").replace("`serve.", "`")
+        raise ConfigError(said) from None
     if not found.models:
         raise ConfigError("name at least one model: `ziggurat serve RUN`")
     run_server(found, say)

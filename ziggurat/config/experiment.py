@@ -91,8 +91,16 @@ def changed(before: Any, after: Any) -> list[str]:
         f"{key}: {_said(old, key)} -> {_said(new, key)}"
         for key in keys
         # 1, 1.0 and True are equal in Python but not in a configuration; JSON spells them differently.
-        if (key in old) != (key in new) or _spelt(old[key]) != _spelt(new[key])
+        if ((key in old) != (key in new) or _spelt(old[key]) != _spelt(new[key]))
+        and not _filled(key, old, new)
+        and not _filled(key, new, old)
     ]
+
+
+def _filled(key: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return True if a section is empty in `settings` and has keys in `others`, which say all."""
+    empty = key in settings and settings[key] in ({}, [])
+    return empty and any(other.startswith(f"{key}.") for other in others)
 
 
 def shown(changes: list[str], most: int = 6) -> str:

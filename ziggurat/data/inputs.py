@@ -191,7 +191,7 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
                 "both sides: is the source also given as target? (`data.filters.identical` drops such pairs)"
             )
             continue
-        if _is_named_the_other_way(corpus.config, config):
+        if named_the_other_way(corpus.config, config.languages_of(corpus.config)):
             source, target = config.languages_of(corpus.config)
             notices.append(
                 f"{corpus.key}: by their names {corpus.config.source} is in `{target}` and {corpus.config.target} in "
@@ -215,12 +215,12 @@ def _same_direction(first: CorpusConfig, second: CorpusConfig, config: DataConfi
     return (tags[0] == tags[1] or None in tags) and config.languages_of(first) == config.languages_of(second)
 
 
-def _is_named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
+def named_the_other_way(corpus: CorpusConfig, languages: tuple[str, str]) -> bool:
     """Return True if each side's file name ends in the code of the other side's language."""
     if corpus.source is None or corpus.target is None:
         return False
     endings = [named_language(path) for path in (corpus.source, corpus.target)]
-    wanted = [code.lower() for code in config.languages_of(corpus)]
+    wanted = [code.lower() for code in languages]
     return endings == wanted[::-1] and endings[0] != endings[1]
 
 

@@ -18,9 +18,16 @@ from ziggurat.data.cleaner import Examples
 from ziggurat.data.cleaning import Scorers, cleaner_of, cleaners_of, train_pair_scores
 from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
 from ziggurat.data.encoding import CleanedBlock, compared
-from ziggurat.data.inputs import Corpus, count_pairs, find_corpora, nothing_left, side_notices
+from ziggurat.data.inputs import (
+    Corpus,
+    count_pairs,
+    find_corpora,
+    named_the_other_way,
+    nothing_left,
+    side_notices,
+)
 from ziggurat.data.readers import CorpusReader, PairBlock
-from ziggurat.errors import DataError, ZigguratError
+from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
 from ziggurat.pipeline.costs import PAIRS_CLEANED, by_rate, expected_lines
 from ziggurat.pipeline.road import Progress, Road, write_sides
@@ -45,10 +52,17 @@ def clean_step(road: Road) -> Step:
             _Cleaning(road, held).run(folder)
 
     def check() -> None:
+        for number, corpus in enumerate(config.bitext.train):
+            if named_the_other_way(corpus, road.languages):
+                raise ConfigError(
+                    f"`bitext.train.{number}`: by their names {corpus.source} is in `{config.target_language}` and "
+                    f"{corpus.target} in `{config.source_language}`: exchange `source` and `target`, or the languages; "
+                    "if they are right, rename the files"
+                )
         with _keys():
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
-            for corpus in data.train:
-                cleaner_of(data, corpus)
+            for as_data in data.train:
+                cleaner_of(data, as_data)
 
     return Step(
         "clean",
@@ -66,11 +80,16 @@ def clean_step(road: Road) -> Step:
         after,
         lambda: corpus_files(road, config.bitext.train, "bitext.train"),
         ("train/*", "held-out/*", "report.json"),
-        lambda: by_rate(
-            expected_lines(p for p in corpus_files(road, config.bitext.train, "bitext.train")), PAIRS_CLEANED
-        ),
+        lambda: by_rate(expected_lines(_one_side(road)), PAIRS_CLEANED),
         check,
     )
+
+
+def _one_side(road: Road) -> Iterator[Path]:
+    """Yield the files of the corpora from outside that have a line for each pair."""
+    for number, corpus in enumerate(road.config.bitext.train):
+        if corpus.fetch is None:
+            yield from (files[0] for files in CorpusReader.of(corpus, f"bitext.train.{number}", road.languages).files)
 
 
 def _targets(road: Road) -> list[Path]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, generate, write_corpus
 from ziggurat.data.files import write_atomically
 
-__all__ = ["DEMO", "DEMO_FOLDER", "EMBEDDED", "embedded_text", "write_demo"]
+__all__ = ["DEMO", "DEMO_FOLDER", "EMBEDDED", "STARTER", "embedded_text", "write_demo"]
 
-DEMO, DEMO_FOLDER = "demo", "demo-pipeline"
-EMBEDDED = (DEMO, "starter")
+DEMO, DEMO_FOLDER, STARTER = "demo", "demo-pipeline", "starter"
+EMBEDDED = (DEMO, STARTER)
 """Names of the embedded pipelines."""
 
 _PAIRS, _TEXTS = 10_000, 3_000

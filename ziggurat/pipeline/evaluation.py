@@ -99,7 +99,7 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
     return Step(
         "evaluate",
         f"evaluates {', '.join(system.name for system in systems)}",
-        how.model_dump(mode="json", exclude_defaults=True, exclude={"speed_lines"}) | {"tests": names},
+        how.model_dump(mode="json", exclude_defaults=True) | {"tests": names},
         work,
         after,
         partial(model_files, road, *existing),

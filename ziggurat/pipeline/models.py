@@ -154,7 +154,8 @@ def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
     from ziggurat.training.loop import train
 
     with in_fresh_state():
-        return train(run, experiment, resume=(run / CHECKPOINTS).is_dir(), console=road.console).signal
+        resume = (run / CHECKPOINTS).is_dir()
+        return train(run, experiment, resume=resume, console=road.console, advice=False).signal
 
 
 _KEYS = re.compile(r"`(?P<key>(?:model|training|decoding)\.)|\bdata\.(?P<data>(?:subword|unicode|stages|modifiers)\b)")

@@ -22,6 +22,7 @@ from ziggurat.pipeline.step import Step
 
 __all__ = ["backtranslate_step", "distil_steps", "filter_step"]
 
+_USUALLY_KEPT = 0.9
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
 _OF_RESULT = set(TranslationConfig.model_fields) - {"workers"}
 """Keys of a synthetic corpus that its text depends on."""
@@ -92,6 +93,9 @@ def _translation(
             outcome = back_translate(job, Work(partial(processes, workers), progress=Progress(road.say).show))
         if (report := outcome.report) is not None:
             road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
+            if report.kept < _USUALLY_KEPT * report.read:
+                limits = f"max_ratio: {config.max_ratio:g}, max_pieces: {config.max_pieces}"
+                road.say(f"warning: many were dropped ({limits}): the model may be weak")
         return outcome.signal
 
     doing = "back-translates" if name == "backward" else "translates"

@@ -149,7 +149,7 @@ def _ending(path: Path) -> Ending:
     for line in reversed(messages):
         stopped = re.match(r"stopped after update (\d+): (.+) \(", line)
         # A run that had ended, resumed as it was
-        stopped = stopped or re.match(r"nothing to do after update (\d+): (.+); to go on", line)
+        stopped = stopped or re.match(r"nothing to do after update (\d+): (.+?)(?:; to go on|$)", line)
         if stopped:
             by_signal = stopped[2].startswith("SIG")
             reached = f"{'stopped by' if by_signal else 'ended:'} {stopped[2]}, after update {int(stopped[1]):,}"

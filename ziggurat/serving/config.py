@@ -123,7 +123,7 @@ class ServeConfig(Section):
     keys: PathText | None = None
     """File of API keys, as `ziggurat serve --new-key NAME` writes it; null: everybody may ask."""
     metrics_token: str | None = Field(default=None, min_length=8, max_length=200)
-    """Token without which /metrics answers nobody; null: everybody who reaches the port."""
+    """Token that /metrics asks for; null: it answers everybody who reaches the port."""
     log_requests: bool = False
     """Whether each request is a line of the log: its name, path, status and time, and nothing that it holds."""
     drain_seconds: float = Field(default=30.0, ge=0, le=3600)

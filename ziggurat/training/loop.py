@@ -40,12 +40,15 @@ from ziggurat.training.update import train_update
 __all__ = ["TrainingResult", "train"]
 
 
-def train(run: Path, experiment: Experiment, *, resume: bool = False, console: Console | None = None) -> TrainingResult:
+def train(
+    run: Path, experiment: Experiment, *, resume: bool = False, console: Console | None = None, advice: bool = True
+) -> TrainingResult:
     """Train as `experiment` says, into the folder `run`; with `resume`, go on from its newest whole checkpoint.
 
     The result is a function of configuration, data and seed: a run killed at any moment and resumed ends with the
     same weights, bit for bit on one machine and with as many processes. Under torchrun every process calls this; the
-    folder must be the same for all of them. Raises ConfigError, DataError, CheckpointError, TrainingError.
+    folder must be the same for all of them. `advice` says, at the end, by which command the run goes on; callers that
+    go on by another one leave it out. Raises ConfigError, DataError, CheckpointError, TrainingError.
     """
     with joined(experiment.training.distributed.timeout_minutes, experiment.training.device) as processes:
         console = safe(console or Console(stderr=True)) if processes.first else Console(quiet=True)
@@ -57,7 +60,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
             ):
                 start = starting_point(setup, log, resume=resume)
                 _introduce(setup, start, log)
-                return _train_from(setup, start.progress, log, console)
+                return _train_from(setup, start.progress, log, console, advice)
         except RuntimeError as error:
             if processes.count > 1 and lost(error):
                 raise processes.hanging(error) from error
@@ -85,7 +88,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         log.say(notice, "yellow")
 
 
-def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console) -> TrainingResult:
+def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice: bool) -> TrainingResult:
     """Open all that a run writes to, train, close it in the opposite order, and say how the run ended."""
     config = setup.experiment.training
     begun, overdue = p.update, p.validation_due
@@ -105,14 +108,15 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console) -> Tra
         reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
     how = f"`ziggurat train --run {setup.run} --resume"
     if p.update == begun and not overdue:
-        nothing = f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}"
-        log.say(f"{nothing} {how_to_go_on(p, config.stop)}`", "yellow")
+        nothing = f"nothing to do after update {p.update}: {reason}"
+        way = f"; to go on, raise that limit: {how} {how_to_go_on(p, config.stop)}`" if advice else ""
+        log.say(nothing + way, "yellow")
     else:
         waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
         log.say(f"stopped after update {p.update}: {reason} ({waited})")
-    if signals.heeded is not None:
+    if signals.heeded is not None and advice:
         log.say(f"to go on: {how}`")
-    elif setup.processes.first:
+    if signals.heeded is None and setup.processes.first:
         average_ended(setup.run, setup.experiment.training, log)
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)
 
