@@ -233,9 +233,9 @@ def test_settings_that_a_model_cannot_have_are_refused_before_the_port_is_open(
 
 
 def test_mistakes_of_the_command_and_its_file_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (file := tmp_path / "serve.yaml").write_text("port: 0\nlimits:\n  charcters: 10\n", encoding="utf-8")
+    (file := tmp_path / "serve.yaml").write_text("port: 0\nlimits:\n  character: 10\n", encoding="utf-8")
     for arguments, said in (
-        (["--config", str(file)], f"{file}, line 3: unknown key `limits.charcters`; did you mean `limits.characters`"),
+        (["--config", str(file)], f"{file}, line 3: unknown key `limits.character`; did you mean `limits.characters`"),
         (["run", "--metrics", "short"], "`--metrics`: string should have at least 8 characters"),
         (["run", "--keys", "no/such/file"], "no/such/file"),
     ):
