@@ -86,15 +86,15 @@ def test_a_row_in_int8_does_not_depend_on_the_others() -> None:
 @torch.no_grad()
 def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     """It keeps a compiled kernel for each; the results are those of the rows alone."""
-    seen = set()
-    pad = nn.functional.pad
+    seen, padded = set(), packed_module._padded
 
-    def watched(rows: torch.Tensor, missing: tuple[int, ...]) -> torch.Tensor:
-        seen.add(len(rows) + missing[-1])
-        assert missing[-1] <= len(rows) / 8
-        return pad(rows, missing)
+    def watched(x: torch.Tensor) -> tuple[int, torch.Tensor]:
+        count, rows = padded(x)
+        seen.add(len(rows))
+        assert count <= len(rows) <= count * 9 / 8
+        return count, rows
 
-    monkeypatch.setattr(nn.functional, "pad", watched)
+    monkeypatch.setattr(packed_module, "_padded", watched)
     weight, bias, x = drawn(6, 20), drawn(6, seed=2), drawn(300, 20, seed=1)
     layer = kind(weight, bias)
     for rows in range(301):
@@ -102,7 +102,7 @@ def test_few_numbers_of_rows_reach_the_library(kind: type[nn.Module], monkeypatc
         assert found.shape == (rows, 6)
         assert rows == 0 or relative(found, nn.functional.linear(x[:rows], weight, bias)) < TOLERANCE["int8"]
     assert layer(x[:17].view(17, 1, 20)).shape == (17, 1, 6)
-    assert len(seen) <= 8 * 5  # between 16 and 300 there are five octaves
+    assert len(seen) <= 16 + 8 * 5  # up to 15 each is its own, up to 300 there are five octaves
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
