@@ -1,4 +1,4 @@
-"""What a report on a store shows: counts of each corpus, lengths, scripts, languages, what was dropped, test sets.
+"""The content of a report on a store: counts of each corpus, lengths, scripts, languages, what was dropped, test sets.
 
 All of it comes from the store: its manifest, the examples of dropped pairs, and a sample of its pairs.
 """

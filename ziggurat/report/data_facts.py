@@ -1,4 +1,4 @@
-"""What a report on a store tells of each corpus: its counts, and of a sample of its pairs scripts and languages."""
+"""The facts about each corpus of a store: its counts, and the scripts and languages of a sample of its pairs."""
 
 from __future__ import annotations
 

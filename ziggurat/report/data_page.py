@@ -37,7 +37,7 @@ REASONS = {
     "held_out": "in a development or test set",
     "too_many_pieces": "a side with too many subword pieces",
 }
-"""What each reason means for which pairs are dropped."""
+"""Reason for which pairs are dropped -> its meaning."""
 
 
 def data_page(content: DataContent, *, now: float | None = None) -> str:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from ziggurat.duration import duration
 from ziggurat.evaluation.robustness import Effect
+from ziggurat.report.template import page_templates
 
 __all__ = ["CorpusRow", "ModelRow", "PipelineSummary", "SpeedRow", "StepRow", "answer_of", "pipeline_page"]
 
@@ -131,11 +129,8 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, no
         robustness: address of the page on disturbances; None: there is none.
         now: the date shown in it, in seconds since 1970; default: the present.
     """
-    environment = Environment(
-        loader=PackageLoader("ziggurat.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters |= {"duration": duration, "size": _size, "p_value": _p_value}
+    environment = page_templates()
+    environment.filters["size"] = _size
     metrics = list(dict.fromkeys(effect.metric for effect in summary.effects))
     shown = [effect for effect in summary.effects if effect.metric == metrics[0]]
     return environment.get_template("pipeline.html").render(
@@ -157,7 +152,3 @@ def _size(count: int) -> str:
             break
         value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
-
-
-def _p_value(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"

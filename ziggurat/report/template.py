@@ -1,4 +1,4 @@
-"""What the pages of reports share: templates with their filters, colours as CSS variables, tables to save.
+"""The common ground of report pages: templates with their filters, colours as CSS variables, tables to save.
 
 No page has a script, nothing is fetched, and all text is escaped.
 """
