@@ -283,7 +283,7 @@ def test_lists(fetch: Fetch) -> None:
     every = fetch("--list")
     assert every.status == 0
     assert "europarl/v7/{a}-{b}" in every.out
-    assert "658 MB" in every.out
+    assert "657.6 MB" in every.out
     of_pair = fetch("--list", "en-de", "newstest")
     assert "newstest/{year}/" in of_pair.out
     assert "europarl" not in of_pair.out

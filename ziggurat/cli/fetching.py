@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
 from ziggurat.cli.options import Json
@@ -175,19 +176,8 @@ def _print_list(listed: Sequence[Listed], as_json: bool) -> None:
     width = max((len(one.name) for one in listed), default=0)
     for one in listed:
         pairs = f", {counted(one.pairs, 'pair')}" if one.pairs is not None else ""
-        print(f"{one.name:<{min(width, 60)}}  {_size(one.bytes):>9}{pairs}  {printable(one.title, 200)}; {one.licence}")
-
-
-def _size(size: int | None) -> str:
-    """Return a number of bytes in a readable form; `?` where it is not known."""
-    if size is None:
-        return "?"
-    value, unit = float(size), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+        size = "?" if one.bytes is None else decimal(one.bytes)
+        print(f"{one.name:<{min(width, 60)}}  {size:>9}{pairs}  {printable(one.title, 200)}; {one.licence}")
 
 
 def _text(one: Written) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from rich.filesize import decimal
+
 from ziggurat.evaluation.robustness import Effect
 from ziggurat.report.template import page_templates
 
@@ -130,7 +132,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, no
         now: the date shown in it, in seconds since 1970; default: the present.
     """
     environment = page_templates()
-    environment.filters["size"] = _size
+    environment.filters["size"] = decimal
     metrics = list(dict.fromkeys(effect.metric for effect in summary.effects))
     shown = [effect for effect in summary.effects if effect.metric == metrics[0]]
     return environment.get_template("pipeline.html").render(
@@ -142,13 +144,3 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, no
         robustness=robustness,
         made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     )
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes in a readable form."""
-    value, unit = float(count), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
