@@ -158,10 +158,10 @@ def test_nothing_loads_pickles() -> None:
         assert not {"pickle", "dill", "joblib", "cloudpickle"} & imports(path), path
 
 
-def test_the_readme_has_a_line_for_every_package() -> None:
-    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+def test_the_page_has_a_line_for_every_package() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
     for package in sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py")):
-        assert f"\n| `ziggurat/{package}` | " in readme, f"{package} is not in the README's table of packages"
+        assert f"\n| `ziggurat/{package}` | " in page, f"{package} is not in the table of docs/architecture.md"
 
 
 def test_test_modules_have_names_of_their_own() -> None:

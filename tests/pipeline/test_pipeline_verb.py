@@ -101,9 +101,7 @@ def test_files_named_for_each_other_s_language_are_refused_at_once(place: Path, 
     for more in (["--dry-run"], ["--status"], []):
         status, _, err = ziggurat("pipeline", "my.yaml", *more)
         assert status == 2
-        assert (
-            "`bitext.train.0`: by their names data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange" in err
-        )
+        assert "bitext.train.0: by their names data/train.qhi is in `qhi` and data/train.qlo in `qlo`: exchange" in err
     assert not Path("w/clean").exists()
 
 

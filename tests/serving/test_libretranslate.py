@@ -236,7 +236,7 @@ def test_mistakes_of_the_command_and_its_file_are_named(tmp_path: Path, capfd: p
     (file := tmp_path / "serve.yaml").write_text("port: 0\nlimits:\n  character: 10\n", encoding="utf-8")
     for arguments, said in (
         (["--config", str(file)], f"{file}, line 3: unknown key `limits.character`; did you mean `limits.characters`"),
-        (["run", "--metrics", "short"], "`--metrics`: string should have at least 8 characters"),
+        (["run", "--metrics", "short"], "`metrics_token`: string should have at least 8 characters"),
         (["run", "--keys", "no/such/file"], "no/such/file"),
     ):
         with pytest.raises(SystemExit) as stop:

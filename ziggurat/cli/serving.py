@@ -83,11 +83,7 @@ def serve(
         entry |= {key: value for key, value in shared.items() if value is not None}
         entry["decoding"] = {**entry["decoding"], **settings}
     given["models"] = [*named, *of_file]
-    try:
-        found = change_section(found, given, "serve")
-    except ConfigError as error:
-        said = str(error).replace("`serve.metrics_token`", "`--metrics`").replace("`serve.", "`")
-        raise ConfigError(said) from None
+    found = change_section(found, given, "")
     if not found.models:
         raise ConfigError("name at least one model: `ziggurat serve RUN`")
     run_server(found, say)

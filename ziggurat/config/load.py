@@ -130,7 +130,8 @@ def _entries(count: int) -> str:
 
 
 def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
-    """Return `section` with `changes`, checked as a whole; `path` is its key in the configuration, for errors.
+    """Return `section` with `changes`, checked as a whole; `path` is its key in the configuration, for errors; none
+    if it is the whole of one.
 
     A mapping in `changes` replaces single keys of an inner section, anything else replaces the whole value. Raises
     ConfigError, worded as for a file: a key is unknown or ill-typed, or keys conflict.
@@ -139,7 +140,8 @@ def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -
         return type(section).model_validate(_merged(section, changes))
     except ValidationError as error:
         found = error.errors()
-        said = [_problem(e, (*path.split("."), *e["loc"]), False, Experiment) for e in found[:_MAX_ERRORS]]
+        above, root = (tuple(path.split(".")), Experiment) if path else ((), type(section))
+        said = [_problem(e, (*above, *e["loc"]), False, root) for e in found[:_MAX_ERRORS]]
         raise ConfigError("\n".join([*said, *_and_more(found)])) from None
 
 

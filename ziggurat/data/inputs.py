@@ -191,13 +191,8 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
                 "both sides: is the source also given as target? (`data.filters.identical` drops such pairs)"
             )
             continue
-        if named_the_other_way(corpus.config, config.languages_of(corpus.config)):
-            source, target = config.languages_of(corpus.config)
-            notices.append(
-                f"{corpus.key}: by their names {corpus.config.source} is in `{target}` and {corpus.config.target} in "
-                f"`{source}`: exchange `source` and `target`, or `source_language` and `target_language` (of this "
-                "corpus, or of all in `data`)"
-            )
+        if notice := exchanged_by_name(corpus.config, config.languages_of(corpus.config), corpus.key):
+            notices.append(notice)
             continue
         # Only with larger ones: of two corpora that differ, the smaller one gets the notice.
         larger = training[: training.index(corpus)] if corpus in training else training
@@ -215,13 +210,18 @@ def _same_direction(first: CorpusConfig, second: CorpusConfig, config: DataConfi
     return (tags[0] == tags[1] or None in tags) and config.languages_of(first) == config.languages_of(second)
 
 
-def named_the_other_way(corpus: CorpusConfig, languages: tuple[str, str]) -> bool:
-    """Return True if each side's file name ends in the code of the other side's language."""
+def exchanged_by_name(corpus: CorpusConfig, languages: tuple[str, str], key: str) -> str | None:
+    """Return a notice if each side's file name ends in the code of the other side's language, else None."""
     if corpus.source is None or corpus.target is None:
-        return False
+        return None
     endings = [named_language(path) for path in (corpus.source, corpus.target)]
-    wanted = [code.lower() for code in languages]
-    return endings == wanted[::-1] and endings[0] != endings[1]
+    source, target = languages
+    if endings != [target.lower(), source.lower()] or endings[0] == endings[1]:
+        return None
+    return (
+        f"{key}: by their names {corpus.source} is in `{target}` and {corpus.target} in `{source}`: exchange `source` "
+        "and `target`, or `source_language` and `target_language`"
+    )
 
 
 def nothing_left(pairs: int, counts: Counter[str], corpora: Sequence[Corpus]) -> DataError:

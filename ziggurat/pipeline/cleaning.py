@@ -21,8 +21,8 @@ from ziggurat.data.encoding import CleanedBlock, compared
 from ziggurat.data.inputs import (
     Corpus,
     count_pairs,
+    exchanged_by_name,
     find_corpora,
-    named_the_other_way,
     nothing_left,
     side_notices,
 )
@@ -53,12 +53,8 @@ def clean_step(road: Road) -> Step:
 
     def check() -> None:
         for number, corpus in enumerate(config.bitext.train):
-            if named_the_other_way(corpus, road.languages):
-                raise ConfigError(
-                    f"`bitext.train.{number}`: by their names {corpus.source} is in `{config.target_language}` and "
-                    f"{corpus.target} in `{config.source_language}`: exchange `source` and `target`, or the languages; "
-                    "if they are right, rename the files"
-                )
+            if notice := exchanged_by_name(corpus, road.languages, f"bitext.train.{number}"):
+                raise ConfigError(f"{notice}; if they are right, rename the files")
         with _keys():
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
             for as_data in data.train:
