@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.killing import run_and_kill, tree
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.pipeline.engine import Pipeline
+from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
 
@@ -265,6 +265,28 @@ def test_a_step_begun_with_other_settings_begins_anew(tmp_path: Path, ran: list[
     assert "setting: 0 -> 2" in found.why
     pipeline(tmp_path / "w", fakes).run()
     assert not (tmp_path / "w/left/half").exists()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_took_long_is_set_aside_and_not_removed(killed: bool, tmp_path: Path, ran: list[str]) -> None:
+    times = tmp_path / "p" / TIMES
+    log = tmp_path / "p" / "fetch" / "log"
+    fakes = diamond(tmp_path, ran)[:2]
+    pipeline(tmp_path / "p", fakes).run()
+    for number in (1, 2):
+        spent = json.loads(times.read_text())
+        spent["fetch"] |= {"running": log.stat().st_mtime - 601} if killed else {"seconds": 601}
+        times.write_text(json.dumps(spent))
+        was, said = log.read_bytes(), list[str]()
+        fakes[0].setting = fakes[1].setting = number
+        pipeline(tmp_path / "p", fakes).run(say=said.append)
+        kept = tmp_path / "p" / "earlier" / f"fetch-{number}"
+        assert (kept / "log").read_bytes() == was
+        assert read_manifest(kept) is not None
+        assert any(str(kept) in line and "took 10:01" in line for line in said)
+        assert log.read_bytes() != was
+    assert [path.name for path in sorted((tmp_path / "p" / "earlier").iterdir())] == ["fetch-1", "fetch-2"]
+    assert pipeline(tmp_path / "p", fakes).left_over() == []
 
 
 def test_a_signal_in_a_step_ends_the_call(tmp_path: Path, ran: list[str]) -> None:

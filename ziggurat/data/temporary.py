@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from ziggurat.errors import DataError
@@ -22,6 +23,7 @@ __all__ = [
     "TEMPORARY",
     "is_same",
     "lock_missing",
+    "locked",
     "make_temporary",
     "remove_dead",
     "remove_if_dead",
@@ -58,6 +60,30 @@ def lock_missing(path: Path, error: OSError) -> DataError:
             "the folder on another file system"
         )
     return DataError(f"{path}: cannot be locked: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def locked(file: Path, how: int, busy: str) -> Iterator[None]:
+    """Context that holds the lock of a file, made where it is missing; not of a folder, which NFS locks on one machine.
+
+    Args:
+        file: the file.
+        how: LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is an error, else it is waited for.
+        busy: what the error then says.
+
+    Raises DataError: another process holds it, or the file system has no locks.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            raise DataError(busy) from None
+        except OSError as error:
+            raise lock_missing(file.parent, error) from None
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def is_same(path: Path, descriptor: int) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from ziggurat.data.temporary import lock_missing
+from ziggurat.data.temporary import locked
 from ziggurat.data.workspace import sweep
 from ziggurat.errors import DataError
 from ziggurat.jobs.launchers import Launcher, processes
@@ -172,7 +172,7 @@ class _Signals:
 def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
     """Hold the lock of a job's folder, which is swept: calls for parts share it, one that merges holds it alone."""
     busy = f"{plan.folder}: another {plan.verb} is at work here; wait for it to end"
-    with _locked(plan.folder / ".lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB, busy):
+    with locked(plan.folder / ".lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB, busy):
         sweep(plan.folder, deep=True)
         try:
             yield
@@ -183,22 +183,5 @@ def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def made_once(plan: Plan, name: str) -> Iterator[Path]:
     """Context in which this call alone may make the file or folder `name` of a job; calls for other parts wait."""
-    with _locked(plan.folder / f".{name}.lock", fcntl.LOCK_EX, ""):
+    with locked(plan.folder / f".{name}.lock", fcntl.LOCK_EX, ""):
         yield plan.folder / name
-
-
-@contextlib.contextmanager
-def _locked(file: Path, how: int, busy: str) -> Iterator[None]:
-    """Hold a lock. Raises DataError, which says `busy` where another process holds it."""
-    # A file, since on NFS the lock of a folder does not reach other machines.
-    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, how)
-    except BlockingIOError:
-        raise DataError(busy) from None
-    except OSError as error:
-        raise lock_missing(file.parent, error) from None
-    else:
-        yield
-    finally:
-        os.close(descriptor)

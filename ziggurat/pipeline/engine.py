@@ -7,15 +7,16 @@ the same as before leaves those after it as they are.
 
 from __future__ import annotations
 
-import contextlib
+import fcntl
+import itertools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ziggurat.config.experiment import changed, shown
-from ziggurat.data.temporary import TEMPORARY, lock_missing, try_lock
+from ziggurat.data.temporary import TEMPORARY, locked
 from ziggurat.data.workspace import discard, sweep
 from ziggurat.duration import duration
 from ziggurat.errors import DataError
@@ -37,6 +38,9 @@ __all__ = ["TIMES", "Pipeline", "PipelineEnd", "StepState"]
 
 _FORMAT = 1
 _HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
+_EARLIER, _DEAR = "earlier", 600.0
+"""Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
+_BUSY = "another pipeline is at work here; wait for it to end"
 State = Literal["done", "begun", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
 
@@ -135,7 +139,7 @@ class Pipeline:
         chosen = selection.numbers(self.steps)
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
-        with self._alone():
+        with locked(self.folder / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
             sweep(self.folder)
             self._refuse_impossible(self.steps[chosen.start : chosen.stop])
             manifests: dict[str, StepManifest | None] = {}
@@ -148,6 +152,8 @@ class Pipeline:
                     say(f"{place}: {standing.why}")
                     continue
                 say(f"{place}: {step.title}" + ("" if standing.state == "new" else f" ({standing.why})"))
+                if standing.state != "begun":
+                    self._make_room(step, say)
                 stopped = self._do(step, self._wanted(step, manifests), begun=standing.state == "begun")
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)
@@ -245,7 +251,6 @@ class Pipeline:
         """Do a step, or the rest of it; return the number of the signal that stopped it, or None."""
         folder = self.folder / step.name
         if not begun:
-            self._clear(folder)
             self._times.restart(step.name)
             folder.mkdir()
             write_document(folder / BEGUN, wanted)
@@ -257,33 +262,25 @@ class Pipeline:
             write_document(folder / MANIFEST, StepManifest(wanted, outputs).document())
         return None
 
-    def _clear(self, folder: Path) -> None:
-        """Remove what an earlier call left of a step. Raises DataError for anything else that is in its place."""
+    def _make_room(self, step: Step, say: Callable[[str], object]) -> None:
+        """Remove what an earlier call left of a step, or set it aside if it took long.
+
+        Raises DataError for anything else that is in its place.
+        """
+        folder = self.folder / step.name
         if not os.path.lexists(folder):
             return
         ours = folder.is_dir() and not folder.is_symlink()
         if not ours or not ((folder / BEGUN).is_file() or all(map(_is_temporary, folder.iterdir()))):
             raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
-        discard(folder)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock of the folder. Raises DataError where another process does."""
-        # A file, since on NFS the lock of a folder does not reach other machines.
-        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        try:
-            if not try_lock(descriptor):
-                raise DataError(f"{self.folder}: another pipeline is at work here; wait for it to end")
-        except OSError as error:
-            os.close(descriptor)
-            raise lock_missing(self.folder, error) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        try:
-            yield
-        finally:
-            os.close(descriptor)
+        if (seconds := self._times.so_far(step.name, folder)) < _DEAR:
+            discard(folder)
+            return
+        aside = self.folder / _EARLIER
+        aside.mkdir(exist_ok=True)
+        number = next(n for n in itertools.count(1) if not os.path.lexists(aside / f"{step.name}-{n}"))
+        kept = folder.rename(aside / f"{step.name}-{number}")
+        say(f"{step.name}: what is there took {duration(seconds)}; it is kept in {kept}")
 
 
 def _is_temporary(path: Path) -> bool:

@@ -48,23 +48,26 @@ class Times:
         """Return the time spent on a step."""
         return self._spent.get(step, Spent())
 
+    def so_far(self, step: str, folder: Path) -> float:
+        """Return the seconds spent on a step, whose folder tells when a killed call ended."""
+        before = self.of(step)
+        killed = 0.0 if before.running is None else max(0.0, _last_change(folder) - before.running)
+        return before.seconds + killed
+
     def restart(self, step: str) -> None:
         """Forget a step, which is to be done anew."""
         self._spent.pop(step, None)
 
     @contextlib.contextmanager
     def measuring(self, step: str, folder: Path) -> Iterator[None]:
-        """Context in which time counts for a step, whose folder tells when a killed call ended."""
-        before = self.of(step)
-        seconds = before.seconds
-        if before.running is not None:
-            seconds += max(0.0, _last_change(folder) - before.running)
+        """Context in which time counts for a step."""
+        seconds, calls = self.so_far(step, folder), self.of(step).calls + 1
         began = time.monotonic()
-        self._write(step, Spent(seconds, before.calls + 1, time.time()))
+        self._write(step, Spent(seconds, calls, time.time()))
         try:
             yield
         finally:
-            self._write(step, Spent(seconds + time.monotonic() - began, before.calls + 1))
+            self._write(step, Spent(seconds + time.monotonic() - began, calls))
 
     def _write(self, step: str, spent: Spent) -> None:
         self._spent[step] = spent
