@@ -137,13 +137,16 @@ def missing(method: str) -> list[float]:
     return [rate for rate in BEYOND if rate < best] if best == min(tried) else []
 
 
+def to_do(run: Run) -> bool:
+    """Return True for a run that is not there and whose rate is known, or is one of those to try next."""
+    still = missing(run.method)
+    return not result_of(run).exists() and (run.rate in still if run.rate is not None else not still)
+
+
 def one_run(run: Run, store: str, work: Path) -> None:
     """Train once, translate the test set, and write the figures down."""
     out, folder = result_of(run), work / run.name
     out.parent.mkdir(exist_ok=True)
-    still = missing(run.method)
-    if out.exists() or (run.rate not in still if run.rate is not None else still):
-        return
     tried = swept(run.method)
     rate = run.rate if run.rate is not None else min(tried, key=lambda rate: tried[rate])
     torch.set_num_threads(1)
@@ -260,10 +263,11 @@ def main() -> None:
     o.work.mkdir(parents=True, exist_ok=True)
     runs = long_runs() if o.long else all_runs()
     wanted = [run for run in runs if run.method in o.method and run.depth in o.depth and run.seed in o.seed]
+    # A process for each run, so that none inherits what another left in memory.
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
         # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both.
         for stage in (RATES, BEYOND, BEYOND, (None,)):
-            tasks = [(run, o.store, o.work.resolve()) for run in wanted if run.rate in stage]
+            tasks = [(run, o.store, o.work.resolve()) for run in wanted if run.rate in stage and to_do(run)]
             pool.starmap(one_run, tasks, chunksize=1)
 
 
