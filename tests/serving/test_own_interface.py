@@ -216,6 +216,7 @@ def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
         ({"text": "a", "alternatives": 9}, 400, "`alternatives`"),
         ({"text": "a", "alternatives": True}, 400, "`alternatives`"),
         ({"text": "a", "scores": 3}, 400, "`scores`"),
+        ({"text": "a", "alignment": True}, 400, "unknown field `alignment`; did you mean `alignments`?"),
         ({"text": "a", "format": "pdf"}, 400, "`format`"),
         ({"text": ["a", "b"], "prefix": "x"}, 400, "`prefix`"),
         ({"text": "a", "prefix": 3}, 400, "`prefix`"),

@@ -55,8 +55,8 @@ def read_config(path: str | Path, *, piped: bool = False) -> str:
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         near = [str(path.with_name(name)) for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)]
-        hint = f"did you mean `{near[0]}`?" if near else "`ziggurat recipes` lists the built-in ones"
-        raise ConfigError(f"{path}: no such configuration file; {hint}") from None
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise ConfigError(f"{path}: no such configuration file{hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import parse_experiment, read_config
 from ziggurat.config.papers import find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, printable
 
 __all__ = [
     "NamedText",
@@ -84,6 +84,8 @@ def read_named(name: str) -> NamedText:
     if not Path(name).is_file():
         if (text := _text(name)) is not None:
             return NamedText(text, f"recipe {name}", name)
-        if not Path(name).exists() and not Path(name).suffix and (near := _near(name, 0.7)):
-            raise ConfigError(f"{name}: neither a file nor a recipe; did you mean the recipe `{near[0]}`?")
+        if not Path(name).exists() and not Path(name).suffix:
+            near = _near(name, 0.7)
+            hint = f"did you mean the recipe `{near[0]}`?" if near else "`ziggurat recipes` lists the built-in ones"
+            raise ConfigError(f"{printable(name)}: neither a file nor a recipe; {hint}")
     return NamedText(read_config(name, piped=True), name, None)

@@ -5,6 +5,7 @@ Whoever answers a request sees the declared fields alone, so that no path takes 
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +18,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat import __version__
+from ziggurat.errors import printable
 from ziggurat.serving.interfaces.dialects import Dialect
 from ziggurat.serving.interfaces.schemas import Schema, record, text
-from ziggurat.serving.requests import fields_of, upload_of
+from ziggurat.serving.requests import Refused, fields_of, upload_of
 
 __all__ = ["Described", "Field", "Operation", "specification"]
 
@@ -48,6 +50,8 @@ class Operation:
         kinds: further kinds of content, each with what it is; of documents, any.
         status: of the answer.
         file: whether the request is a form with a file.
+        strict: whether other fields than its own are refused (400). Programs written for another server send some that
+            do not matter here; a field of ours that is misspelt would be a wish that nobody hears.
     """
 
     dialect: Dialect
@@ -57,6 +61,7 @@ class Operation:
     kinds: Mapping[str, str] = field(default_factory=dict)
     status: int = 200
     file: bool = False
+    strict: bool = False
 
     async def fields(self, request: Request) -> dict[str, Any]:
         """Return the fields of a request, as `fields_of` does; only those that it takes."""
@@ -69,6 +74,11 @@ class Operation:
             yield self._declared(fields), file
 
     def _declared(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        names = [each.name for each in self.takes]
+        if self.strict and (unknown := [name for name in fields if name not in names]):
+            near = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.6)
+            hint = f"did you mean `{near[0]}`?" if near else f"there are: {', '.join(names)}"
+            raise Refused(400, f"unknown field `{printable(unknown[0])}`; {hint}")
         return {each.name: fields[each.name] for each in self.takes if each.name in fields}
 
     def described(self, path: str, method: str) -> Schema:

@@ -48,7 +48,6 @@ COMPLETE = Operation(
                     }
                 )
             ),
-            "usage": record({"prompt_tokens": whole(), "completion_tokens": whole(), "total_tokens": whole()}),
         }
     ),
     kinds={"text/event-stream": "with `stream`: chunks, of which one is the translation"},
@@ -92,8 +91,8 @@ class OpenAI:
             return StreamingResponse(_events(head, translation), media_type="text/event-stream")
         message = {"role": "assistant", "content": translation}
         choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        used = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-        return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": used})
+        # No `usage`, which may be missing: the tokens of a translation model are not those that a client has in mind.
+        return JSONResponse({**head, "object": "chat.completion", "choices": [choice]})
 
     async def models(self, request: Request) -> Response:
         """List the models."""

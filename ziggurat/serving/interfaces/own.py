@@ -77,6 +77,7 @@ TRANSLATE = Operation(
         Field("api_key", text("an API key, where no header has it")),
     ),
     record({"translations": listed(_TRANSLATION)}),
+    strict=True,
 )
 _PAIR = record(
     {
