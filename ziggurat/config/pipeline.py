@@ -115,6 +115,7 @@ class PipelineConfig(Section):
             chosen: TrainedConfig | None = getattr(self, name)
             if chosen is not None and chosen.existing is None:
                 self._check_model(name, chosen)
+        self._check_precision()
         if self.quantisation is not None:
             try:
                 self.quantised(
@@ -184,6 +185,20 @@ class PipelineConfig(Section):
             found = error.errors()[0]
             place = ".".join(str(step) for step in (name, *found["loc"]))
             raise ValueError(f"`{place}`: {found['msg'].removeprefix('Value error, ')}") from None
+
+    def _check_precision(self) -> None:
+        """Raise ValueError for a step that translates or scores in a precision that each machine chooses for itself."""
+        for step, name in (("backtranslation", "backward"), ("distillation", "teacher"), ("filter", "backward")):
+            section = getattr(self, step)
+            if section is None:
+                continue
+            own: dict[str, object] = getattr(section, "decoding", {})
+            place, found = (step, own) if "precision" in own else (name, dict(getattr(self, name).decoding))
+            if found["precision"] == "auto":
+                raise ValueError(
+                    f"`{place}.decoding.precision: auto` would leave the result of `{step}` to the machine: name the "
+                    "precision, `float32` or `bfloat16`"
+                )
 
     def weights(self, name: ModelName) -> dict[CorpusName, float]:
         """Return the corpora that a model learns from, with their weights."""
