@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.pipeline.conftest import parsed, trained, whole
+from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import PipelineConfig
@@ -20,7 +21,7 @@ from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
 from ziggurat.jobs.run import JobOutcome
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
-from ziggurat.pipeline.models import in_fresh_state, keys_of
+from ziggurat.pipeline.models import experiment_of, in_fresh_state, keys_of
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
 
@@ -104,6 +105,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would leave the result of `backtr"),
         ("backward.decoding.precision=auto backtranslation.decoding={precision: float32}", "the result of `filter`"),
         ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would leave"),
+        ("source_language=a/b", "`source_language`: string should match pattern"),
         ("format=2", "pipeline format 2 is not known here"),
         ("test=[{name: a, source: x}]", "`test.0`: give either `source` and `target`, or `fetch`"),
         ("folder=$HOME/w", "`folder`: `$HOME` is not replaced here as in a shell"),
@@ -177,6 +179,35 @@ def test_corpora_of_one_name_get_files_of_their_own() -> None:
     corpus = {"source": "a/train.qlo.gz", "target": "a/train.qhi.gz"}
     config = parsed(whole(bitext={"train": [corpus, corpus, {**corpus, "name": "my own/text"}], "dev": [corpus]}))
     assert Road(config).bitext_names() == ["train", "train-2", "my_own_text"]
+    with pytest.raises(
+        ConfigError, match=r"bitext.train.0: a pipeline makes a corpus `distillation`: give another `na"
+    ):
+        names(parsed(whole(), "bitext.train.0.name=distillation"))
+
+
+def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
+    own = "bitext.train.0.filters={max_pieces: 9, max_length_ratio: 5}"
+    road = Road(parsed(whole(), "cleaning.max_characters=20000", own))
+    data = experiment_of(road, "teacher").data
+    assert [data.filters_of(corpus).max_pieces for corpus in data.train] == [9, 250]
+    assert [data.filters_of(corpus).max_characters for corpus in data.train] == [20_000, 20_000]
+    settings = [
+        next(s for s in steps_of(of) if s.name == "teacher-data").settings for of in (road, Road(parsed(whole())))
+    ]
+    assert settings[0] != settings[1]
+
+
+def test_the_filter_drops_no_pair_that_distillation_may_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[FilterJob] = []
+
+    def filter_pairs(job: FilterJob, work: object) -> JobOutcome[Any]:
+        jobs.append(job)
+        return JobOutcome(None, None)
+
+    monkeypatch.setattr("ziggurat.backtranslation.cross_entropy.filter_pairs", filter_pairs)
+    step = next(s for s in steps_of(Road(parsed(whole(), "distillation.max_pieces=500"))) if s.name == "filter")
+    step.work(tmp_path)
+    assert jobs[0].max_pieces == step.settings["max_pieces"] == 500
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:

@@ -70,7 +70,10 @@ def data_step(road: Road, name: ModelName) -> Step:
         named = {key: getattr(chosen.subword, key) for key in given}
         return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
 
-    train = [{"name": c.name, "weight": c.weight, "tag": c.tag} for c in corpora.train(name)]
+    train = [
+        {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
+        for c in corpora.train(name)
+    ]
     return Step(
         f"{name}-data",
         f"prepares the data of the {said(name)}",
@@ -78,6 +81,7 @@ def data_step(road: Road, name: ModelName) -> Step:
             **chosen.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True),
             "languages": [experiment.data.source_language, experiment.data.target_language],
             "max_pieces": road.config.cleaning.max_pieces,
+            **road.config.cleaning.model_dump(mode="json", include={"max_characters"}, exclude_defaults=True),
             "corpora": train,
         },
         work,

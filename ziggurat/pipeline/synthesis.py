@@ -146,7 +146,8 @@ def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
 
 def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
     """Return the step that drops the distilled pairs whose source the backward model finds least likely."""
-    made = Corpora(road).translated()
+    made, distilled = Corpora(road).translated(), road.config.distillation
+    assert distilled is not None
     sources, targets = ([road.at(step, "corpus", f"{side}.txt") for step in made] for side in ("source", "target"))
     workers = config.workers or _usual_workers(config)
 
@@ -162,6 +163,7 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
             targets=tuple(map(str, targets)),
             out=folder / "corpus",
             keep=config.keep,
+            max_pieces=distilled.max_pieces,
             reverse=True,
             device=config.device,
             threads=config.threads,
@@ -175,7 +177,10 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
     return Step(
         "filter",
         "drops distilled pairs that the backward model finds unlikely",
-        config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
+        {
+            **config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
+            **distilled.model_dump(mode="json", include={"max_pieces"}, exclude_defaults=True),
+        },
         work,
         {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
         partial(model_files, road, "backward"),
