@@ -16,6 +16,7 @@ from pathlib import Path
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "DamageError",
     "DataError",
     "ExportError",
     "MachineError",
@@ -41,6 +42,10 @@ class ConfigError(ZigguratError):
 
 class DataError(ZigguratError):
     """A corpus, vocabulary or store cannot be used; the message names file and line, and the byte for encodings."""
+
+
+class DamageError(DataError):
+    """The bytes of a corpus file did not come whole: cut short, changed on the way, or not of the kind they claim."""
 
 
 class CheckpointError(ZigguratError):

@@ -81,7 +81,10 @@ def test_share_of_numbers_by_its_definition(first: list[int], second: list[int])
         ("Um 7.30 (Ortszeit): ...", "At 7:30 (local time): …", 0),
         ("(a", "a", 1),
         ("Wer? Wo? Wann?", "Who?", 2),
-        ("a, b; c", "a b c", 1),  # the semicolon is the question mark of Greek
+        ("Yes; it is so; we know.", "Ja, es ist so, wir wissen es.", 0),
+        ("Πώς σε λένε; Νίκο;", "What is your name? Nick?", 0),
+        ("Πώς σε λένε\u037e", "What is your name?", 0),
+        ("Πώς σε λένε;", "What is your name.", 2),
     ],
 )
 def test_marks_without_their_like(source: str, target: str, unmatched: int) -> None:

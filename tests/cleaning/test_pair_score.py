@@ -9,7 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from ziggurat.cleaning import pair_score
-from ziggurat.cleaning.pair_score import LEAST_PAIRS, PairScorer, read_pair_score, wrong_pairs
+from ziggurat.cleaning.pair_features import Corpus, Half, Sides
+from ziggurat.cleaning.pair_score import LEAST_PAIRS, PairScorer, read_pair_score
+from ziggurat.cleaning.wrong_pairs import wrong_pairs
 from ziggurat.data.babel import generate
 from ziggurat.errors import DataError
 
@@ -73,6 +75,33 @@ def test_score_is_a_function_of_the_pair_alone(
     assert scorer.scores([], []).shape == (0,)
 
 
+def test_long_pairs_are_described_a_few_at_a_time(
+    scorer: PairScorer, corpus: tuple[Pairs, NDArray[np.int64]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = _scores(scorer, corpus[0][:300])
+    most, describe = [], pair_score.features
+
+    def features(sides: Sides, half: Half, corpus: Corpus) -> NDArray[np.float64]:
+        most.append(sum(len(s) * len(t) for s, t in zip(*sides.words, strict=True)))
+        return describe(sides, half, corpus)
+
+    monkeypatch.setattr(pair_score, "features", features)
+    monkeypatch.setattr(pair_score, "_CELLS", 1000)
+    assert (_scores(scorer, corpus[0][:300]) == scores).all()
+    longest = max(len(source.split()) * len(target.split()) for source, target in corpus[0][:300])
+    assert len(most) > 10
+    assert max(most) < 1000 + 2 * longest  # marks are words too
+
+
+def test_a_sentence_may_end_with_the_question_mark_of_greek() -> None:
+    pairs = [("Πώς σε λένε;", "What is your name?"), ("one;", "one?"), ("one;", "eins;"), ("ένα;", "one;")]
+    sides = [list(side) for side in zip(*pairs, strict=True)]
+    words = [[text.split() for text in side] for side in sides]
+    ids = [[np.zeros(len(text), np.int32) for text in side] for side in words]
+    _, ends = pair_score._sides(sides[0], sides[1], words, ids, np.arange(4)).marks
+    assert ends.tolist() == [True, False, True, False]
+
+
 def test_regression_is_at_the_minimum_of_its_loss() -> None:
     """The gradient of the mean log loss with ridge, term by term, vanishes there."""
     generator = np.random.default_rng(4)
@@ -94,7 +123,10 @@ def test_wrong_pairs_are_wrong_and_keep_to_their_half() -> None:
     found = wrong_pairs(sources, targets, odd)
     assert found == wrong_pairs(sources, targets, odd)
     same = [n for n in range(600) if (found[0][n], found[1][n]) == (sources[n], targets[n])]
-    assert len(same) < 6  # by chance: an exchange for itself, an order that is the old one
+    assert len(same) < 6  # by chance: an order that is the old one
+    for size in range(20, 60):  # no target is exchanged for itself
+        made = wrong_pairs(sources[:size], targets[:size], odd[:size])
+        assert all(made[1][n] != targets[n] for n in range(size) if n % 6 < 2)
     other_half = 0
     for number, (source, target) in enumerate(zip(*found, strict=True)):
         used = {int(word[1:]) for word in f"{source} {target}".split()}
@@ -121,7 +153,7 @@ def test_too_few_pairs_are_refused() -> None:
 def test_damaged_files_are_refused(scorer: PairScorer, tmp_path: Path, damage: str) -> None:
     path, content = tmp_path / "score", scorer.content()
     if damage != "missing":
-        changed = content.replace(b"pair-score-1", b"pair-score-9")
+        changed = content.replace(b"pair-score-2", b"pair-score-9")
         path.write_bytes({"cut": content[:-100], "empty": b"", "format": changed}[damage])
     with pytest.raises(DataError, match=r"score: .*remove it and run this again"):
         read_pair_score(path)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ziggurat.errors import DataError
+from ziggurat.errors import DamageError, DataError
 from ziggurat.fetch.archives import is_archive, take_out
 
 Members = list[tuple[str, bytes]]
@@ -137,7 +137,7 @@ def test_archives_that_were_cut(kind: str, keep: float, tmp_path: Path) -> None:
     content = archive.read_bytes()
     # The end of a tar is zeros, which nobody misses.
     archive.write_bytes(content[: int(len(content.rstrip(b"\0")) * keep)])
-    with pytest.raises(DataError, match=r"damaged|ends early") as caught:
+    with pytest.raises(DamageError, match=r"damaged|ends early") as caught:
         taken(archive, tmp_path / "out", "*.de")
     assert str(archive) in str(caught.value)
 
@@ -148,5 +148,5 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         content = bytearray(archive.read_bytes())
         content[15_000] ^= 1
         archive.write_bytes(content)
-        with pytest.raises(DataError, match="damaged"):
+        with pytest.raises(DamageError, match="damaged"):
             taken(archive, tmp_path / f"out-{kind}", "*.de")

@@ -250,14 +250,15 @@ def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, serve
     ],
 )
 def test_faults_are_told_by_archive_and_member(
-    members: dict[str, bytes], says: str, fetch: Fetch, server: Server
+    members: dict[str, bytes], says: str, fetch: Fetch, server: Server, tmp_path: Path
 ) -> None:
     server.add("f/s.tgz", packed_tar(members))
-    done = fetch("local/sgm/de-en")
+    done = fetch("local/sgm/de-en", "--cache", str(tmp_path / "damaged"))
     assert done.status == 2
     assert says in done.err
     assert "Traceback" not in done.err
     assert not tree()
+    assert list((tmp_path / "damaged").rglob("s.tgz")), "what came whole stays, whatever words a message has"
 
 
 def test_one_corpus_that_fails_does_not_keep_the_others(fetch: Fetch, server: Server) -> None:

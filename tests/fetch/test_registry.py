@@ -111,6 +111,7 @@ corpora:
     licence: mine
     known_from: me
 """
+_OF_TWO = OWN[OWN.index("mine/") : OWN.index("    licence")].format()
 
 
 def test_a_registry_of_the_users_own_comes_first(tmp_path: Path) -> None:
@@ -132,6 +133,18 @@ def test_a_registry_of_the_users_own_comes_first(tmp_path: Path) -> None:
         (("{a}-{b}.tsv", "{a}-{c}.tsv"), r"{c} in http://example.invalid/{a}-{c}.tsv is no part of the name"),
         (("layout: tsv", "layout: text"), "2 files wanted for the layout text"),
         (("mine/{a}-{b}:", "mine {a}-{b}:"), "a name has slashes and {a}"),
+        (
+            ("mine/{a}-{b}:", "mine/{a}-{b}/{a}:"),
+            "each part of a name is a word in braces, such as {version}, and there",
+        ),
+        (("mine/{a}-{b}:", "mine/{1}/{a}-{b}:"), "each part of a name is a word in braces"),
+        (("title: Mine", "title: Mine {year}"), "{year} in Mine {year} is no part of the name"),
+        (("licence: mine", "licence: mine\n    terms: http://x/{year}"), "{year} in http://x/{year} is no part"),
+        (("layout: tsv", "layout: tsv\n    columns: [1]"), "`columns` needs two entries, one for each language"),
+        *(
+            ((_OF_TWO, _OF_TWO.replace("-{b}", "").replace("layout: tsv", key)), f"`{key.split(':')[0]}` is of two")
+            for key in ("pairs: de-en", "sorted: true", "layout: tmx")
+        ),
         (("known_from: me", "known_from: me\n    sha256: 0"), "sha256"),
         (("corpora:", "corpora: ["), "not valid YAML"),
     ],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import http.client
+import os
 import random
 from pathlib import Path
 
@@ -55,6 +58,27 @@ def test_what_has_arrived_is_not_fetched_again(server: Server, tmp_path: Path, n
     assert got(url, tmp_path, network) == TEXT
     assert ranges(server) == [None, "bytes=70000-", "bytes=100000-"]
     assert [r.headers.get("if-range") for r in server.requests] == [None, '"1"', '"1"']
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENOSPC])
+def test_a_network_that_goes_away_comes_back_and_a_full_disk_does_not(
+    number: int, server: Server, tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, fails = http.client.HTTPResponse.read1, [False, True]
+
+    def read1(response: http.client.HTTPResponse, n: int = -1) -> bytes:
+        if fails and fails.pop(0):
+            raise OSError(number, os.strerror(number))
+        return read(response, n)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", read1)
+    url = server.add("a", TEXT)
+    if number == errno.ENOSPC:
+        with pytest.raises(OSError, match="No space left"):
+            got(url, tmp_path, network)
+    else:
+        assert got(url, tmp_path, network) == TEXT
+        assert len(server.requests) == 2
 
 
 def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.pipeline.conftest import trained, whole
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.pipeline.corpora import fetched_files
 from ziggurat.pipeline.embedded import embedded_text, write_demo
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Selection
@@ -100,13 +102,63 @@ def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[...
 
 
 def test_text_of_one_language_is_readable_and_comes_once(place: Path, road: Callable[..., Road]) -> None:
-    good = lines(place / "data/text.qlo")
-    (place / "data/more.qlo").write_bytes(b"\xff broken\n\n" + f"{good[0]}\nnew line\n".encode())
+    once = list(dict.fromkeys(lines(place / "data/text.qlo")))
+    # The sixth line is not taken from the first file, so the second one may have it.
+    (place / "data/more.qlo").write_bytes(b"\xff broken\n\n" + f"{once[0]}\n{once[5]}\nnew line\n".encode())
     both = {"source": [{"path": "data/text.qlo", "lines": 5}, {"path": "data/more.qlo"}]}
     pipeline_of(road(text(monolingual=both))).run(UNTIL_TEXT)
-    assert lines(place / "w/monolingual/source.txt") == [*list(dict.fromkeys(good))[:5], "new line"]
+    assert lines(place / "w/monolingual/source.txt") == [*once[:6], "new line"]
     counts = json.loads((place / "w/monolingual/report.json").read_bytes())["source"]
-    assert (counts["encoding"], counts["empty"], counts["kept"]) == (1, 1, 6)
+    assert (counts["encoding"], counts["empty"], counts["kept"]) == (1, 1, 7)
+
+
+def test_files_of_a_corpus_with_a_name_may_be_renamed(place: Path, road: Callable[..., Road]) -> None:
+    (place / "data/train.scores").write_text("0.5\n" * len(lines(place / "data/train.qlo")))
+    for name in ("train", "renamed"):
+        for file in place.glob("data/train.*"):
+            file.rename(file.with_name(file.name.replace("train", name)))
+        corpus = {code: f"data/{name}.{language}" for code, language in (("source", "qlo"), ("target", "qhi"))}
+        train = [{**corpus, "name": "mine", "scores": [{"path": f"data/{name}.scores", "min": 0.1}]}]
+        done = pipeline_of(road(text(bitext={**text()["bitext"], "train": train}))).run(UNTIL_TEXT).done
+        assert done == (("sets", "clean", "monolingual") if name == "train" else ())
+
+
+def test_other_languages_exchange_the_sides_of_every_set(place: Path, road: Callable[..., Road]) -> None:
+    sides = [lines(place / f"data/dev.{code}") for code in ("qlo", "qhi")]
+    (place / "data/all.tsv").write_text("".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True)), "utf-8")
+    one = [{"path": "data/all.tsv"}]
+    config = text(bitext={"train": one, "dev": one}, test=None, monolingual={"source": [{"path": "data/text.qlo"}]})
+    config["cleaning"] = {"held_out": "keep"}
+    pipeline_of(road(config, "source_language=qhi", "target_language=qlo")).run(UNTIL_TEXT)
+    assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
+    assert lines(place / "w/sets/dev/0.qlo") == sides[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (("es", "cs"), ("spa", "ces")),
+        (("pl", "en"), ("pol_Latn", "en")),
+        (("de", "ceb"), ("deu", "ceb_Latn")),
+        (("es", "en"), None),
+        (("sl", "en"), None),
+    ],
+)
+def test_languages_of_a_fetched_corpus_are_known_by_any_of_their_codes(
+    wanted: tuple[str, str],
+    found: tuple[str, str] | None,
+    place: Path,
+    road: Callable[..., Road],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    has = found or ("est", "slk", "en")
+    origin = SimpleNamespace(languages=has, files=[f"text.{code}" for code in has])
+    monkeypatch.setattr("ziggurat.pipeline.corpora.fetched_origins", lambda road, name: [(Path("text.json"), origin)])
+    if found is None:
+        with pytest.raises(ConfigError, match=r"key.fetch: `a/b` has est and slk and en, but the languages"):
+            fetched_files(road(whole()), "a/b", wanted, "key")
+    else:
+        assert fetched_files(road(whole()), "a/b", wanted, "key") == [Path(f"text.{code}") for code in found]
 
 
 @pytest.mark.slow

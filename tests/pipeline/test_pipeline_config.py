@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,17 @@ import pytest
 import torch
 
 from tests.pipeline.conftest import parsed, trained, whole
-from ziggurat.config.load import parse_as
+from ziggurat.backtranslation.cross_entropy import FilterJob
+from ziggurat.backtranslation.plan import BackTranslationJob
+from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
+from ziggurat.jobs.models import job_decoding
+from ziggurat.jobs.run import JobOutcome
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
-from ziggurat.pipeline.models import in_fresh_state, keys_of
-from ziggurat.pipeline.road import Corpora, Road
+from ziggurat.pipeline.models import experiment_of, in_fresh_state, keys_of
+from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
 
 
@@ -27,10 +32,32 @@ def refused(content: dict[str, Any], *overrides: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
-def test_embedded_pipelines_are_valid(name: str) -> None:
-    config = parse_as(PipelineConfig, embedded_text(name), name)
-    assert [step.name for step in steps_of(Road(config))][-1] == "report"
+EXPERIMENT = Path(__file__).parents[2] / "experiments" / "pipeline" / "pipeline.yaml"
+
+
+@pytest.mark.parametrize("name", [*EMBEDDED, "experiment"])
+def test_steps_that_translate_can_do_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = EXPERIMENT.read_text("utf-8") if name == "experiment" else embedded_text(name)
+    config = parse_as(PipelineConfig, text, name)
+    steps = steps_of(Road(config))
+    assert steps[-1].name == "report"
+    jobs: list[BackTranslationJob] = []
+
+    def back_translate(job: BackTranslationJob, work: object) -> JobOutcome[Any]:
+        jobs.append(job)
+        return JobOutcome(None, None)
+
+    monkeypatch.setattr("ziggurat.backtranslation.run.back_translate", back_translate)
+    translating = [step for step in steps if step.name in ("backtranslate", *DISTILLED)]
+    for step in translating:
+        step.check()
+        step.work(tmp_path)
+    assert len(jobs) == len(translating) == (1 if name == "starter" else 3)
+    for job in jobs:
+        model = config.teacher if job.forward else config.backward
+        assert model is not None
+        found = job_decoding(model.decoding, job.settings())
+        assert found.n_best == (job.n_best if job.references else 1)
 
 
 def test_errors_name_file_line_and_key() -> None:
@@ -73,13 +100,19 @@ def test_errors_name_file_line_and_key() -> None:
         ("backtranslation.decoding={seed: 3}", "`decoding.seed`: this section has keys of its own for that"),
         ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),
         ("target_language=qlo", "`source_language` and `target_language` are both `qlo`"),
+        ("distillation={decoding: {beam_size: 4}}", "`distillation`: a beam of 4 (`decoding.beam_size`) has no 8 cand"),
+        ("teacher.decoding.precision=auto", "`teacher.decoding.precision: auto` would leave the result of `distillat"),
+        ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would leave the result of `backtr"),
+        ("backward.decoding.precision=auto backtranslation.decoding={precision: float32}", "the result of `filter`"),
+        ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would leave"),
+        ("source_language=a/b", "`source_language`: string should match pattern"),
         ("format=2", "pipeline format 2 is not known here"),
         ("test=[{name: a, source: x}]", "`test.0`: give either `source` and `target`, or `fetch`"),
         ("folder=$HOME/w", "`folder`: `$HOME` is not replaced here as in a shell"),
     ],
 )  # fmt: skip
 def test_what_is_refused(override: str, said: str) -> None:
-    changes = [override] if "{" in override else override.split(" ")
+    changes = re.split(r" (?=\w+\.\w+)", override)
     assert said in refused(whole(), *changes)
 
 
@@ -146,6 +179,35 @@ def test_corpora_of_one_name_get_files_of_their_own() -> None:
     corpus = {"source": "a/train.qlo.gz", "target": "a/train.qhi.gz"}
     config = parsed(whole(bitext={"train": [corpus, corpus, {**corpus, "name": "my own/text"}], "dev": [corpus]}))
     assert Road(config).bitext_names() == ["train", "train-2", "my_own_text"]
+    with pytest.raises(
+        ConfigError, match=r"bitext.train.0: a pipeline makes a corpus `distillation`: give another `na"
+    ):
+        names(parsed(whole(), "bitext.train.0.name=distillation"))
+
+
+def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
+    own = "bitext.train.0.filters={max_pieces: 9, max_length_ratio: 5}"
+    road = Road(parsed(whole(), "cleaning.max_characters=20000", own))
+    data = experiment_of(road, "teacher").data
+    assert [data.filters_of(corpus).max_pieces for corpus in data.train] == [9, 250]
+    assert [data.filters_of(corpus).max_characters for corpus in data.train] == [20_000, 20_000]
+    settings = [
+        next(s for s in steps_of(of) if s.name == "teacher-data").settings for of in (road, Road(parsed(whole())))
+    ]
+    assert settings[0] != settings[1]
+
+
+def test_the_filter_drops_no_pair_that_distillation_may_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[FilterJob] = []
+
+    def filter_pairs(job: FilterJob, work: object) -> JobOutcome[Any]:
+        jobs.append(job)
+        return JobOutcome(None, None)
+
+    monkeypatch.setattr("ziggurat.backtranslation.cross_entropy.filter_pairs", filter_pairs)
+    step = next(s for s in steps_of(Road(parsed(whole(), "distillation.max_pieces=500"))) if s.name == "filter")
+    step.work(tmp_path)
+    assert jobs[0].max_pieces == step.settings["max_pieces"] == 500
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:
@@ -169,6 +231,15 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
         pipeline_of(road(whole(), "export.ctranslate2.quantization=int4")).run()
     with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
         pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
+    with pytest.raises(ConfigError, match=r"step backtranslate, with the backward model: `decoding`: `diverse_groups`"):
+        pipeline_of(road(whole(), "backward.decoding.diverse_groups=2")).run()
+    existing = Path("runs/old")
+    existing.mkdir(parents=True)
+    (existing / "model.safetensors").touch()
+    experiment = parsed(whole()).experiment("backward", [], [], "store")
+    (existing / "config.yaml").write_text(dump(experiment).replace("precision: float32", "precision: auto"))
+    with pytest.raises(ConfigError, match=r"step filter, with the backward model: `decoding.precision: auto` may mean"):
+        pipeline_of(road(whole(backward={"existing": "runs/old"}, backtranslation=None))).run()
     assert not list((place / "w").glob("*/begun.json"))
 
 

@@ -65,6 +65,9 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     status, out, err = ziggurat("pipeline", "my.yaml")
     assert "the report, to open in a browser: w/report/report.html" in out
     assert "5/5 report: up to date" in err
+    status, out, err = ziggurat("pipeline", "my.yaml", "--until", "clean")
+    assert (status, out) == (0, "")  # the report is of an earlier call
+    assert "w: the chosen steps are done" in err
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
     assert "settings changed (there -> now): training.seed: (default) -> 2" in out
     assert "depends on what student will hand on" in out
@@ -122,3 +125,5 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     status, _, err = ziggurat("pipeline", "my.yaml")
     assert status == 143
     assert "stopped in step student; what is done is kept, and the same command goes on from here" in err
+    _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
+    assert "stopped in step student; what is done is kept, and the same command without `--force clean` goes on" in err

@@ -74,7 +74,7 @@ class BackTranslationJob:
             may be done on several machines.
         references: Paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates
             of a line, the one nearest its reference is kept (Kim and Rush 2016, section 3.3).
-        n_best: Candidates of each line; the beam has at least this size.
+        n_best: Candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller.
         nearest: Score of a candidate against its reference.
     """
 

@@ -10,7 +10,14 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-__all__ = ["addresses_differ", "email_addresses", "number_share", "unmatched_marks", "web_addresses"]
+__all__ = [
+    "addresses_differ",
+    "email_addresses",
+    "greek_questions",
+    "number_share",
+    "unmatched_marks",
+    "web_addresses",
+]
 
 Mask = NDArray[np.bool_]
 
@@ -27,10 +34,7 @@ _MARKS = {
     mark: name
     for name, marks in (
         ("stop", ".。．｡।۔။።"),
-        (
-            "question",
-            "?？؟;՞",
-        ),
+        ("question", "?？؟\u037e՞"),
         ("exclamation", "!！"),
         ("colon", ":："),
         ("ellipsis", "…"),
@@ -40,6 +44,7 @@ _MARKS = {
     for mark in marks
 }
 _MARK = regex.compile(f"[{regex.escape(''.join(_MARKS), special_only=False)}]")
+_GREEK = regex.compile(r"\p{Greek}{2}")
 _DOTS = regex.compile(r"\.{2,}")
 _INNER = regex.compile(r"(?<=[\p{L}\p{N}])[.:](?=[\p{L}\p{N}])")
 
@@ -82,8 +87,13 @@ def unmatched_marks(source: str, target: str) -> int:
     return sum(abs(first[name] - second[name]) for name in first.keys() | second.keys())
 
 
+def greek_questions(text: str) -> str:
+    """Return text with `?` for semicolons if it has a Greek word: there they are question marks."""
+    return text.replace(";", "?") if ";" in text and _GREEK.search(text) else text
+
+
 def _marks(text: str) -> Counter[str]:
-    plain = _DOTS.sub("…", _INNER.sub("", text))
+    plain = _DOTS.sub("…", _INNER.sub("", greek_questions(text)))
     return Counter(_MARKS[mark] for mark in _MARK.findall(plain))
 
 

@@ -20,21 +20,24 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ziggurat.alignment.words import split_words
+from ziggurat.cleaning.agreement import greek_questions
 from ziggurat.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, vocabulary
+from ziggurat.cleaning.wrong_pairs import wrong_pairs
 from ziggurat.errors import DataError
 from ziggurat.small_files import check_regular, with_sorted_header
 
-__all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score", "wrong_pairs"]
+__all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score"]
 
 LEAST_PAIRS = 100
 """Pairs to learn from at least."""
 _MOST_WORDS = 250  # of a side, for training and scoring: the rest of a longer one is not looked at
-_PART = 2000  # pairs that are described at a time
+_PART = 2000  # pairs that are split up into words at a time
+_CELLS = 1 << 20
+"""About the most pairs of words, one of either side, that are compared at a time; each takes some 60 bytes."""
 _TAUGHT = 100_000  # pairs that the regression sees
-_SEED = 20_24  # any number: the score must only be the same every time
 _RIDGE = 1e-2
 _ROUNDS = 25  # of Newton's method, at most
-_FORMAT = "ziggurat-pair-score-1"
+_FORMAT = "ziggurat-pair-score-2"
 _SIDES = ("source", "target")
 _CREDIBLE = 0.5  # score from which a pair of the corpus is an example of a right one
 
@@ -131,16 +134,17 @@ class PairScorer:
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
         """Return the features of pairs of the even or odd half, by what the other half has learnt."""
         found = np.zeros((len(sources), len(FEATURES)))
-        # A part at a time: the words of a pair are compared with each other.
         for first in range(0, len(sources), _PART):
             part = slice(first, first + _PART)
             split = [[_words(text) for text in side[part]] for side in (sources, targets)]
             ids = [[_ids(self._words[n], words) for words in split[n]] for n in (0, 1)]
+            cells = np.array([len(source) * len(target) for source, target in zip(*ids, strict=True)])
             for half in (0, 1):
                 own = np.flatnonzero(odd[part] == half)
-                if len(own):
-                    sides = _sides(sources[part], targets[part], split, ids, own)
-                    found[first + own] = features(sides, self._halves[1 - half], self._corpus)
+                for chosen in np.split(own, np.flatnonzero(np.diff(cells[own].cumsum() // _CELLS)) + 1):
+                    if len(chosen):  # without pairs of this half, `split` gives an empty part
+                        sides = _sides(sources[part], targets[part], split, ids, chosen)
+                        found[first + chosen] = features(sides, self._halves[1 - half], self._corpus)
         return found
 
 
@@ -161,49 +165,6 @@ def read_pair_score(path: Path) -> PairScorer:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
     return PairScorer((source, target), Corpus(sizes, *usual), halves, tensors["scale"], tensors["weights"])
-
-
-def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
-    """Return a wrong pair made of each right one, with text only of pairs of the same half."""
-    generator = np.random.default_rng(_SEED)
-    lengths = np.array([len(t) for t in targets])
-    # The neighbour by length, or any other: its target is wrong whatever its length.
-    by_length = np.lexsort((lengths, odd))
-    near = np.empty(len(sources), np.int64)
-    near[by_length] = np.roll(by_length, 1 + int(generator.integers(3)))
-    others = np.empty(len(sources), np.int64)
-    for half in (0, 1):
-        own = np.flatnonzero(odd == half)
-        others[own] = np.roll(generator.permutation(own), 1)[np.argsort(np.argsort(own))]
-    made: tuple[list[str], list[str]] = ([], [])
-    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
-        kind, side = number % 6, int(generator.integers(2))
-        pair = [source, target]
-        if kind < 2:
-            pair[1] = targets[(near, others)[kind][number]]
-        elif kind == 2:
-            pair[side] = _cut(pair[side], generator)
-        elif kind == 3:
-            pair[side] = _shuffled(pair[side], generator)
-        elif kind == 4:
-            pair[1 - side] = pair[side]
-        else:
-            pair[side] = f"{pair[side]} {(sources, targets)[side][others[number]]}"
-        made[0].append(pair[0])
-        made[1].append(pair[1])
-    return made
-
-
-def _cut(text: str, generator: np.random.Generator) -> str:
-    """Return the first or last 30 to 70 per cent of a text's words, at least one."""
-    words = text.split() if " " in text else [*text]
-    kept = max(1, round(len(words) * generator.uniform(0.3, 0.7)))
-    return ("" if " " not in text else " ").join(words[:kept] if generator.random() < 0.5 else words[-kept:])
-
-
-def _shuffled(text: str, generator: np.random.Generator) -> str:
-    words = text.split() if " " in text else [*text]
-    return ("" if " " not in text else " ").join(words[n] for n in generator.permutation(len(words)))
 
 
 def _words(text: str) -> list[str]:
@@ -249,7 +210,7 @@ def _sides(
     chosen: NDArray[np.int64],
 ) -> Sides:
     """Return the chosen pairs as the features see them."""
-    texts = [[side[n] for n in chosen] for side in (sources, targets)]
+    texts = [[greek_questions(side[n]) for n in chosen] for side in (sources, targets)]
     bags = [[set(side[n]) for n in chosen] for side in split]
     common = [len(a & b) / min(len(a), len(b)) for a, b in zip(*bags, strict=True)]
     return Sides(
@@ -263,7 +224,7 @@ def _sides(
     )
 
 
-_ENDS = {mark: sort for sort, marks in enumerate((".。．｡।۔…", "?？؟;", "!！", ":：", ",、，،")) for mark in marks}
+_ENDS = {mark: sort for sort, marks in enumerate((".。．｡।۔…", "?？؟\u037e", "!！", ":：", ",、，،")) for mark in marks}
 
 
 def _sort(mark: str) -> int | str:

@@ -95,10 +95,12 @@ def pipeline(
         _show(steps, selection, costs=dry_run, json=json)
         return
     with warnings_shown():
-        end = _run(steps, selection)
-    if end is not None:
-        say(f"stopped in step {end[0]}; what is done is kept, and the same command goes on from here")
-        raise typer.Exit(128 + end[1])
+        signal = _run(steps, selection)
+    if signal is not None:
+        raise typer.Exit(128 + signal)
+    if selection.numbers(steps.steps).stop < len(steps.steps):
+        say(f"{road.folder}: the chosen steps are done")
+        return
     _print_report(road, json)
 
 
@@ -128,21 +130,30 @@ def _config(text: str, label: str, overrides: Sequence[str]) -> PipelineConfig:
     return parse_as(PipelineConfig, text, label, overrides)
 
 
-def _run(steps: Pipeline, selection: Selection) -> tuple[str, int] | None:
-    """Run the steps; return the one that a signal stopped, and the signal."""
-    began: list[str] = []
+def _run(steps: Pipeline, selection: Selection) -> int | None:
+    """Run the steps; return the signal that stopped them, if one did."""
+    told: list[str] = []
 
     def tell(text: str) -> None:
-        began.append(text)
+        told.append(text)
         say(text)
 
     try:
         end = steps.run(selection, tell)
     except ZigguratError:
-        if began:
-            say("what is done is kept: mend what is said next, and the same command goes on from here")
+        if told:
+            say(f"what is done is kept: mend what is said next, and {_again(selection, told)} goes on from here")
         raise
-    return None if end.stopped is None or end.signal is None else (end.stopped, end.signal)
+    if end.stopped is not None:
+        say(f"stopped in step {end.stopped}; what is done is kept, and {_again(selection, told)} goes on from here")
+    return end.signal
+
+
+def _again(selection: Selection, told: Sequence[str]) -> str:
+    """Return the command that goes on: the same, but `--force` would begin once more what it began already."""
+    reached = {text.partition(":")[0].split()[-1] for text in told}  # messages begin with `2/5 STEP: `
+    begun = [f"`--force {name}`" for name in sorted(selection.forced & reached)]
+    return f"the same command{' without ' if begun else ''}{' and '.join(begun)}"
 
 
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:
@@ -198,13 +209,13 @@ def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
 
 
 def _print_report(road: Road, json: bool) -> None:
-    """Print what came out, if the last step was reached."""
+    """Print what came out."""
     from ziggurat.pipeline.step import read_document
     from ziggurat.pipeline.summary import PAGE, RECORD
 
     record = read_document(road.at("report", RECORD))
     if record is None:
-        say(f"{road.folder}: the chosen steps are done")
+        say(f"{road.at('report', RECORD)}: is gone; `--force report` writes it again")
         return
     if json:
         print_json(record)

@@ -12,7 +12,15 @@ from ziggurat.config.filters import FilterConfig, ScoreConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.opustrainer import read_opustrainer
 
-__all__ = ["AlignmentConfig", "CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
+__all__ = [
+    "AlignmentConfig",
+    "CorpusConfig",
+    "DataConfig",
+    "FilterConfig",
+    "Language",
+    "RegularisationConfig",
+    "SubwordConfig",
+]
 
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from ziggurat.config.base import Count, PathText, Section
-from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.config.data import CorpusConfig, DataConfig, Language
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.filters import FilterConfig
 from ziggurat.config.lifecycle import StopConfig
@@ -39,7 +39,16 @@ from ziggurat.config.pipeline_models import (
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.errors import ConfigError
 
-__all__ = ["BACK_TRANSLATION", "BITEXT", "DISTILLATION", "HELD_OUT", "MODELS", "ModelName", "PipelineConfig"]
+__all__ = [
+    "BACK_TRANSLATION",
+    "BITEXT",
+    "DISTILLATION",
+    "HELD_OUT",
+    "MODELS",
+    "PREPARED_BY",
+    "ModelName",
+    "PipelineConfig",
+]
 
 PIPELINE_FORMAT = 1
 ModelName = Literal["backward", "teacher", "student"]
@@ -49,6 +58,8 @@ BACK_TRANSLATION: CorpusName = "back-translation"
 DISTILLATION: CorpusName = "distillation"
 HELD_OUT = "held-out"
 """Name of the test set that is taken out of the training corpora."""
+PREPARED_BY = ("max_characters", "max_pieces")
+"""Filters that hold when the data of a model are prepared."""
 _ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
 
 
@@ -59,9 +70,9 @@ class PipelineConfig(Section):
     """Version of this format."""
     folder: PathText = Field(min_length=1)
     """Folder of all results, one folder in it for each step."""
-    source_language: str = Field(min_length=1)
+    source_language: Language
     """ISO 639 code of the source language, such as `de`."""
-    target_language: str = Field(min_length=1)
+    target_language: Language
     """ISO 639 code of the target language, such as `en`."""
     fetch: FetchConfig = FetchConfig()
     """How corpora are fetched, where any is named by `fetch`."""
@@ -72,7 +83,8 @@ class PipelineConfig(Section):
     monolingual: MonolingualConfig = MonolingualConfig()
     """Text of one language."""
     cleaning: CleaningConfig = CleaningConfig()
-    """Cleaning of the training corpora; `max_pieces` holds when a model's data are prepared."""
+    """Cleaning of the training corpora; `max_pieces` holds when a model's data are prepared, `max_characters` then
+    too."""
     backward: TrainedConfig | None = None
     """Model from target to source, for `backtranslation`."""
     backtranslation: BackTranslationConfig | None = None
@@ -115,6 +127,7 @@ class PipelineConfig(Section):
             chosen: TrainedConfig | None = getattr(self, name)
             if chosen is not None and chosen.existing is None:
                 self._check_model(name, chosen)
+        self._check_precision()
         if self.quantisation is not None:
             try:
                 self.quantised(
@@ -185,6 +198,20 @@ class PipelineConfig(Section):
             place = ".".join(str(step) for step in (name, *found["loc"]))
             raise ValueError(f"`{place}`: {found['msg'].removeprefix('Value error, ')}") from None
 
+    def _check_precision(self) -> None:
+        """Raise ValueError for a step that translates or scores in a precision that each machine chooses for itself."""
+        for step, name in (("backtranslation", "backward"), ("distillation", "teacher"), ("filter", "backward")):
+            section = getattr(self, step)
+            if section is None:
+                continue
+            own: dict[str, object] = getattr(section, "decoding", {})
+            place, found = (step, own) if "precision" in own else (name, dict(getattr(self, name).decoding))
+            if found["precision"] == "auto":
+                raise ValueError(
+                    f"`{place}.decoding.precision: auto` would leave the result of `{step}` to the machine: name the "
+                    "precision, `float32` or `bfloat16`"
+                )
+
     def weights(self, name: ModelName) -> dict[CorpusName, float]:
         """Return the corpora that a model learns from, with their weights."""
         chosen: TrainedConfig = getattr(self, name)
@@ -211,7 +238,7 @@ class PipelineConfig(Section):
                 dev=list(dev),
                 sampling_temperature=chosen.sampling_temperature,
                 unicode=chosen.unicode,
-                filters=FilterConfig(max_pieces=self.cleaning.max_pieces),
+                filters=FilterConfig(**{key: getattr(self.cleaning, key) for key in PREPARED_BY}),
                 subword=chosen.subword,
                 stages=chosen.stages,
                 modifiers=chosen.modifiers,

@@ -148,14 +148,24 @@ class DistillationConfig(TranslationConfig):
     method: Literal["sample", "top-k", "beam", "noised-beam"] = "beam"
     """Search for the synthetic side."""
     n_best: Beams = Field(default=8, ge=1)
-    """Candidates of each sentence of the bitext, of which the one nearest its reference is kept; the beam has at least
-    this size. 1: the model's best."""
+    """Candidates of each sentence of the bitext, of which the one nearest its reference is kept; the beam has this
+    size, or that of `decoding.beam_size`, which cannot be smaller. 1: the model's best."""
     nearest: Literal["chrf", "bleu"] = "chrf"
     """Score of a candidate against its reference."""
     bitext: bool = True
     """Translate the source side of the bitext."""
     monolingual: bool = True
     """Translate `monolingual.source`, too, where it is given."""
+
+    @model_validator(mode="after")
+    def _beam_has_room(self) -> Self:
+        beam = self.decoding.get("beam_size", self.n_best)
+        if self.bitext and self.method in ("beam", "noised-beam") and beam < self.n_best:
+            raise ValueError(
+                f"a beam of {beam} (`decoding.beam_size`) has no {self.n_best} candidates (`n_best`): give a smaller "
+                "`n_best`, or leave out `beam_size`"
+            )
+        return self
 
 
 class FilterStepConfig(Section):

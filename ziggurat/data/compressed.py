@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ziggurat.errors import DataError, is_full_disk
+from ziggurat.errors import DamageError, DataError, is_full_disk
 
 __all__ = ["MAX_RATIO", "byte_blocks", "byte_stream", "compression_of", "uncompressed_file"]
 
@@ -66,8 +66,9 @@ def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
     contains: by the blocks, and by the limit of the decompressor's own memory.
 
     Raises:
-        DataError: the file is unreadable; its content is not of the kind that the name says, ends early, has a wrong
-            checksum, or is followed by other bytes; or it expands more than MAX_RATIO times.
+        DamageError: its content is not of the kind that the name says, ends early, has a wrong checksum, or is followed
+            by other bytes.
+        DataError: the file is unreadable, or expands more than MAX_RATIO times.
     """
     compression = compression_of(path) if compression == "" else compression
     try:
@@ -111,7 +112,7 @@ def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
     if compression is None:
         raise DataError(f"{path}: this is {actual} data although the name does not say so; name it {path.name}{actual}")
     what = f"{actual} data" if actual else "not compressed data of that kind"
-    raise DataError(f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again")
+    raise DamageError(f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again")
 
 
 def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
@@ -132,13 +133,13 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
     try:
         yield from _zstd(file) if compression == ".zst" else _members(file, _DECOMPRESSORS[compression])
     except EOFError:
-        raise DataError(f"{path}: the compressed data ends early (truncated file?); nothing of it was used") from None
+        raise DamageError(f"{path}: the compressed data ends early (truncated file?); nothing of it was used") from None
     except _BytesFollowError as error:
-        raise DataError(f"{path}: bytes follow the compressed data ({error}); nothing of it was used") from None
+        raise DamageError(f"{path}: bytes follow the compressed data ({error}); nothing of it was used") from None
     except (zlib.error, lzma.LZMAError) as error:
         if "limit" in str(error):
             raise DataError(f"{path}: takes more than 128 MiB of memory to unpack; {_UNPACK}") from None
-        raise DataError(f"{path}: the compressed data is damaged ({error}); nothing of it was used") from error
+        raise DamageError(f"{path}: the compressed data is damaged ({error}); nothing of it was used") from error
 
 
 class _BytesFollowError(Exception):

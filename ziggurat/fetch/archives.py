@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any, NamedTuple
 
 from ziggurat.data.compressed import MAX_RATIO, byte_stream, compression_of
-from ziggurat.errors import DataError, is_full_disk, printable
+from ziggurat.errors import DamageError, DataError, is_full_disk, printable
 
 __all__ = ["Member", "is_archive", "take_out"]
 
@@ -50,7 +50,7 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
     Members are compared without a leading `./`, and `*` also matches slashes. The terms are short files at any depth
     that are called LICENSE, README or COPYING: name -> text.
 
-    Raises DataError: damaged, encrypted, made to fill memory or disk, or a disk without room.
+    Raises DamageError; DataError: encrypted, made to fill memory or disk, or a disk without room.
     """
     found: dict[str, list[Member]] = {pattern: [] for pattern in patterns}
     terms: dict[str, str] = {}
@@ -66,7 +66,7 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
             elif size <= _MOST_TERMS_BYTES and _TERMS.search(name):
                 terms[name] = file.read(_MOST_TERMS_BYTES).decode("utf-8", "replace")
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"{archive}: damaged, or not such an archive ({printable(str(error), 120)})") from None
+        raise DamageError(f"{archive}: damaged, or not such an archive ({printable(str(error), 120)})") from None
     return {pattern: sorted(members) for pattern, members in found.items()}, terms
 
 

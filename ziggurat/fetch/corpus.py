@@ -21,7 +21,7 @@ import xxhash
 from ziggurat.data.compressed import compression_of
 from ziggurat.data.files import atomic_file, fingerprint
 from ziggurat.data.origins import Origin, read_origin, record_of, write_origin
-from ziggurat.errors import DataError, printable, written_whole
+from ziggurat.errors import DamageError, DataError, printable, written_whole
 from ziggurat.fetch.archives import Member, is_archive, take_out
 from ziggurat.fetch.downloads import Downloads, Held
 from ziggurat.fetch.entries import Corpus, HoldOut
@@ -175,16 +175,11 @@ def _blocks(corpus: Corpus, held: Sequence[Held], counts: Counts, downloads: Dow
     with tempfile.TemporaryDirectory(prefix="ziggurat-fetch-") as scratch:
         try:
             yield from _read_parts(corpus, held, counts, Path(scratch))
-        except DataError as error:
-            damaged = [one for one in held if str(one.path) in str(error) and _is_damage(str(error))]
+        except DamageError as error:
+            damaged = [one for one in held if str(one.path) in str(error)]
             if not damaged:
                 raise
             raise DataError(f"{error}; {downloads.discard(damaged[0])}") from None
-
-
-def _is_damage(message: str) -> bool:
-    """Return whether a message is about bytes that did not come whole, not about their layout."""
-    return any(word in message for word in ("damaged", "ends early", "cut short", "the content is", "bytes follow"))
 
 
 def _read_parts(corpus: Corpus, held: Sequence[Held], counts: Counts, scratch: Path) -> Iterator[Block]:
@@ -213,7 +208,7 @@ def _read_parts(corpus: Corpus, held: Sequence[Held], counts: Counts, scratch: P
         try:
             yield from read(corpus, [member.path for member in group], counts)
         except DataError as error:
-            raise DataError(_with_names(str(error), group, archives)) from None
+            raise type(error)(_with_names(str(error), group, archives)) from None
         for member in group:
             member.path.unlink()
 

@@ -144,15 +144,25 @@ def _read(path: Path) -> _File:
 
 def _check(path: Path, name: str, entry: Entry) -> None:
     """Raise ConfigError for an entry whose name, files and members do not fit together."""
-    parts = set(re.findall(r"\{(\w+)\}", name))
+    found = re.findall(r"\{(\w+)\}", name)
+    parts = set(found)
     sides = 2 if "b" in parts else 1
-    for text in (*(file.url for file in entry.files), *entry.take):
+    if len(parts) < len(found) or not all(map(str.isidentifier, found)):
+        raise ConfigError(
+            f"{path}: {name}: each part of a name is a word in braces, such as {{version}}, and there once"
+        )
+    for text in (*(file.url for file in entry.files), *entry.take, entry.title, entry.terms or ""):
         if unknown := set(re.findall(r"\{(\w+)\}", text)) - parts:
             raise ConfigError(f"{path}: {name}: {{{unknown.pop()}}} in {printable(text, 120)} is no part of the name")
     both = entry.layout in ("tsv", "tmx", "wmt-xml")
     count = len(entry.take) if entry.take else len(entry.files)
     if "a" not in parts or not re.fullmatch(r"[\w{}.+/-]+", name):
         raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no blanks")
+    of_two = {"pairs": entry.pairs, "sorted": entry.sorted, "layout": entry.layout in ("tmx", "wmt-xml")}
+    if sides == 1 and (key := next((key for key, given in of_two.items() if given), None)):
+        raise ConfigError(f"{path}: {name}: `{key}` is of two languages, and the name has one: {{a}}-{{b}}")
+    if entry.columns and len(entry.columns) < sides:
+        raise ConfigError(f"{path}: {name}: `columns` needs two entries, one for each language")
     if count != (1 if both else sides):
         raise ConfigError(
             f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} wanted for the layout "

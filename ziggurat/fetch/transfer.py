@@ -7,7 +7,9 @@ only (If-Range); a server that has another one by now sends it whole, and the pa
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
+import os
 import re
 import shutil
 import socket
@@ -38,6 +40,9 @@ _SPARE_BYTES = 1 << 26  # left free on the disk
 _SMALL_BYTES = 1 << 26
 _STALL_BYTES = 1 << 12
 """Least that must arrive within a time-out: a server that sends single bytes would otherwise hold us for ever."""
+
+_AWAY = {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
+"""Errors of a network that went away, which Python has no class for."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +265,10 @@ def _answered(
         raise _Dropped(f"cannot be reached ({printable(str(reason), 120)})", tries=2 if away else None) from None
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
         raise _Dropped(f"the connection failed ({type(error).__name__}: {printable(str(error), 120)})") from None
+    except OSError as error:
+        if error.errno not in _AWAY:  # the disk's, for example
+            raise
+        raise _Dropped(f"the network went away ({os.strerror(error.errno)})") from None
 
 
 def _blocks(response: http.client.HTTPResponse, network: Network) -> Iterator[bytes]:

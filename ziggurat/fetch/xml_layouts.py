@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from ziggurat.data.compressed import byte_stream
-from ziggurat.errors import DataError, printable
+from ziggurat.errors import DamageError, DataError, printable
 
 __all__ = ["tmx_units", "wmt_segments"]
 
@@ -65,7 +65,7 @@ def _parsed(path: Path, start: _Start, end: _End, text: _Text) -> Iterator[None]
         parser.Parse(b"", True)
         yield
     except expat.ExpatError as error:
-        raise DataError(
+        raise DamageError(
             f"{path}, line {error.lineno}: not well-formed XML: {expat.ErrorString(error.code)}; was it cut short?"
         ) from None
 

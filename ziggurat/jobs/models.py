@@ -21,7 +21,7 @@ from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CONFIG_FILE, locate_weights, open_model
 
-__all__ = ["Identified", "ModelChoice", "opened"]
+__all__ = ["Identified", "ModelChoice", "job_decoding", "opened"]
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,7 @@ class ModelChoice:
             translator = ServedTranslator(served, device=self.device, threads=self.threads, **self.decoding)
             experiments, device = [load_experiment(served / CONFIG_FILE)], translator.device
             contents = [_identity(experiments[0], served / SERVED_FILE, served)]
-        decoding = change_section(experiments[0].decoding, self.decoding, "decoding")
-        if decoding.precision == "auto":
-            raise ConfigError(
-                "`decoding.precision: auto` may mean something else on each machine that takes part: name the "
-                "precision, `precision=float32` or `bfloat16`"
-            )
+        decoding = job_decoding(experiments[0].decoding, self.decoding)
         settings = {
             "threads": self.threads,
             "device": device,
@@ -105,6 +100,20 @@ class Identified:
     experiment: Experiment
     decoding: DecodingConfig
     settings: dict[str, Any]
+
+
+def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
+    """Return the decoding settings of a job: those of the model with `changes`.
+
+    Raises ConfigError where they contradict each other, or may mean something else on each machine.
+    """
+    decoding = change_section(own, changes, "decoding")
+    if decoding.precision == "auto":
+        raise ConfigError(
+            "`decoding.precision: auto` may mean something else on each machine that takes part: name the "
+            "precision, `precision=float32` or `bfloat16`"
+        )
+    return decoding
 
 
 def _identity(experiment: Experiment, weights: Path, directory: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 import xxhash
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.pipeline_corpora import HoldOutConfig
+from ziggurat.config.pipeline_corpora import BitextCorpus, HoldOutConfig
 from ziggurat.data.cleaner import Examples
 from ziggurat.data.cleaning import Scorers, cleaner_of, cleaners_of, train_pair_scores
 from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
@@ -67,7 +67,7 @@ def clean_step(road: Road) -> Step:
             "languages": list(road.languages),
             "cleaning": config.cleaning.model_dump(mode="json", exclude_defaults=True, exclude={"max_pieces"}),
             "corpora": [
-                {"name": name, **corpus.model_dump(mode="json", include=_OF_TEXT, exclude_defaults=True)}
+                {"name": name, **_form(corpus)}
                 for name, corpus in zip(road.bitext_names(), config.bitext.train, strict=True)
             ],
             "hold_out": held.model_dump(),
@@ -81,16 +81,17 @@ def clean_step(road: Road) -> Step:
     )
 
 
+def _form(corpus: BitextCorpus) -> dict[str, Any]:
+    """Return what is left of a corpus depends on, besides its files."""
+    paths = {"scores": {"__all__": {"path"}}}
+    return corpus.model_dump(mode="json", include=_OF_TEXT, exclude=paths, exclude_defaults=True)
+
+
 def _one_side(road: Road) -> Iterator[Path]:
     """Yield the files of the corpora from outside that have a line for each pair."""
     for number, corpus in enumerate(road.config.bitext.train):
         if corpus.fetch is None:
             yield from (files[0] for files in CorpusReader.of(corpus, f"bitext.train.{number}", road.languages).files)
-
-
-def _targets(road: Road) -> list[Path]:
-    """Return a file of each corpus, as many lines of which there are pairs."""
-    return [Path(place) for one in road.config.bitext.train if (place := one.target or one.path or one.fetch)]
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config.data import CorpusConfig
+from ziggurat.config.languages import main_language
 from ziggurat.config.pipeline_corpora import BitextCorpus
 from ziggurat.data.files import find_files
 from ziggurat.data.origins import Origin, read_origin
@@ -102,8 +103,13 @@ def fetched_files(road: Road, name: str, languages: Sequence[str], key: str) -> 
 
 def _alike(files: dict[str, Path], code: str) -> Path | None:
     """Return the file of a language that another code means the same by: `deu` and `deu_Latn` for `de`."""
-    found = [path for other, path in files.items() if other.lower().startswith(code.lower()[:2])]
+    found = [path for other, path in files.items() if _language(other) == _language(code)]
     return found[0] if len(found) == 1 else None
+
+
+def _language(code: str) -> str:
+    """Return the language of a code without script and region: `de` for `deu_Latn`, `ceb` for `ceb-PH`."""
+    return main_language(code.replace("_", "-").partition("-")[0]).lower()
 
 
 def resolved(road: Road, corpus: BitextCorpus, key: str) -> CorpusConfig:
@@ -157,6 +163,7 @@ def sets_step(road: Road) -> Step:
         "sets",
         "copies development and test sets",
         {
+            "languages": list(road.languages),
             "dev": [_form(corpus) for corpus in dev],
             "test": [{"name": test.name, **({"fetch": test.fetch} if test.fetch else {})} for test in tests],
         },

@@ -201,7 +201,8 @@ class _Evaluation:
         from ziggurat.decoding.translator import load_translator
 
         torch.set_num_threads(self._threads)
-        yield load_translator(system.folder, device=self._how.device, **system.settings)
+        device = "cpu" if system.settings == _INT8 else self._how.device  # GPUs have no int8 of ours
+        yield load_translator(system.folder, device=device, **system.settings)
 
     def _speed(self, translator: Translator | ServedTranslator, sources: list[str]) -> dict[str, Any]:
         """Return the time of a translation of `sources`; what was translated before has warmed everything up."""

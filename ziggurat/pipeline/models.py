@@ -8,8 +8,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.load import load_experiment
 from ziggurat.config.pipeline import ModelName
+from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.data.files import find_files
 from ziggurat.errors import ZigguratError
 from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate, expected_lines
@@ -18,6 +21,7 @@ from ziggurat.pipeline.step import Step
 
 __all__ = [
     "data_step",
+    "decoding_of",
     "experiment_of",
     "in_fresh_state",
     "keys_of",
@@ -66,7 +70,10 @@ def data_step(road: Road, name: ModelName) -> Step:
         named = {key: getattr(chosen.subword, key) for key in given}
         return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
 
-    train = [{"name": c.name, "weight": c.weight, "tag": c.tag} for c in corpora.train(name)]
+    train = [
+        {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
+        for c in corpora.train(name)
+    ]
     return Step(
         f"{name}-data",
         f"prepares the data of the {said(name)}",
@@ -74,6 +81,7 @@ def data_step(road: Road, name: ModelName) -> Step:
             **chosen.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True),
             "languages": [experiment.data.source_language, experiment.data.target_language],
             "max_pieces": road.config.cleaning.max_pieces,
+            **road.config.cleaning.model_dump(mode="json", include={"max_characters"}, exclude_defaults=True),
             "corpora": train,
         },
         work,
@@ -198,6 +206,16 @@ def in_fresh_state() -> Iterator[None]:
 def of_model(road: Road, name: ModelName) -> dict[str, list[str]]:
     """Return the dependence on a model, for `Step.after`; none on one that is there already."""
     return {} if getattr(road.config, name).existing is not None else {name: ["run/*"]}
+
+
+def decoding_of(road: Road, name: ModelName) -> DecodingConfig:
+    """Return the decoding settings of a model, also of one that is there already."""
+    from ziggurat.models.directory import CONFIG_FILE, locate_weights
+
+    chosen: TrainedConfig = getattr(road.config, name)
+    if chosen.existing is None:
+        return chosen.decoding
+    return load_experiment(locate_weights(road.model(name))[1] / CONFIG_FILE).decoding
 
 
 def model_files(road: Road, *names: ModelName) -> list[Path]:

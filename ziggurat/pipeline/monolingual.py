@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -51,10 +52,14 @@ def monolingual_step(road: Road) -> Step:
         "monolingual",
         f"cleans text of one language ({' and '.join(side for side, _ in sides)})",
         {
-            side: [
-                entry.model_dump(mode="json", include={"fetch", "lines"}, exclude_defaults=True) for entry in entries
-            ]
-            for side, entries in sides
+            "languages": list(road.languages),
+            **{
+                side: [
+                    entry.model_dump(mode="json", include={"fetch", "lines"}, exclude_defaults=True)
+                    for entry in entries
+                ]
+                for side, entries in sides
+            },
         },
         work,
         after,
@@ -93,13 +98,13 @@ class _Lines:
         for number, entry in enumerate(self._entries):
             key = f"monolingual.{self._side}.{number}"
             files = self._files(entry, key)
-            left = entry.lines
-            for block in _in_blocks(readable_lines(files)):
+            lines, left = readable_lines(files), entry.lines
+            # No block is larger than what is left to take: a line that is not written must not count as seen.
+            while block := list(islice(lines, _BLOCK if left is None else min(_BLOCK, left))):
                 read += len(block)
                 kept = self._kept(block)
-                yield kept[:left]
-                if left is not None and (left := left - len(kept)) <= 0:
-                    break
+                yield kept
+                left = None if left is None else left - len(kept)
                 progress.phase(f"text of {self._language}", read, None)
 
     def _files(self, entry: MonolingualText, key: str) -> list[Path]:
@@ -123,13 +128,3 @@ class _Lines:
         if repeated.any():
             self.counts["duplicate"] = self.counts.get("duplicate", 0) + int(repeated.sum())
         return [text for text, again in zip(texts, repeated, strict=True) if not again]
-
-
-def _in_blocks(lines: Iterator[Line]) -> Iterator[list[Line]]:
-    block = []
-    for line in lines:
-        block.append(line)
-        if len(block) == _BLOCK:
-            yield block
-            block = []
-    yield block

@@ -12,16 +12,27 @@ from pathlib import Path
 from rich.console import Console
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.config.pipeline import BACK_TRANSLATION, DISTILLATION, HELD_OUT, ModelName, PipelineConfig
+from ziggurat.config.pipeline import (
+    BACK_TRANSLATION,
+    DISTILLATION,
+    HELD_OUT,
+    PREPARED_BY,
+    ModelName,
+    PipelineConfig,
+)
 from ziggurat.data.files import atomic_file
 from ziggurat.data.readers import PairBlock
 from ziggurat.duration import duration
+from ziggurat.errors import ConfigError
 
 __all__ = ["DISTILLED", "Corpora", "Progress", "Road", "Say", "slug", "write_side", "write_sides"]
 
 DISTILLED = ("distil", "distil-monolingual")
 """Steps that distil the bitext and text of the source language."""
 Say = Callable[[str], None]
+_DISTILLED_TEXT = f"{DISTILLATION}-monolingual"
+_MADE = (BACK_TRANSLATION, DISTILLATION, _DISTILLED_TEXT)
+"""Names of the corpora that a pipeline makes."""
 _MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
 
 
@@ -59,11 +70,16 @@ class Road:
         return self.at(name, "run") if existing is None else Path(existing).expanduser()
 
     def bitext_names(self) -> list[str]:
-        """Return the names of the training corpora, which are those of their files; no two are the same."""
+        """Return the names of the training corpora, which are those of their files; no two are the same.
+
+        Raises ConfigError for the name of a corpus that the pipeline makes.
+        """
         names: list[str] = []
-        for corpus in self.config.bitext.train:
+        for place, corpus in enumerate(self.config.bitext.train):
             given = corpus.name or corpus.fetch or _set_of(corpus.path or corpus.source or "")
             base = slug(given) or "bitext"
+            if base in _MADE:
+                raise ConfigError(f"bitext.train.{place}: a pipeline makes a corpus `{base}`: give another `name`")
             names.append(base)
             number = 2
             while names.count(names[-1]) > 1:
@@ -147,7 +163,7 @@ class Corpora:
             assert self._config.backtranslation is not None
             return [self._synthetic("backtranslate", kind, weight, self._config.backtranslation.tag)]
         if kind == DISTILLATION:
-            names = {DISTILLED[1]: f"{DISTILLATION}-monolingual"}
+            names = {DISTILLED[1]: _DISTILLED_TEXT}
             return [self._synthetic(step, names.get(step, kind), weight, None) for step in self.distilled()]
         return [
             CorpusConfig(
@@ -156,6 +172,7 @@ class Corpora:
                 target=str(target),
                 weight=corpus.weight * weight,
                 tag=corpus.tag,
+                filters={key: corpus.filters[key] for key in PREPARED_BY if key in corpus.filters},
             )
             for name, corpus in zip(self._road.bitext_names(), self._config.bitext.train, strict=True)
             for source, target in [self._road.sides("clean", "train", name)]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ziggurat.config.pipeline import ModelName
 from ziggurat.config.pipeline_models import (
@@ -15,10 +15,14 @@ from ziggurat.config.pipeline_models import (
     FilterStepConfig,
     TranslationConfig,
 )
+from ziggurat.errors import ConfigError
 from ziggurat.pipeline.costs import Costs, expected_lines
-from ziggurat.pipeline.models import in_fresh_state, model_files, of_model, said
+from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
+
+if TYPE_CHECKING:
+    from ziggurat.backtranslation.plan import BackTranslationJob
 
 __all__ = ["backtranslate_step", "distil_steps", "filter_step"]
 
@@ -66,15 +70,11 @@ def _translation(
         candidates = {"n_best": config.n_best, "nearest": config.nearest}
     workers = config.workers or _usual_workers(config)
 
-    def work(folder: Path) -> int | None:
+    def job(folder: Path) -> BackTranslationJob:
         from ziggurat.backtranslation.filters import PairFilter
-        from ziggurat.backtranslation.merge import dropped_text
         from ziggurat.backtranslation.plan import BackTranslationJob
-        from ziggurat.backtranslation.run import back_translate
-        from ziggurat.jobs.launchers import processes
-        from ziggurat.jobs.run import Work
 
-        job = BackTranslationJob(
+        return BackTranslationJob(
             models=(str(road.model(name)),),
             inputs=tuple(map(str, texts)),
             out=folder / "corpus",
@@ -89,8 +89,18 @@ def _translation(
             references=tuple(map(str, references)),
             **candidates,
         )
+
+    def check() -> None:
+        _check_decoding(step, road, name, job(road.at(step)).settings())
+
+    def work(folder: Path) -> int | None:
+        from ziggurat.backtranslation.merge import dropped_text
+        from ziggurat.backtranslation.run import back_translate
+        from ziggurat.jobs.launchers import processes
+        from ziggurat.jobs.run import Work
+
         with in_fresh_state():
-            outcome = back_translate(job, Work(partial(processes, workers), progress=Progress(road.say).show))
+            outcome = back_translate(job(folder), Work(partial(processes, workers), progress=Progress(road.say).show))
         if (report := outcome.report) is not None:
             road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
             if report.kept < _USUALLY_KEPT * report.read:
@@ -110,7 +120,18 @@ def _translation(
         lambda: model_files(road, name),
         _CORPUS,
         lambda: costs.translating(name, expected_lines(texts), beam, workers),
+        check,
     )
+
+
+def _check_decoding(step: str, road: Road, name: ModelName, changes: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a step's changes and the decoding settings of its model contradict each other."""
+    from ziggurat.jobs.models import job_decoding
+
+    try:
+        job_decoding(decoding_of(road, name), changes)
+    except ConfigError as error:
+        raise ConfigError(f"step {step}, with the {said(name)}: {error}") from None
 
 
 def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
@@ -125,7 +146,8 @@ def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
 
 def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
     """Return the step that drops the distilled pairs whose source the backward model finds least likely."""
-    made = Corpora(road).translated()
+    made, distilled = Corpora(road).translated(), road.config.distillation
+    assert distilled is not None
     sources, targets = ([road.at(step, "corpus", f"{side}.txt") for step in made] for side in ("source", "target"))
     workers = config.workers or _usual_workers(config)
 
@@ -141,6 +163,7 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
             targets=tuple(map(str, targets)),
             out=folder / "corpus",
             keep=config.keep,
+            max_pieces=distilled.max_pieces,
             reverse=True,
             device=config.device,
             threads=config.threads,
@@ -154,10 +177,14 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
     return Step(
         "filter",
         "drops distilled pairs that the backward model finds unlikely",
-        config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
+        {
+            **config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
+            **distilled.model_dump(mode="json", include={"max_pieces"}, exclude_defaults=True),
+        },
         work,
         {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
         partial(model_files, road, "backward"),
         _CORPUS,
         lambda: costs.scoring("backward", expected_lines(targets)),
+        partial(_check_decoding, "filter", road, "backward", {}),
     )

@@ -1,0 +1,46 @@
+"""The step that evaluates: which systems, and where each of them runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.pipeline.conftest import whole
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.step import Selection
+from ziggurat.pipeline.table import pipeline_of
+
+
+class _Echo:
+    """A system that translates every line into itself."""
+
+    origin = "nowhere"
+
+    def translate_stream(self, texts: Sequence[str], window: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(text=text) for text in texts]
+
+
+def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = {}
+
+    def load_translator(folder: Path, *, device: str, precision: str = "float32") -> _Echo:
+        opened[folder.parent.name, precision] = device
+        return _Echo()
+
+    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", load_translator)
+    monkeypatch.setattr("ziggurat.nn.packed.available", lambda precision: True)
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    chosen = pipeline_of(road(whole(evaluation={"device": "cuda", "speed_lines": 0}, **unwanted)))
+    chosen.run(Selection(last="sets"))
+    next(step for step in chosen.steps if step.name == "evaluate").work(place / "w")
+    assert opened == {
+        ("teacher", "float32"): "cuda",
+        ("student", "float32"): "cuda",
+        ("student", "int8"): "cpu",
+    }
