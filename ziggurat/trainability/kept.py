@@ -69,7 +69,7 @@ def _digest(experiment: Experiment, store: Store, options: TrialOptions) -> str:
     """Return the digest of everything that the loss of a trial depends on."""
     return content_checksum(
         {
-            "experiment": trial_experiment(experiment, options).model_dump(mode="json"),
+            "experiment": trial_experiment(experiment, store, options).model_dump(mode="json"),
             "store": store.fingerprint,
             "options": asdict(options),
             "device": str(usable_device(experiment.training.device, "training.device")),
