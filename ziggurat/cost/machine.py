@@ -19,8 +19,8 @@ from ziggurat.config import Experiment
 from ziggurat.cost.ledger import Ledger, Product, Work
 from ziggurat.cost.simulation import BatchShape, full_batch, simulate_update
 from ziggurat.models.build import build_model, set_recompute
+from ziggurat.models.device import random_state_kept
 from ziggurat.models.low_rank import adapt
-from ziggurat.models.tensors import random_state_kept
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import linear
 from ziggurat.nn.quantised import quantise

@@ -19,9 +19,9 @@ from ziggurat.config import Experiment
 from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import assemble, parameter_roles, set_recompute
+from ziggurat.models.device import random_state_kept
 from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import random_state_kept
 from ziggurat.nn.quantised import quantise
 from ziggurat.training.objective import every_branch_present
 from ziggurat.training.optim import Optimiser

@@ -18,7 +18,7 @@ from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["LeftOut", "prune", "unprunable"]
+__all__ = ["LeftOut", "prune", "pruned_experiment", "unprunable"]
 
 _MOST = 1 << 20
 """Layers that are named one by one; no model has so many."""

@@ -23,7 +23,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
-from ziggurat.models.tensors import usable_device
+from ziggurat.models.device import usable_device
 from ziggurat.small_files import Form, json_safe, read_json
 from ziggurat.trainability.trial import TrialOptions, trial_experiment
 

@@ -20,7 +20,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError
 from ziggurat.init.transfer import output_factor
-from ziggurat.models.tensors import random_state_kept, usable_device
+from ziggurat.models.device import random_state_kept, usable_device
 from ziggurat.threads import share_cores
 from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions, run_trial, trial_experiment
