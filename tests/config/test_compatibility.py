@@ -144,11 +144,39 @@ def test_a_wide_encoder_is_allowed() -> None:
         ({"residual": "b2t"}, ["encoder.residual", "decoder.residual"]),
         ({"encoder": {"layers": 7}}, ["encoder.layers"]),
         ({"embedding": {"positions": "rotary"}}, ["embedding.positions"]),
+        ({"encoder": {"layer_norm_epsilon": 1e-5}}, []),
+        ({"encoder": {"layer_norm_epsilon": 1e-6}}, ["encoder.layer_norm_epsilon"]),
+        ({"layer_norm_epsilon": 1e-6, "encoder": {"layer_norm_epsilon": 1e-5}}, ["decoder.layer_norm_epsilon"]),
     ],
 )
 def test_what_makes_weights_compute_something_else_is_named(changes: dict[str, Any], keys: list[str]) -> None:
     found = unlike(ModelConfig(), ModelConfig.model_validate(changes))
     assert sorted(line.split(":")[0] for line in found) == sorted(f"model.{key}" for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "keys"),
+    [
+        ({"encoder": {"history": "dlcl"}}, {"combination": {"norm": "sources"}}, []),
+        ({"encoder": {"history": "dlcl"}}, {"combination": {"norm": "consumers"}}, ["combination.norm"]),
+        ({"decoder": {"history": "dlcl"}, "residual": "post"}, {"combination": {"norm": "consumers"}}, []),
+        ({"encoder": {"history": "dlcl", "residual": "post"}, "decoder": {"history": "dlcl"}},
+         {"combination": {"norm": "consumers"}}, ["combination.norm"]),
+        ({"encoder": {"history": "blocks"}}, {"combination": {"period": 6}}, []),
+        ({"encoder": {"history": "blocks"}}, {"combination": {"period": 3}}, ["combination.period"]),
+        ({"decoder": {"history": "depth_weighted"}}, {"combination": {"period": 1}}, []),
+        ({"attention": {"qk_norm": "l2"}}, {"attention": {"qk_norm": "l2", "qk_length": 50}}, []),
+        ({"attention": {"qk_norm": "rms"}},
+         {"layer_norm_epsilon": 1e-6, **{stack: {"layer_norm_epsilon": 1e-5} for stack in ("encoder", "decoder")}},
+         ["layer_norm_epsilon"]),
+        ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}, {"layer_norm_epsilon": 1e-6}, []),
+    ],
+)  # fmt: skip
+def test_a_default_that_is_written_out_changes_nothing(
+    model: dict[str, Any], changes: dict[str, Any], keys: list[str]
+) -> None:
+    found = unlike(ModelConfig.model_validate(model), ModelConfig.model_validate({**model, **changes}))
+    assert [line.split(":")[0] for line in found] == [f"model.{key}" for key in keys]
 
 
 def test_fixed_combinations_are_part_of_what_is_computed() -> None:

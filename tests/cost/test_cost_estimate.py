@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +13,20 @@ import torch
 from tests.conftest import tiny_experiment
 from tests.cost.test_cost_flops import experiment
 from ziggurat.config.load import change_section
-from ziggurat.cost import machine
+from ziggurat.cost import machine, simulation
 from ziggurat.cost.batches import ASSUMED_LENGTH, expected_batches
 from ziggurat.cost.estimate import estimate_cost
 from ziggurat.cost.ledger import Product, Work
 from ziggurat.cost.machine import Measured, Speed, Timer, measure_speed
 from ziggurat.cost.simulation import BatchShape
 from ziggurat.data.corpus import Store
+from ziggurat.models.low_rank import is_update
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.linear import Linear
+from ziggurat.nn.quantised import quantised_linear
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import largest_batches
+from ziggurat.training.parallel import Parallel
 
 PLAIN = Product(torch.float32, batched=False)
 BATCHED = Product(torch.float32, batched=True)
@@ -118,6 +125,41 @@ def test_a_busy_machine_is_measured_once_more_by_our_own_time(
     alone = machine.measure_machine(experiment("training.threads=1", f"data.store={tmp_path}"), [PLAIN], CPU)
     assert len(seen) == len(timers) + 1, "one thread is timed by its own time anyway"
     assert alone.delay == found.delay
+
+
+@pytest.mark.parametrize(
+    "trained",
+    [
+        ["training.start_from=elsewhere", "training.lora={rank: 2}"],
+        ["training.quantise=int8"],
+        [],
+    ],
+)
+def test_what_is_simulated_and_timed_is_what_is_trained(
+    trained: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found: list[tuple[set[str], set[bool]]] = []
+
+    class Watched(Parallel):
+        def __init__(self, model: Seq2Seq, *settings: Any) -> None:
+            super().__init__(model, *settings)
+            parameters = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+            maps = [module for module in model.modules() if isinstance(module, Linear)]
+            found.append((parameters, {module.multiply is quantised_linear for module in maps}))
+
+    class Still(Timer):
+        def fastest(self, work: Callable[[], object]) -> float:
+            return 1.0
+
+    for module in (machine, simulation):
+        monkeypatch.setattr(module, "Parallel", Watched)
+    config = experiment(*trained, f"data.store={tmp_path}")
+    machine.slowness(config, Speed({PLAIN: 1.0, BATCHED: 1.0}, 1.0, 1.0, waits=True), CPU, Still(CPU))
+    simulated, timed = found
+    assert simulated == timed
+    parameters, quantised = timed
+    assert all(map(is_update, parameters)) == (config.training.lora is not None)
+    assert quantised == {config.training.quantise is not None}
 
 
 @pytest.fixture

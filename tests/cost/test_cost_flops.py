@@ -71,6 +71,7 @@ CASES: dict[str, tuple[list[str], dict[str, float]]] = {
         ["model.encoder.attention=relative", "model.attention.relative_clip=4"],
         {"encoder": PLAIN["encoder"] + 3 * 9 * D},
     ),
+    "int8": (["training.quantise=int8"], {}),
 }  # fmt: skip
 
 

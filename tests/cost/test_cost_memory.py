@@ -15,6 +15,7 @@ from ziggurat.cost.ledger import Ledger
 from ziggurat.cost.simulation import PURPOSES, BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.data.collate import SpecialIds, collate
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
+from ziggurat.nn.quantised import quantise
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.update import train_update
@@ -28,6 +29,8 @@ def measured_peak(config: Experiment) -> int:
     """Return the most bytes of tensors at any time of the second update, by the allocator's own reports."""
     training = config.training
     model = build_model(config.model, V, V, exact_dropout=training.exact_dropout)
+    if training.quantise is not None:
+        quantise(model)
     set_recompute(model, training.recompute)
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
     parallel = Parallel(model, training.loss, training.precision)
@@ -64,6 +67,7 @@ TRANSFORMERS = {
     "radam": ["training.optimiser.kind=radam"],
     "muon": ["training.optimiser.kind=muon"],
     "narrow moments": ["training.optimiser.moments=bf16"],
+    "int8": ["training.quantise=int8"],
     "inter_sim, exact dropout": ["training.loss.inter_sim=0.1", "training.exact_dropout=true"],
 }
 MIXED = {

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
 
+from ziggurat.config.load import parse_experiment
+from ziggurat.config.reference import entries
 from ziggurat.diagnosis.health import (
     ENTROPY,
     FADING,
@@ -82,6 +85,31 @@ def test_a_reading_has_the_number_the_band_and_what_to_do() -> None:
     assert reading.value is None
     reading = judged(record(update_ratio=norms([1e-3, 1e-3], [1e-3, 1e-9])))["update_ratio.decoder"]
     assert "decoder layer 2" in reading.message
+
+
+def test_what_to_do_names_keys_that_there_are() -> None:
+    found = judged(
+        record(
+            LATE,
+            nll=1.0,
+            gradient_norm=norms([1.0, 1.0], [1.0]),
+            r={"encoder": 1.0},
+            variance={"encoder.ffn": [1.0]},
+            update_ratio=norms([1e-3], [1e-3]),
+            attention_entropy={"encoder.self_attn": [1.0]},
+            source_dependence=1.0,
+        )
+    )
+    checks = {"finite", "gradient_ratio", "r", "variance", "update_ratio", "attention_entropy", "source_dependence"}
+    assert {measure.partition(".")[0] for measure in found} == checks
+    keys = {entry.path for entry in entries()}
+    quoted = {text for reading in found.values() for text in re.findall("`(.+?)`", reading.message)}
+    assert len(quoted) > 8
+    for text in quoted:
+        key, _, value = (text if "." in text else f"model.residual: {text}").partition(": ")
+        assert key in keys
+        if value:
+            parse_experiment("data: {source_language: de, target_language: en, store: a}", "", [f"{key}={value}"])
 
 
 def test_what_was_not_measured_is_not_judged() -> None:

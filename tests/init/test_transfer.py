@@ -136,6 +136,9 @@ def test_the_first_updates_change_models_of_every_size_alike(axis: str) -> None:
         ({"residual": "post"}, "not worked out for `residual: post`"),
         ({"init": {"kind": "depth_scaled"}}, "not worked out for `init.kind: depth_scaled`"),
         ({"embedding": {"positions": "learned"}}, "not worked out for `embedding.positions: learned"),
+        ({"encoder": {"history": "mudd"}}, "not worked out for `encoder.history: mudd"),
+        ({"decoder": {"history": "attention_residuals"}}, "not worked out for `decoder.history: attention_residuals"),
+        ({"encoder": {"history": "block_attention_residuals"}}, "not worked out for `encoder.history: block_attention"),
     ],
 )
 def test_what_it_is_not_worked_out_for_is_refused(change: dict[str, Any], said: str) -> None:

@@ -67,6 +67,8 @@ def test_a_layer_that_is_left_out_passes_on_its_input(choices: dict[str, Any]) -
     ("choices", "text", "word"),
     [
         ({}, "encoder.6", "the encoder has 5 layers, no layer 6"),
+        ({}, "encoder.2000000", "the encoder has 5 layers, no layer 2000000"),
+        ({}, "decoder.3,decoder.2-999999999", "the decoder has 4 layers, no layer 999999999"),
         ({}, "decoder.1-4", "nothing would be left of the decoder"),
         ({"encoder": {"history": "dlcl"}}, "encoder.2", "`encoder.history: dlcl`"),
         ({"residual": "ln_scaling"}, "encoder.2", "`residual: ln_scaling`"),

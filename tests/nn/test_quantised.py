@@ -19,7 +19,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.embedding import OutputProjection
-from ziggurat.nn.packed import PackedOutput, pack
+from ziggurat.nn.packed import PackedOutput, pack, packed
 from ziggurat.nn.quantised import QuantisedEmbedding, quantise, quantised_linear, quantised_rows
 from ziggurat.training.objective import batch_loss
 
@@ -148,6 +148,17 @@ def test_the_engine_computes_what_is_trained(kind: str, name: str, monkeypatch: 
     assert float((unlike > 1e-5).float().mean()) > 0.9
     assert float(unlike.max()) > 1e-2
     assert float((plain - trained).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_rows_of_next_to_nothing_are_zeros(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = drawn(4, 16) * torch.tensor([1.0, 1e-33, 1e-37, 0.0])[:, None]
+    weight, bias = drawn(5, 16, seed=1) * torch.tensor([1.0, 1e-33, 1e-37, 0.0, 1e9])[:, None], torch.zeros(5)
+    expected = quantised_linear(x, weight, bias)
+    assert not expected[1:].any()
+    assert not expected[:, 1:4].any()
+    with engine(name, monkeypatch):
+        torch.testing.assert_close(packed(weight, bias, "int8")(x), expected, atol=0, rtol=1e-6)
 
 
 def test_a_shortlist_has_the_same_scores(monkeypatch: pytest.MonkeyPatch) -> None:

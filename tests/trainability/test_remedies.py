@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +53,21 @@ def test_what_remedies_set(post: Experiment) -> None:
     assert slow.model == post.model
 
 
-def test_a_residual_of_one_stack_does_not_outlive_the_remedy(post: Experiment) -> None:
-    mixed = with_model(post, decoder={"residual": "lingvo"})
-    changed = applied(BY_NAME["DeepNorm"], mixed)
+@pytest.mark.parametrize("name", ["DeepNorm", "DS-Init,", "pre-norm with DLCL"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"decoder": {"residual": "lingvo"}},
+        {"encoder": {"ranges": [{"layers": 3, "residual": "res_post"}]}},
+        {"wiring": {"gpas": True}},
+    ],
+    ids=str,
+)
+def test_no_other_residual_outlives_a_remedy(post: Experiment, changes: dict[str, Any], name: str) -> None:
+    remedy = next(remedy for remedy in REMEDIES if remedy.name.startswith(name))
+    changed, plain = (applied(remedy, experiment) for experiment in (with_model(post, **changes), post))
     assert changed is not None
-    assert changed.model.encoder_residual == changed.model.decoder_residual == "deepnorm"
+    assert changed == plain
 
 
 def test_a_method_that_is_there_already_is_no_remedy(post: Experiment) -> None:
@@ -105,9 +117,12 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
     names.clear()
     assert check_depth(hopeless, settings, begun, remedies=False).remedies == ()
     assert names == ["the configuration"]  # the reference is kept in the store
-    (Path(experiment.data.store) / REFERENCES_FILE).write_text("[1", encoding="utf-8")
-    assert check_depth(hopeless, settings, begun, remedies=False).reference == check.reference
-    assert names[1:4] == ["a shallow model"] * 3
+    kept = json.loads((file := Path(experiment.data.store) / REFERENCES_FILE).read_text("utf-8"))
+    for damaged in ("[1", "[1.0]", json.dumps(dict.fromkeys(kept, math.nan))):
+        names.clear()
+        file.write_text(damaged, encoding="utf-8")
+        assert check_depth(hopeless, settings, begun, remedies=False).reference == check.reference
+        assert names == ["a shallow model"] * 3 + ["the configuration"]
     prepare(experiment.data)  # which knows that file
     record = check.as_record()
     assert record["verdict"]["label"] == "will not train"

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config.load import change_section
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.loader import LoaderState
 from ziggurat.trainability.trial import (
-    MEASURES,
+    TRIAL_MEASURES,
     TrialOptions,
     open_data,
     peak_rate,
@@ -63,6 +64,12 @@ def test_a_wide_encoder_keeps_its_proportion() -> None:
     assert (small.heads, small.encoder_heads) == (4, 8)
 
 
+@pytest.mark.parametrize(("d_model", "groups", "narrow"), [(512, 512, 128), (384, 48, 16), (256, 2, 2)])
+def test_groups_of_channels_divide_the_narrow_width(d_model: int, groups: int, narrow: int) -> None:
+    combination = {"combination": {"groups": groups}, "encoder": {"history": "dlcl"}}
+    assert reduced(ModelConfig.model_validate({"d_model": d_model, **combination}), 128).combination.groups == narrow
+
+
 @pytest.mark.parametrize(
     "schedule",
     [
@@ -83,14 +90,32 @@ def test_the_peak_is_the_highest_rate_of_the_schedule(experiment: Experiment, sc
     assert math.isclose(peak_rate(changed), max(rates), rel_tol=1e-12)
 
 
-def test_a_trial_changes_size_and_schedule_and_nothing_else(experiment: Experiment) -> None:
-    small = trial_experiment(experiment, TrialOptions(updates=50, tokens=256))
+def test_a_trial_changes_size_and_schedule_and_nothing_else(experiment: Experiment, store: Store) -> None:
+    small = trial_experiment(experiment, store, TrialOptions(updates=50, tokens=256))
     assert small.model == experiment.model
     assert small.training.schedule.warmup_updates == 20
     assert small.training.batch.max_tokens == 256
     assert small.training.optimiser == experiment.training.optimiser
     assert small.training.loss == experiment.training.loss
     assert small.training.clip_norm == experiment.training.clip_norm
+
+
+def test_a_trial_trains_all_weights_on_the_text_alone_whatever_is_left_out(
+    experiment: Experiment, store: Store
+) -> None:
+    head = experiment.model.heads
+    training = {"start_from": "elsewhere", "lora": {"rank": 2}, "loss": {"alignment": {"head": head}}}
+    small = trial_experiment(change_section(experiment, {"training": training}, ""), store, SHORT)
+    assert (small.training.start_from, small.training.lora, small.training.loss.alignment) == (None, None, None)
+    assert all(parameter.requires_grad for parameter in Learner(small, store, torch.device("cpu")).model.parameters())
+
+
+def test_a_batch_of_a_trial_holds_the_longest_pair(experiment: Experiment, store: Store) -> None:
+    longest = 1 + int(max(store.train.source_lengths.max(), store.train.target_lengths.max()))
+    eight = change_section(experiment, {"training": {"batch": {"length_multiple": 8}}}, "")
+    small = trial_experiment(eight, store, TrialOptions(tokens=longest - 1))
+    assert small.training.batch.max_tokens == -(-longest // 8) * 8
+    loader_of(small, store)
 
 
 def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None:
@@ -102,12 +127,12 @@ def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None
     assert torch.equal(torch.get_rng_state(), before)
     assert ticks == [1, 2, 3, 4]
     assert [*trial.points] == [0, 2, 4]
-    assert {*trial.points[0]} == {*MEASURES} - {"source_dependence"}
+    assert {*trial.points[0]} == {*TRIAL_MEASURES} - {"source_dependence"}
     assert {*trial.points[2]} == {"nll"}
-    assert {*trial.points[4]} == {*MEASURES}
+    assert {*trial.points[4]} == {*TRIAL_MEASURES}
     assert trial.failed is None
 
-    small = trial_experiment(experiment, SHORT)
+    small = trial_experiment(experiment, store, SHORT)
     learner = Learner(small, store, torch.device("cpu"))
     losses = []
     for group in loader_of(small, store).groups(LoaderState()):
@@ -153,4 +178,12 @@ def test_without_a_store_the_embedded_pair_is_taken(experiment: Experiment, tmp_
         folder = opened.path
         assert len(opened.train) > 3000
         assert f"{tmp_path / 'none'} is not prepared" in said
+        # Neither these corpora nor any links are there.
+        named = [experiment.data.train[0].model_copy(update={"name": name}) for name in ("a", "b")]
+        stages = [
+            {"mix": {"a": 1.0}, "until": {"epochs": 1, "corpus": "a"}},
+            {"mix": {"b": 1.0}, "until": {"corpus": "b"}},
+        ]
+        own = {"train": named, "stages": stages, "modifiers": {"terms": {"probability": 0.5}}, "store": missing.store}
+        loader_of(trial_experiment(change_section(experiment, {"data": own}, ""), opened, SHORT), opened)
     assert not folder.exists()

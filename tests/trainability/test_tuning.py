@@ -50,6 +50,9 @@ def test_a_base_needs_a_peak_and_a_model_it_is_worked_out_for(experiment: Experi
     post = change_section(experiment.model, {"residual": "post"}, "model")
     with pytest.raises(ConfigError, match="residual: post"):
         with_base(experiment.model_copy(update={"model": post}), Size(16, 2, 2))
+    low_rank = {"training": {"start_from": "elsewhere", "lora": {}}}
+    with pytest.raises(ConfigError, match="lora"):
+        with_base(change_section(experiment, low_rank, ""), Size(16, 2, 2))
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ class JobOptions:
 
 def _on_gpu(device: str) -> bool:
     """Return True where `--device` means a GPU."""
-    from ziggurat.models.tensors import usable_device
+    from ziggurat.models.device import usable_device
 
     return usable_device(device, "--device").type != "cpu"
 

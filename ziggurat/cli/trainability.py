@@ -29,7 +29,7 @@ def run_check(experiment: Experiment, *, updates: int, width: int | None, remedi
         width: model width in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
         remedies: whether to try remedies where the verdict is not `trains`.
     """
-    from ziggurat.models.tensors import usable_device
+    from ziggurat.models.device import usable_device
     from ziggurat.trainability.check import check_depth
     from ziggurat.trainability.trial import TrialOptions
 

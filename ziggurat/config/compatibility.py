@@ -60,6 +60,7 @@ def _chosen(model: ModelConfig) -> Iterator[Facts]:
 
 _INITIAL_OR_TRAINING = (
     "preset",
+    "attention.qk_length",
     "init.",
     "dropout.",
     "encoder.layer_drop",
@@ -89,11 +90,14 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     for key, value in model.model_dump().items():
         inner = value.items() if isinstance(value, dict) else [("", value)]
         flat.update({f"{key}.{name}".rstrip("."): v for name, v in inner})
+    ignored |= {"layer_norm_epsilon", "encoder.layer_norm_epsilon", "decoder.layer_norm_epsilon"}
+    ignored |= {"combination.norm", "combination.period"}
     flat = {k: v for k, v in flat.items() if k not in ignored and not k.startswith(_INITIAL_OR_TRAINING)}
     flat |= {"encoder.residual": model.encoder_residual, "decoder.residual": model.decoder_residual}
     flat |= {"encoder.d_model": model.encoder_width, "encoder.heads": model.encoder_heads}
     flat |= {"encoder.d_ff": model.encoder_d_ff}
     flat.pop("residual")
+    flat |= _of_norms(model) | _of_combinations(model)
     # By layer: ranges may say in two ways what computes the same.
     for name in ("encoder", "decoder"):
         kinds = model.residuals(decoder=name == "decoder")
@@ -108,3 +112,30 @@ def _computing(model: ModelConfig) -> dict[str, object]:
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
         flat["wiring.planned_decoder_layers"] = model.planned_decoder_layers
     return flat
+
+
+def _of_norms(model: ModelConfig) -> dict[str, object]:
+    """Return the epsilons that the model has: of each stack, and of the norms on queries, keys and values."""
+    if model.family == "rnmt":
+        return {}  # always lingvo's
+    own = {"encoder": model.encoder.layer_norm_epsilon, "decoder": model.decoder.layer_norm_epsilon}
+    found: dict[str, object] = {
+        f"{name}.layer_norm_epsilon": epsilon or model.layer_norm_epsilon for name, epsilon in own.items()
+    }
+    if (model.attention.qk_norm, model.attention.value_norm) != ("none", "none"):
+        found["layer_norm_epsilon"] = model.layer_norm_epsilon
+    return found
+
+
+def _of_combinations(model: ModelConfig) -> dict[str, object]:
+    """Return norm and period of the stacks whose histories heed them: one value, or two where these differ."""
+    found: dict[str, object] = {}
+    for key in ("combination.norm", "combination.period"):
+        values = [
+            model.history_norm(decoder=decoder) if key == "combination.norm" else model.combination.period_of(history)
+            for decoder, history in ((False, model.encoder.history), (True, model.decoder.history))
+            if key in HISTORIES[history].options
+        ]
+        if values:
+            found[key] = values[0] if len(set(values)) == 1 else tuple(values)
+    return found

@@ -22,6 +22,7 @@ __all__ = [
     "Facts",
     "Family",
     "HistoryKind",
+    "HistoryNorm",
     "InitKind",
     "MemoryKind",
     "NormKind",
@@ -78,6 +79,7 @@ PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
 NormKind = Literal["layer", "rms"]
+HistoryNorm = Literal["sources", "consumers", "none"]
 
 # Rows ------------------------------------------------------------------------------------------------------------
 
@@ -107,6 +109,7 @@ class ResidualFacts(Facts):
         first_differs: its first layer has other parts than those above, so that none of these can be a copy of it.
         layer_constants: it computes with the number of the layer.
         alone: why no layer of another kind can stand above or below one of this kind; "": any can.
+        history_norm: where combinations of layers normalise (`combination.norm: auto`).
     """
 
     init: InitKind | None = None
@@ -116,6 +119,7 @@ class ResidualFacts(Facts):
     first_differs: bool = False
     layer_constants: bool = False
     alone: str = ""
+    history_norm: HistoryNorm = "sources"
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ _STREAMS = "it has several streams"
 _UNNORMALISED = "has neither normalisation nor the initialisation that replaces it"
 
 RESIDUALS: dict[ResidualKind, ResidualFacts] = {
-    "post": ResidualFacts(_VASWANI, _GPAS),
+    "post": ResidualFacts(_VASWANI, _GPAS, history_norm="consumers"),
     "pre": ResidualFacts(_DLCL, _GPAS),
     "lingvo": ResidualFacts(f"code of {_BAPNA}"),
     "none": ResidualFacts(_BAPNA),
@@ -182,6 +186,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
         frozenset({"wiring.omega_trainable"}),
         init="admin",
         without_init="starts as plain post-norm, omega 1",
+        history_norm="consumers",
     ),
     "deepnorm": ResidualFacts(
         _DEEPNET,
@@ -189,23 +194,28 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
         init="deepnorm",
         without_init="has the paper's constant on the stream, but not the smaller weights that go with it",
         depth_constants=True,
+        history_norm="consumers",
     ),
-    "rezero": ResidualFacts("Bachlechner et al. 2020"),
+    "rezero": ResidualFacts("Bachlechner et al. 2020", history_norm="none"),
     "layer_scale": ResidualFacts("Touvron et al. 2021", frozenset({"wiring.layer_scale"})),
     "ln_scaling": ResidualFacts("Sun et al. 2025", _GPAS, layer_constants=True),
     "peri": ResidualFacts("Kim et al. 2025", _GPAS),
     "res_post": ResidualFacts("Liu et al. 2022 (Swin v2)", _GPAS),
-    "b2t": ResidualFacts("Takase et al. 2022", layer_input=True),
-    "no_norm": ResidualFacts(_T_FIXUP, init="t_fixup", without_init=_UNNORMALISED),
+    "b2t": ResidualFacts("Takase et al. 2022", layer_input=True, history_norm="consumers"),
+    "no_norm": ResidualFacts(_T_FIXUP, init="t_fixup", without_init=_UNNORMALISED, history_norm="none"),
     "fixup": ResidualFacts(
-        _FIXUP, init="fixup", without_init=_UNNORMALISED, alone="all linear maps of its stack have shifts for biases"
+        _FIXUP,
+        init="fixup",
+        without_init=_UNNORMALISED,
+        alone="all linear maps of its stack have shifts for biases",
+        history_norm="none",
     ),
     "hyper": ResidualFacts("Zhu et al. 2024", frozenset({"wiring.streams", "wiring.dynamic"}), alone=_STREAMS),
     "manifold_hyper": ResidualFacts(
         "Xie et al. 2025", frozenset({"wiring.streams", "wiring.mixing", "wiring.stream_start"}), alone=_STREAMS
     ),
     "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", layer_constants=True, alone=_STREAMS),
-    "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True, first_differs=True),
+    "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True, first_differs=True, history_norm="none"),
     "hybrid": ResidualFacts("Zhuo et al. 2025 (HybridNorm)"),
     "sandwich": ResidualFacts("Ding et al. 2021 (CogView)", _GPAS),
     "sub_ln": ResidualFacts(

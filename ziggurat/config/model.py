@@ -9,8 +9,10 @@ from pydantic import Field, model_validator
 from ziggurat.config.base import Real, Section, Width
 from ziggurat.config.kinds import (
     ATTENTIONS,
+    RESIDUALS,
     Activation,
     Family,
+    HistoryNorm,
     MemoryKind,
     NormKind,
     ResidualKind,
@@ -121,6 +123,11 @@ class ModelConfig(Section):
         stack, above = (self.decoder, self.decoder_residual) if decoder else (self.encoder, self.encoder_residual)
         kinds = [part.residual for part in stack.ranges for _ in range(part.layers)]
         return (*kinds, *[above] * (stack.layers - len(kinds)))
+
+    def history_norm(self, *, decoder: bool) -> HistoryNorm:
+        """Return where a stack's combinations of layers normalise, if its history has any."""
+        chosen = self.combination.norm
+        return RESIDUALS[self.residuals(decoder=decoder)[-1]].history_norm if chosen == "auto" else chosen
 
     def value_residuals(self, *, decoder: bool) -> dict[str, str]:
         """Return the value residuals of a stack's attention: key -> kind."""

@@ -132,6 +132,12 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
     for key, value, allowed in needed:
         if value != allowed:
             yield f"`transfer` is not worked out for `{key}: {value}`; it needs `{allowed}`"
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        if stack.history == "mudd" or "attention_residuals" in stack.history:
+            yield (
+                f"`transfer` is not worked out for `{side}.history: {stack.history}`: the rates of its weights, which "
+                "are as many as the stream is wide, are not scaled"
+            )
 
 
 def _rnmt(model: ModelConfig) -> Iterator[str]:

@@ -19,7 +19,7 @@ from ziggurat.cost.ledger import Work
 from ziggurat.cost.machine import Speed, measure_machine, shallow
 from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.errors import ConfigError
-from ziggurat.models.tensors import usable_device
+from ziggurat.models.device import usable_device
 from ziggurat.nn.precision import precision_notice
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.objective import settle_precision

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ziggurat.nn.recurrence import STEP_BY_STEP
+from ziggurat.nn import quantised, recurrence
 
 __all__ = [
     "Ledger",
@@ -74,6 +74,7 @@ class Work:
         return Work(operations, round(share * self.moved), self.calls)
 
 
+_STEP_BY_STEP = {**recurrence.STEP_BY_STEP, **quantised.STEP_BY_STEP}
 _inside: dict[Any, tuple[int, Work]] = {}
 """One of our operators and its shapes -> peak memory and work inside it, which depend on nothing else."""
 
@@ -136,7 +137,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if function in STEP_BY_STEP:  # a whole recurrence in one operator, which hides its steps from us
+        if function in _STEP_BY_STEP:  # a whole recurrence, say, in one operator, which hides its steps from us
             self._look_inside(function, args)
         result = function(*args, **options)
         if function.is_view:
@@ -147,7 +148,7 @@ class Ledger(TorchDispatchMode):
             self._enter(tensor.untyped_storage(), self._purpose_of(function, args))
         if fresh:
             self._note(_copied_inside(function, args))
-        if (fresh or function._schema.is_mutable) and function not in STEP_BY_STEP:
+        if (fresh or function._schema.is_mutable) and function not in _STEP_BY_STEP:
             self._count(function, args, options, result, outputs)
         return result
 
@@ -177,7 +178,7 @@ class Ledger(TorchDispatchMode):
         if key not in _inside:
             ledger = Ledger()
             with ledger:
-                result = STEP_BY_STEP[function](*args)
+                result = _STEP_BY_STEP[function](*args)
             del result
             _inside[key] = ledger.peak, ledger.work.get("", Work())
         peak, work = _inside[key]

@@ -36,7 +36,8 @@ class NormInputs:
         model: the model.
 
     Attributes:
-        seen: norm -> its input, [batch, length, ..., d].
+        seen: norm -> its input when it was last called: [batch, length, ..., d], or with MUDD's queries, keys and
+            values [3, batch, length, d].
     """
 
     def __init__(self, model: Seq2Seq) -> None:
@@ -110,7 +111,7 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     handles = [
-        norm.register_forward_hook(partial(_held, chosen(norms.seen[norm])))
+        norm.register_forward_hook(partial(_held, norms.seen[norm], chosen))
         for norm in module.modules()
         if norm in norms.seen
     ]
@@ -154,9 +155,16 @@ def _residuals(model: Seq2Seq, stack: str) -> list[Residual]:
     return [residual for layer in layers_of(model, stack) for residual in residuals_of(layer).values()]
 
 
-def _held(states: Tensor, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
-    """Return the output of a norm, without its bias, with the statistics that it had on `states`."""
+def _held(recorded: Tensor, chosen: Any, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor | None:
+    """Return the output of a norm for contributions, without its bias, with the statistics that it had in the pass.
+
+    None, which lets its own output stand, for the states of the pass, of which weights are made.
+    """
     (x,) = inputs
+    # Only here: what a norm that the wiring does not call has read (MUDD's queries, keys and values) has other axes.
+    states = chosen(recorded)
+    if x.dim() == states.dim():
+        return None
     weight = cast(Tensor, norm.weight)
     if isinstance(norm, nn.LayerNorm):
         centred = x - x.mean(-1, keepdim=True)

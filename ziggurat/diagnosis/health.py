@@ -41,9 +41,9 @@ ENTROPY = 0.05
 
 _DEEPER = (
     "use methods for deep models (`model.residual: pre`, `admin` or `deepnorm`, `model.init.kind: depth_scaled`, "
-    "`history: dlcl`) or fewer layers"
+    "`model.encoder.history: dlcl`) or fewer layers"
 )
-_SLOWER = "lower `training.schedule.peak` or lengthen `warmup_updates`"
+_SLOWER = "lower `training.schedule.peak` or lengthen `training.schedule.warmup_updates`"
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _finiteness(record: Record) -> Iterator[Reading]:
             where = [place for place, value in _leaves(record.values[measure]) if value is None]
             said = f"{measure} is not finite"
             said += f" ({', '.join(p for p in where if p)})" if any(where) else ""
-            said += f": {_SLOWER}, set `training.clip_norm`, or train in `precision: fp32`"
+            said += f": {_SLOWER}, set `training.clip_norm`, or train in `training.precision: fp32`"
             yield Reading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
 
 
@@ -174,7 +174,8 @@ def _entropy(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
             least = min(finite)
             said = (
                 f"the attention entropy at {place}, layer {values.index(least) + 1}, is {least:.1e} nats (healthy: at "
-                f"least {ENTROPY:g}): every head looks at one position only; {_SLOWER}, or set `model.qk_norm`"
+                f"least {ENTROPY:g}): every head looks at one position only; {_SLOWER}, or set "
+                "`model.attention.qk_norm`"
             )
             yield _reading(f"attention_entropy.{place}", least, low=ENTROPY, said=said)
 

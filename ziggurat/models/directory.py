@@ -23,6 +23,7 @@ from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import assemble
+from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
 from ziggurat.models.low_rank import base_file, with_base
 from ziggurat.models.prune import LeftOut, prune, pruned_experiment
@@ -39,7 +40,7 @@ from ziggurat.models.run_folder import (
     run_of,
 )
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.models.tensors import check_fit, load_weights, read_tensors, usable_device, weights, write_tensors
+from ziggurat.models.tensors import check_fit, load_weights, read_tensors, weights, write_tensors
 
 __all__ = [
     "CHECKPOINTS",
@@ -184,7 +185,7 @@ def open_model(
         path: the folder.
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first of these
             that is there.
-        device: where to put the model; see ziggurat.models.tensors.usable_device.
+        device: where to put the model; see ziggurat.models.device.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.models.prune).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:

@@ -37,7 +37,6 @@ class ResidualRow:
     Attributes:
         make: makes the Residual of one sub-layer.
         final_norm: the stream leaves the layers unnormalised, so each stack ends with a norm.
-        history_norm: where combinations of layers normalise (`combination.norm: auto`).
         folding: how a stack of this kind becomes a plain one; None: no plain stack computes the same.
         entry_norm: the stack normalises its input.
         ends_as_model: an encoder of this kind is an ablation, and ends as one of `model.residual` would.
@@ -49,7 +48,6 @@ class ResidualRow:
 
     make: Callable[[SublayerPosition, ResidualOptions], Residual]
     final_norm: bool
-    history_norm: Literal["sources", "consumers", "none"]
     folding: Folding | None = None
     entry_norm: bool = False
     ends_as_model: bool = False
@@ -60,27 +58,27 @@ class ResidualRow:
 
 
 RESIDUAL: dict[ResidualKind, ResidualRow] = {
-    "post": ResidualRow(residual.post_norm, False, "consumers", "post"),
-    "pre": ResidualRow(residual.pre_norm, True, "sources", "pre"),
-    "lingvo": ResidualRow(residual.lingvo, False, "sources"),
-    "none": ResidualRow(residual.no_skip, True, "sources", ends_as_model=True),
-    "admin": ResidualRow(residual.admin, False, "consumers", "skip_vector"),
-    "deepnorm": ResidualRow(residual.deepnorm, False, "consumers", "alpha"),
-    "rezero": ResidualRow(residual.rezero, False, "none"),
-    "layer_scale": ResidualRow(residual.layer_scale, True, "sources", "branch_vector"),
-    "ln_scaling": ResidualRow(residual.ln_scaling, True, "sources"),
-    "peri": ResidualRow(residual.peri, True, "sources", entry_norm=True),
-    "sandwich": ResidualRow(residual.peri, True, "sources"),
-    "res_post": ResidualRow(residual.res_post, True, "sources"),
-    "b2t": ResidualRow(residual.b2t, False, "consumers"),
-    "no_norm": ResidualRow(residual.no_norm, False, "none"),
-    "fixup": ResidualRow(residual.fixup, False, "none", shifted=True),
-    "hyper": ResidualRow(residual.hyper, True, "sources", streams="option"),
-    "manifold_hyper": ResidualRow(residual.manifold_hyper, True, "sources", streams="option"),
-    "siamese": ResidualRow(residual.siamese, True, "sources", streams=2, end=SiameseEnd),
-    "keel": ResidualRow(residual.keel, True, "none"),
-    "hybrid": ResidualRow(residual.hybrid, True, "sources"),
-    "sub_ln": ResidualRow(residual.pre_norm, True, "sources", inner_norm=True),
+    "post": ResidualRow(residual.post_norm, False, "post"),
+    "pre": ResidualRow(residual.pre_norm, True, "pre"),
+    "lingvo": ResidualRow(residual.lingvo, False),
+    "none": ResidualRow(residual.no_skip, True, ends_as_model=True),
+    "admin": ResidualRow(residual.admin, False, "skip_vector"),
+    "deepnorm": ResidualRow(residual.deepnorm, False, "alpha"),
+    "rezero": ResidualRow(residual.rezero, False),
+    "layer_scale": ResidualRow(residual.layer_scale, True, "branch_vector"),
+    "ln_scaling": ResidualRow(residual.ln_scaling, True),
+    "peri": ResidualRow(residual.peri, True, entry_norm=True),
+    "sandwich": ResidualRow(residual.peri, True),
+    "res_post": ResidualRow(residual.res_post, True),
+    "b2t": ResidualRow(residual.b2t, False),
+    "no_norm": ResidualRow(residual.no_norm, False),
+    "fixup": ResidualRow(residual.fixup, False, shifted=True),
+    "hyper": ResidualRow(residual.hyper, True, streams="option"),
+    "manifold_hyper": ResidualRow(residual.manifold_hyper, True, streams="option"),
+    "siamese": ResidualRow(residual.siamese, True, streams=2, end=SiameseEnd),
+    "keel": ResidualRow(residual.keel, True),
+    "hybrid": ResidualRow(residual.hybrid, True),
+    "sub_ln": ResidualRow(residual.pre_norm, True, inner_norm=True),
 }
 
 

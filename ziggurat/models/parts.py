@@ -204,7 +204,7 @@ class StackParts:
             d_model=self.d_model,
             norm=self.norm,
             dropout=partial(self.dropout, options.dropout),
-            norm_at=row.history_norm if options.norm == "auto" else options.norm,
+            norm_at=self.config.history_norm(decoder=self.decoder),
             start=options.start,
             learnable=options.learnable,
             normalize_embedding=options.normalize_embedding,

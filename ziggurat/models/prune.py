@@ -18,8 +18,10 @@ from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["LeftOut", "prune", "unprunable"]
+__all__ = ["LeftOut", "prune", "pruned_experiment", "unprunable"]
 
+_MOST = 1 << 20
+"""Layers that are named one by one; no model has so many."""
 _PART = re.compile(r"(encoder|decoder)\.(\d{1,9})(?:-(\d{1,9}))?")
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
@@ -42,7 +44,8 @@ class LeftOut(NamedTuple):
                     f"`--without-layers {printable(text)}`: `{printable(part)}` names no layers; write `encoder.5` or "
                     "`encoder.5-8`, separated by commas; the lowest layer is 1"
                 )
-            found[match[1]] |= set(range(first, min(last, 1 << 20) + 1))
+            # Beyond any model the last alone: it says later on that there is no such layer.
+            found[match[1]] |= {*range(first, min(last, _MOST) + 1), last}
         return cls(*map(frozenset, found.values()))
 
     def of(self, stack: str) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Tensors of a model: their device and random state, whole ones and those cut up, safetensors files, weights by name.
+"""Tensors of a model: whole ones and those cut up, safetensors files, weights by name.
 
 Files are written tensor by tensor, with their checksum on the way, and read whole. No pickle is read.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.data.files import atomic_file
-from ziggurat.errors import CheckpointError, ConfigError, printable, refuse_passing
+from ziggurat.errors import CheckpointError, printable, refuse_passing
 from ziggurat.models.build import assemble
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.small_files import check_name, check_regular
@@ -33,31 +32,12 @@ __all__ = [
     "load_weights",
     "local",
     "placed_as",
-    "random_state_kept",
     "read_shapes",
     "read_tensors",
-    "usable_device",
     "weights",
     "whole",
     "write_tensors",
 ]
-
-
-def usable_device(name: str, setting: str) -> torch.device:
-    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
-
-    Raises ConfigError, which names `setting`, when it cannot be used.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        # torch.device accepts the name of a GPU that is not there; only its memory tells.
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"`{setting}: {name}` cannot be used: {reason}; `cpu` always can") from None
-    return device
 
 
 WEIGHTS_FORMAT = "1"
@@ -77,12 +57,6 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-
-
-def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
-    """Return a context that restores torch's random state, on the CPU and on `device`, at its end."""
-    # Of all GPUs, fork_rng's default, some are those of other processes.
-    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:

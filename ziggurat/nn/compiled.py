@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from ziggurat.nn.quantised import CENTRE, LEVELS, SMALLEST
+
 if TYPE_CHECKING:
     from ziggurat.nn.attention.cache import Block
 
@@ -31,10 +33,6 @@ Precision = Literal["float32", "bfloat16", "int8"]
 _TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 _NUMBERS = {"float32": 1, "bfloat16": 2, "int8": 4}
 _PANEL = 64
-_SMALLEST = 1e-30
-"""Largest number of a row of zeros, for its scale."""
-_CENTRE = 128
-"""The unsigned byte that stands for zero."""
 _FLOATS = (torch.float32, torch.bfloat16)
 _ADDRESS, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
@@ -229,9 +227,9 @@ class CompiledLinear(nn.Module):
             self.bias[:out] = bias.detach()
         scale = shift = full[:0, 0]  # for bytes alone
         if precision == "int8":
-            scale = full.abs().amax(1).clamp_(min=_SMALLEST) / 127
+            scale = full.abs().amax(1).clamp_(min=SMALLEST) / LEVELS
             full = (full / scale[:, None]).round_()
-            shift = full.sum(1).to(torch.int32) * (0 if positive else _CENTRE)  # whole numbers below 2^24: exact
+            shift = full.sum(1).to(torch.int32) * (0 if positive else CENTRE)  # whole numbers below 2^24: exact
         self.scale, self.shift = scale, shift
         # Not buffers: they can be neither moved nor saved. [panels, groups, PANEL], a group as one number of 32 bits:
         # moving those is three times as fast as moving the numbers.

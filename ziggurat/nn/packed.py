@@ -19,7 +19,7 @@ from ziggurat.nn.compiled import CompiledFeedForward, CompiledLinear, Precision,
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
-from ziggurat.nn.quantised import QuantisedEmbedding
+from ziggurat.nn.quantised import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding
 
 __all__ = [
     "Int8Linear",
@@ -30,11 +30,10 @@ __all__ = [
     "available",
     "make_fast",
     "pack",
+    "packed",
 ]
 
 _HALF = 0.5
-_CENTRE = 128
-"""The unsigned byte that stands for zero."""
 
 
 def available(precision: Precision) -> bool:
@@ -103,7 +102,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None, *, positive: bool = False, narrow: bool = False) -> None:
         super().__init__()
         weight = weight.detach().float()
-        self.scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        self.scale = weight.abs().amax(1).clamp(min=SMALLEST) / LEVELS
         rounded = (weight / self.scale[:, None]).round().to(torch.int8)
         self.weight = torch.ops.onednn.qlinear_prepack(rounded, None)
         self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().float()
@@ -115,9 +114,9 @@ class Int8Linear(nn.Module):
         """Return [..., out] for `x` [..., in]."""
         count, rows = _padded(x)
         rows = rows.float()
-        levels, centre = (255, 0) if self.positive else (127, _CENTRE)
+        levels, centre = (255, 0) if self.positive else (LEVELS, CENTRE)
         largest = (rows if self.positive else rows.abs()).amax(-1, keepdim=True)
-        scale = largest.clamp_(min=torch.finfo(torch.float32).tiny).div_(levels)
+        scale = largest.clamp_(min=SMALLEST).div_(levels)
         # The conversion to bytes truncates. No number here is negative, so adding a half first makes it round.
         quantised = (rows * scale.reciprocal()).add_(centre + _HALF).to(torch.uint8)
         y = torch.ops.onednn.qlinear_pointwise(

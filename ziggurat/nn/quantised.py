@@ -11,6 +11,7 @@ as if it were not there (Bengio et al. 2013, straight-through; Jacob et al. 2018
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,14 +20,26 @@ from torch import Tensor, nn
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
 from ziggurat.nn.linear import Linear, product
 
-__all__ = ["QuantisedEmbedding", "quantise", "quantised_linear", "quantised_rows", "whole_rows"]
+__all__ = [
+    "CENTRE",
+    "LEVELS",
+    "SMALLEST",
+    "STEP_BY_STEP",
+    "QuantisedEmbedding",
+    "quantise",
+    "quantised_linear",
+    "quantised_rows",
+    "whole_rows",
+]
+
+# Of all that computes with bytes, and as in compiled.c.
 
 LEVELS = 127
 """Steps from zero to the largest number of a row."""
 CENTRE = 128
 """The unsigned byte that stands for zero."""
 SMALLEST = 1e-30
-"""Largest number of a row of zeros, for its step (compiled.c)."""
+"""Largest number of a row of zeros, for its step: the reciprocal of a smaller one's may be infinite."""
 
 
 def whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:
@@ -120,6 +133,9 @@ _LIBRARY.define(
 _LIBRARY.impl("quantised_linear", _sums, "CompositeExplicitAutograd")
 torch.library.register_fake(_NAME, _shapes, lib=_LIBRARY)
 torch.library.register_autograd(_NAME, _gradients, setup_context=_keep, lib=_LIBRARY)
+
+STEP_BY_STEP: dict[Any, Callable[..., Any]] = {torch.ops.ziggurat.quantised_linear.default: _sums}
+"""As in ziggurat.nn.recurrence."""
 
 
 def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -137,7 +137,7 @@ def _check_decoding(step: str, road: Road, name: ModelName, changes: Mapping[str
 def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
     """Return one worker for each core, one on a GPU."""
     if config.device != "cpu":
-        from ziggurat.models.tensors import usable_device
+        from ziggurat.models.device import usable_device
 
         if usable_device(config.device, "device").type != "cpu":
             return 1

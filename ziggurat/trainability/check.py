@@ -144,12 +144,13 @@ class Remedy:
 
 
 def _residual(kind: str, **others: Any) -> dict[str, Any]:
-    """Return changes that set one residual kind for both stacks, and plain Xavier weights unless `others` differ."""
-    stack = {"residual": None}
-    return {"residual": kind, "encoder": stack, "decoder": stack, "init": {"kind": "xavier"}, **others}
+    """Return changes that set one residual kind for all layers, and plain Xavier weights unless `others` differ."""
+    plain = {"init": {"kind": "xavier"}, "wiring": {"gpas": False}}
+    return {"residual": kind, "encoder": _ONE_KIND, "decoder": _ONE_KIND, **plain, **others}
 
 
-_DLCL = {"residual": None, "history": "dlcl"}
+_ONE_KIND: dict[str, Any] = {"residual": None, "ranges": []}
+_DLCL = {**_ONE_KIND, "history": "dlcl"}
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy("pre-norm", _residual("pre"), {}),

@@ -23,7 +23,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
-from ziggurat.models.tensors import usable_device
+from ziggurat.models.device import usable_device
 from ziggurat.small_files import Form, json_safe, read_json
 from ziggurat.trainability.trial import TrialOptions, trial_experiment
 
@@ -69,7 +69,7 @@ def _digest(experiment: Experiment, store: Store, options: TrialOptions) -> str:
     """Return the digest of everything that the loss of a trial depends on."""
     return content_checksum(
         {
-            "experiment": trial_experiment(experiment, options).model_dump(mode="json"),
+            "experiment": trial_experiment(experiment, store, options).model_dump(mode="json"),
             "store": store.fingerprint,
             "options": asdict(options),
             "device": str(usable_device(experiment.training.device, "training.device")),

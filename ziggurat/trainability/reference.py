@@ -8,6 +8,7 @@ the data and the width alone, and is kept in the store.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -96,5 +97,6 @@ def _kept(store: Store) -> dict[str, Any]:
     path: Path = store.path / REFERENCES_FILE
     with suppress(OSError, DataError):
         found = parse_json(read_bounded(path), str(path)) if path.is_file() else {}
-        return {key: value for key, value in found.items() if isinstance(value, float)}
+        if isinstance(found, dict):
+            return {key: value for key, value in found.items() if isinstance(value, float) and math.isfinite(value)}
     return {}

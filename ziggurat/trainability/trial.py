@@ -20,13 +20,15 @@ import torch
 
 from ziggurat.config import DataConfig, Experiment, ModelConfig
 from ziggurat.config.load import change_section
+from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
+from ziggurat.data.batching import round_up
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.diagnosis.probe import measure
-from ziggurat.models.tensors import random_state_kept, usable_device
+from ziggurat.models.device import random_state_kept, usable_device
 from ziggurat.threads import share_cores
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
@@ -36,18 +38,19 @@ from ziggurat.training.schedule import learning_rate, peak_update
 from ziggurat.training.update import train_update
 
 __all__ = [
-    "MEASURES",
+    "TRIAL_MEASURES",
     "Trial",
     "TrialOptions",
     "open_data",
     "peak_rate",
     "reduced",
     "run_trial",
+    "trial_experiment",
 ]
 
 
 _PROFILE = ("nll", "gradient_norm", "beta", "variance")
-MEASURES = ("nll", "source_dependence", *_PROFILE[1:])
+TRIAL_MEASURES = ("nll", "source_dependence", *_PROFILE[1:])
 """Measures taken at the end of a trial. Before it there are fewer, since all of them take as long as six updates:
 all but the second at the beginning, when nothing reads the source yet, and halfway the loss alone, for its pace."""
 
@@ -61,7 +64,7 @@ class TrialOptions:
 
     Attributes:
         updates: number of updates.
-        tokens: tokens of a batch, padding included.
+        tokens: tokens of a batch, padding included; more where the longest pair has more.
         measured_tokens: tokens of the batch on which measures are taken.
         width: largest `d_model`; wider models are narrowed to it. None: the width stays.
         seed: seed of data and weights.
@@ -84,7 +87,7 @@ class Trial:
         peak: highest learning rate.
         unigram: entropy of the target tokens' frequencies in nats: the loss of a model that learns nothing else.
         points: update -> measures (docs/diagnosis.md), without dropout, on one batch drawn apart from the training:
-            those of MEASURES at the end, fewer before.
+            those of TRIAL_MEASURES at the end, fewer before.
         losses: training cross-entropy of each update, nats per token.
         failed: first update with a loss or gradient that was not finite, or None.
     """
@@ -121,28 +124,42 @@ def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
     encoder = model.encoder
     if encoder.d_model is not None or encoder.d_ff is not None or encoder.heads is not None:
         changes["encoder"] = sizes(model.encoder_width, model.encoder_d_ff, model.encoder_heads)
+    # Groups of channels as wide as before, where that divides: one for each channel stays one for each.
+    widths = changes["d_model"], changes.get("encoder", changes)["d_model"]
+    changes["combination"] = {"groups": math.gcd(model.combination.groups, *widths)}
     return change_section(model, changes, "model")
 
 
-def trial_experiment(experiment: Experiment, settings: TrialOptions) -> Experiment:
-    """Return the configuration with which `experiment` is tried."""
+def trial_experiment(experiment: Experiment, store: Store, settings: TrialOptions) -> Experiment:
+    """Return the configuration with which `experiment` is tried on the pairs of `store`.
+
+    All weights are trained from the start, on the text alone: without growth, low-rank updates and guided alignment.
+    A batch is as large as the longest pair, at least.
+    """
+    longest = max(lengths.max(initial=0) for lengths in (store.train.source_lengths, store.train.target_lengths)) + 1
+    room = int(round_up(longest, experiment.training.batch.length_multiple))
     warmup = max(1, round(_WARMUP_SHARE * settings.updates))
     training = change_section(
         experiment.training,
         {
             "seed": settings.seed,
-            "batch": {"max_tokens": settings.tokens, "accumulate": 1, "fit": False},
+            "batch": {"max_tokens": max(settings.tokens, room), "accumulate": 1, "fit": False},
             "schedule": {"kind": "isqrt", "peak": peak_rate(experiment), "warmup_updates": warmup},
             "compile": "none",
             "cuda_graphs": 0,
             "precision": "fp32",
             "start_from": None,
             "growth": None,
+            "lora": None,
+            "loss": {"alignment": None},
         },
         "training",
     )
+    data = experiment.data
+    if store.path != Path(data.store).expanduser():  # the embedded pair has not the corpora and links that these name
+        data = data.model_copy(update={"stages": [], "modifiers": ModifiersConfig()})
     model = reduced(experiment.model, settings.width)
-    return experiment.model_copy(update={"model": model, "training": training})
+    return experiment.model_copy(update={"data": data, "model": model, "training": training})
 
 
 def run_trial(
@@ -158,18 +175,18 @@ def run_trial(
 
     With `loss_only` nothing is measured but the loss at the end.
 
-    Raises ConfigError where the device cannot be used, or a pair of the store does not fit into a batch.
+    Raises ConfigError where the device cannot be used.
     """
     share_cores(torch.get_num_threads())
     device = usable_device(experiment.training.device, "training.device")
-    small = settle_precision(trial_experiment(experiment, settings), device)
+    small = settle_precision(trial_experiment(experiment, store, settings), device)
     learner = Learner(small, store, device)
     learner.profile()  # sets ADMIN's omegas; other kinds need nothing
     loader = loader_of(small, store)
     batch = profile_batch(store, settings.measured_tokens, seed=settings.seed + 1)
     looks: dict[int, Collection[str]] = {settings.updates: ("nll",)}
     if not loss_only:
-        looks = {0: _PROFILE, math.ceil(settings.updates / 2): ("nll",), settings.updates: MEASURES}
+        looks = {0: _PROFILE, math.ceil(settings.updates / 2): ("nll",), settings.updates: TRIAL_MEASURES}
     points = {0: _measured(learner, batch, looks[0])} if 0 in looks else {}
     losses, failed = list[float](), None
     with random_state_kept(learner.device):

@@ -20,7 +20,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError
 from ziggurat.init.transfer import output_factor
-from ziggurat.models.tensors import random_state_kept, usable_device
+from ziggurat.models.device import random_state_kept, usable_device
 from ziggurat.threads import share_cores
 from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions, run_trial, trial_experiment
@@ -110,8 +110,14 @@ def resized(model: ModelConfig, size: Size) -> ModelConfig:
 def with_base(experiment: Experiment, base: Size) -> Experiment:
     """Return the configuration with `base` as the model whose learning rate it takes over.
 
-    Raises ConfigError where that is not worked out for the model, or its schedule has no peak.
+    Raises ConfigError where that is not worked out for the model, its schedule has no peak, or only low-rank updates of
+    it are trained.
     """
+    if experiment.training.lora is not None:
+        raise ConfigError(
+            "`training.lora`: a sweep trains all weights of small models from the start, and the best rate of that is "
+            "none for low-rank updates of a trained model"
+        )
     kind = experiment.training.schedule.kind
     if kind not in _PEAKED:
         raise ConfigError(f"`training.schedule.kind: {kind}` has no peak that could be tuned; use {', '.join(_PEAKED)}")
@@ -211,7 +217,7 @@ def coordinates(
     """
     share_cores(torch.get_num_threads())
     sized = experiment.model_copy(update={"model": resized(experiment.model, size)})
-    small = trial_experiment(sized, TrialOptions(updates, tokens, tokens, None, seed))
+    small = trial_experiment(sized, store, TrialOptions(updates, tokens, tokens, None, seed))
     learner = Learner(small, store, usable_device(small.training.device, "training.device"))
     batch = profile_batch(store, tokens, seed=seed + 1).to(learner.device)
 

@@ -25,8 +25,8 @@ from ziggurat.diagnosis.probe import Loss, measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, cut_records, read_records
 from ziggurat.diagnosis.views import heat_maps, scalars
 from ziggurat.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
+from ziggurat.models.device import random_state_kept
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import random_state_kept
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, within_memory

@@ -18,7 +18,8 @@ from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.errors import ConfigError, TrainingError
-from ziggurat.models.tensors import local, random_state_kept
+from ziggurat.models.device import random_state_kept
+from ziggurat.models.tensors import local
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, limited_to_available_memory, readable, within_memory

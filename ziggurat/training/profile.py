@@ -13,8 +13,8 @@ from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
 from ziggurat.init import profile_omega
 from ziggurat.models.build import stack_residuals
+from ziggurat.models.device import random_state_kept
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import random_state_kept
 from ziggurat.nn.residual import Residual
 from ziggurat.training.objective import every_branch_present
 

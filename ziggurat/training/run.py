@@ -30,10 +30,10 @@ from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.subword import copy_tokenizers
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.device import usable_device
 from ziggurat.models.directory import ENVIRONMENT_FILE, fill_model_directory
 from ziggurat.models.low_rank import BASE
 from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_folders, read_meta
-from ziggurat.models.tensors import usable_device
 from ziggurat.training.processes import Processes
 
 __all__ = [

@@ -17,8 +17,8 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.device import usable_device
 from ziggurat.models.low_rank import BASE
-from ziggurat.models.tensors import usable_device
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
 from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all

@@ -1,0 +1,34 @@
+"""The device of a model, by the name that a setting gives, and torch's random state there."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from ziggurat.errors import ConfigError
+
+__all__ = ["random_state_kept", "usable_device"]
+
+
+def usable_device(name: str, setting: str) -> torch.device:
+    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
+
+    Raises ConfigError, which names `setting`, when it cannot be used.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        # torch.device accepts the name of a GPU that is not there; only its memory tells.
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"`{setting}: {name}` cannot be used: {reason}; `cpu` always can") from None
+    return device
+
+
+def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context that restores torch's random state, on the CPU and on `device`, at its end."""
+    # Of all GPUs, fork_rng's default, some are those of other processes.
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
