@@ -16,6 +16,7 @@ import torch
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
+from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.low_rank import BASE
 from ziggurat.models.tensors import usable_device
@@ -26,7 +27,7 @@ from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.guidance import refuse_without_links
-from ziggurat.training.learner import Learner
+from ziggurat.training.learner import Learner, refuse_other_vocabulary
 from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.objective import settle_precision
@@ -183,7 +184,8 @@ def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None 
 def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     """Return where training starts; `resume` restores the newest whole checkpoint.
 
-    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one.
+    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
+    ConfigError when that is so before the first checkpoint.
     """
     if not resume:
         return StartingPoint(Progress(), initialised=not setup.origin, origin=setup.origin)
@@ -194,6 +196,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     warn = partial(log.say, style="bold red")
     checkpoint = same_for_all(setup.run, lambda: latest_checkpoint(setup.run, warn), setup.processes)
     if checkpoint is None:
+        _refuse_other_data(setup)
         log.say("no checkpoint yet: starting from the beginning")
         origin = _initial_weights(setup.learner, setup.experiment, setup.run)
         refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
@@ -214,6 +217,16 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     first = ", before its validation" if progress.validation_due else ""
     log.say(f"resumed after update {progress.update}{first}")
     return StartingPoint(progress, initialised=False, origin="")
+
+
+def _refuse_other_data(setup: Setup) -> None:
+    """Raise ConfigError when the run, which has no checkpoint to say its store, was begun on another one.
+
+    Its folder has the vocabularies with which it will translate, so at least these must be the store's.
+    """
+    refuse_other_store(setup.experiment, setup.store)
+    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start anew"
+    refuse_other_vocabulary(load_tokenizers(setup.run), setup.store, str(setup.run), again)
 
 
 def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
