@@ -234,12 +234,15 @@ def test_samples_change_with_epoch_and_side_only(table: PairTable) -> None:
     assert all(first[i][0][-3:] != first[i][1][-3:] for i in shared)
 
 
-@pytest.mark.parametrize("max_tokens", [40, 60])
-def test_sample_too_long_for_any_batch_is_left_alone(tmp_path: Path, max_tokens: int) -> None:
+@pytest.mark.parametrize(("max_tokens", "longest"), [(40, None), (60, None), (200, 59)])
+def test_sample_too_long_for_any_batch_or_for_the_model_is_left_alone(
+    tmp_path: Path, max_tokens: int, longest: int | None
+) -> None:
     """Samples have 30 or 60 pieces; end-of-sentence makes 60 too many for 60."""
     table = write_table(tmp_path, [(0, 30, 30)] * 20)
     batch = BatchConfig(max_tokens=max_tokens)
-    loader = Loader(table, SOURCE, TARGET, batch, seed=1, data=data_section(RegularisationConfig()))
+    data = data_section(RegularisationConfig())
+    loader = Loader(table, SOURCE, TARGET, batch, seed=1, data=data, longest=longest)
     found = [row for group in take(loader.groups(), 20) for b in group.batches for row in rows(b).values()]
     stored = [source[0] < 1000 for source, _ in found]
     assert any(stored)

@@ -60,7 +60,8 @@ class Loader:
         batch: section `training.batch`.
         seed: determines the order, the modified pairs and the sampled segmentations.
         data: section `data`: stages, modifiers, sampling of corpora and segmentations. None: each pair once an epoch.
-        longest: most pieces of a modified pair on either side; None: as many as fit into a batch.
+        longest: most pieces of a pair on either side that the model can read, for modified pairs and sampled
+            segmentations; None: as many as fit into a batch.
         links: whether batches have the table's word alignments; it must have some then.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
@@ -102,15 +103,18 @@ class Loader:
         self._stages = [] if data is None else data.stages
         self._mix = CorpusMix(table, self._stages, 1.0 if data is None else data.sampling_temperature, seed)
         # Padded lengths are multiples of `length_multiple`, so a budget that is none cannot be used to the end.
-        self._room = batch.max_tokens // batch.length_multiple * batch.length_multiple
-        self._modifiers = [] if data is None else self._pair_modifiers(data, min(self._room - 1, longest or self._room))
+        room = batch.max_tokens // batch.length_multiple * batch.length_multiple
+        # Less 1: end-of-sentence is still to be added.
+        self._longest = min(room - 1, longest or room)
+        self._modifiers = [] if data is None else self._pair_modifiers(data)
         self._mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
         self._prefetch = prefetch
         self._rank, self._count = rank, count
         self._planned: tuple[tuple[int, Starts], list[NDArray[np.int64]]] | None = None
 
-    def _pair_modifiers(self, data: DataConfig, longest: int) -> list[PairModifier | None]:
+    def _pair_modifiers(self, data: DataConfig) -> list[PairModifier | None]:
         """Return the modifiers of each stage."""
+        longest = min(self._longest, data.filters.max_pieces or self._longest)
         languages = data.source_language, data.target_language
         configs = [data.stage_modifiers(stage) for stage in range(max(1, len(data.stages)))]
         made = {
@@ -235,7 +239,7 @@ class Loader:
         epoch: int,
         regularisation: RegularisationConfig,
     ) -> list[Ids]:
-        """Sample segmentations of one side; tags stay, and the stored one is used where a sample fits no batch."""
+        """Sample segmentations of one side; tags stay, and the stored one is used where a sample is too long."""
         tokenizer = self._tokenizers[side]
         tags = set(tokenizer.tags.values())
         # A function of these four numbers only, so that a resumed run draws the same as an uninterrupted one.
@@ -244,7 +248,7 @@ class Loader:
         for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):
             tag = [first for first in old[:1].tolist() if first in tags]
             new = np.array([*tag, *ids], dtype=np.int32)
-            sentences.append(new if len(new) < self._room else old)  # not `<=`: end-of-sentence is still to be added
+            sentences.append(new if len(new) <= self._longest else old)
         return sentences
 
 
