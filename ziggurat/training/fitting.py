@@ -16,7 +16,7 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.batching import round_up
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader
+from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.models.tensors import local, random_state_kept
 from ziggurat.training.feeding import loader_of
@@ -51,25 +51,25 @@ class TooLarge(NamedTuple):
     shortage: Shortage
 
 
-def largest_batches(loader: Loader, length_multiple: int, epoch: int) -> list[Batch]:
-    """Return the one or two batches of an epoch that need the most memory; the position in the data stays.
+def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> list[Batch]:
+    """Return the one or two batches of the epoch at `at` that need the most memory; the position in the data stays.
 
     The first has the most padded tokens, to which the layers' states are proportional; the second, if it is another
     one, the most pairs of a source and a target position, to which the attention matrices are.
     """
     # Sizes are computed from the table of lengths, all batches at once: an epoch may have very many, and collating
     # one would read its sentences.
-    plan = loader.plan(epoch)
+    plan = loader.plan(at)
     sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
     pairs, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
     source, target = (
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
-        for lengths in loader.lengths(epoch)
+        for lengths in loader.lengths(at)
     )
     # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
     # model.
     most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
-    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(epoch, number)]
+    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(at._replace(batch=number))]
 
 
 def try_batches(
@@ -111,10 +111,10 @@ def try_batches(
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
 
 
-def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, epoch: int) -> None:
+def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, at: LoaderState) -> None:
     """Try the largest batches of an epoch. Raises TrainingError naming one that does not fit, and the ways out."""
     config = experiment.training
-    batches = largest_batches(loader, config.batch.length_multiple, epoch)
+    batches = largest_batches(loader, config.batch.length_multiple, at)
     if failed := try_batches(learner, batches, config):
         raise TrainingError(_too_large_message(failed, learner, config.batch.max_tokens))
 
@@ -167,7 +167,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
 
     def fits(budget: int) -> bool:
         loader = loader_of(settings(budget), store)
-        batches = largest_batches(loader, multiple, epoch=0)
+        batches = largest_batches(loader, multiple, LoaderState())
         failed = try_batches(learner, batches, config, cpu_share=CPU_SHARE)
         failures.extend([failed] if failed else [])
         return failed is None

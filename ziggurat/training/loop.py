@@ -247,7 +247,7 @@ class _Loop:
         self.log.say(f"update {self.progress.update}: the model grows, {grown}: {size}{kept}")
         if profiled:
             self.log.say(profiled)
-        refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.epoch)
+        refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.position)
 
     def _keep_stage(self) -> Path:
         """Keep the model at the end of a stage; return its folder."""

@@ -15,7 +15,7 @@ import torch
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader
+from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.low_rank import BASE
@@ -122,7 +122,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     if fitted and compiled:
         torch.compiler.reset()  # or the trials of other batch sizes would shape the graphs
     if compiled or not fitted:
-        refuse_too_large(learner, loader, experiment, epoch=0)
+        refuse_too_large(learner, loader, experiment, LoaderState())
     base = learner.base_weights()
     processes.first_does(lambda: create_run(run, experiment, store, base))
     return Setup(run, experiment, store, processes, store_check, learner, loader, validator, origin, fitted)
@@ -192,14 +192,14 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
     # may be a smaller machine, or fewer processes with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
-        refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
     warn = partial(log.say, style="bold red")
     checkpoint = same_for_all(setup.run, lambda: latest_checkpoint(setup.run, warn), setup.processes)
     if checkpoint is None:
         _refuse_other_data(setup)
         log.say("no checkpoint yet: starting from the beginning")
         origin = _initial_weights(setup.learner, setup.experiment, setup.run)
-        refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
         return StartingPoint(Progress(), initialised=not origin, origin=origin)
     if checkpoint.store != setup.store.fingerprint:
         raise CheckpointError(
