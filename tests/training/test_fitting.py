@@ -204,6 +204,14 @@ def test_a_corpus_that_fits_whole_ends_the_search(tiny_folder: Path, monkeypatch
     assert fitted.training.batch.max_tokens == -(-300 * longest // 256) * 256
 
 
+def test_a_model_that_grows_is_tried_at_full_depth(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    depths: list[tuple[int, int]] = []
+    monkeypatch.setattr(fitting, "try_batches", lambda learner, *_, **__: depths.append(learner.depth))
+    growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
+    found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 512}, growth=growth))
+    assert set(depths) == {(2, 2)}
+
+
 def test_only_a_lack_of_memory_is_caught_and_all_processes_agree() -> None:
     def fails() -> int:
         return len(torch.empty(1 << 60))

@@ -135,9 +135,9 @@ def _too_large_message(failed: TooLarge, learner: Learner, max_tokens: int) -> s
 def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple[Experiment, str]:
     """Find the largest `training.batch.max_tokens` whose largest batches fit.
 
-    Returns the configuration with that number, in which `fit` is off, and a sentence for the log. Raises ConfigError
-    when `training.batch.fit_limit` leaves no room for the longest pair, TrainingError when not even the smallest budget
-    fits.
+    A model that grows is tried at its full depth. Returns the configuration with that number, in which `fit` is off,
+    and a sentence for the log. Raises ConfigError when `training.batch.fit_limit` leaves no room for the longest pair,
+    TrainingError when not even the smallest budget fits.
     """
     table, config = store.train, experiment.training
     if not learner.parallel.recovers:
@@ -145,6 +145,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
             "`training.batch.fit` cannot try batches with `training.distributed.kind: fsdp` and several processes: "
             "one that runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
         )
+    learner = learner.deepest()
     batch, multiple = config.batch, config.batch.length_multiple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1
     longest = int(round_up(np.array([longest]), multiple)[0])

@@ -100,6 +100,14 @@ class Learner:
         """Layers of encoder and decoder now."""
         return self.architecture.encoder.layers, self.architecture.decoder.layers
 
+    def deepest(self) -> Learner:
+        """Return a learner of the model after all growth, with initial weights; this one where none grows."""
+        training = self.experiment.training
+        if training.growth is None:
+            return self
+        whole = self.experiment.model_copy(update={"training": training.model_copy(update={"growth": None})})
+        return Learner(whole, self.store, self.device, self.processes)
+
     @property
     def _adapts(self) -> bool:
         """True when low-rank updates alone are trained."""
