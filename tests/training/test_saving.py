@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -249,6 +250,29 @@ def test_training_goes_on_when_asked_and_the_next_save_tries_again(
             trainee.poll()
             assert trainee.kept == {1: [1], 2: [1], 3: [1, 3], 4: [1, 3]}[update]
     assert trainee.said.getvalue().count("CHECKPOINT NOT WRITTEN: no room") == 2
+
+
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_write_that_failed_while_a_roll_back_waited_is_told_and_is_not_rolled_back_to(
+    on_error: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainee = Trainee(tiny_experiment(tiny_folder, checkpoint={"on_error": on_error}), tmp_path / "run")
+    with trainee.saver as saver:
+        saver.save(trainee.learner, interim=False, good=True)
+        saver.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr("ziggurat.training.checkpoint.write_shards", lambda *_: (_ for _ in ()).throw(FULL))
+            trainee.update()
+            saver.save(trainee.learner, interim=False, good=True)
+            saver.wait()
+        assert trainee.progress.good == "step-00000000"
+        trainee.update()
+        with pytest.raises(CheckpointError, match="No space left") if on_error == "stop" else nullcontext():
+            saver.save(trainee.learner, interim=False)
+        saver.save(trainee.learner, interim=False, good=True)
+    assert trainee.said.getvalue().count("NOT WRITTEN") == (on_error == "continue")
+    assert trainee.kept == [0, 2]
+    assert trainee.progress.good == "step-00000002"
 
 
 def test_an_error_of_training_is_not_hidden_by_one_of_the_disk(

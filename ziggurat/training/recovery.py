@@ -198,7 +198,8 @@ class Recovery:
 
     def _good_checkpoints(self, p: Progress) -> Iterator[Checkpoint]:
         """Yield the checkpoint noted as good, then older ones; those with values that are not finite are left out."""
-        assert p.good is not None
+        if p.good is None:  # it could not be written, and `training.checkpoint.on_error` let training go on
+            return
         # Names have eight digits, so their order is that of updates.
         folders = [folder for folder in checkpoint_folders(self._run) if folder.name <= p.good]
         if p.good not in {folder.name for folder in folders}:
