@@ -17,6 +17,7 @@ from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
 from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.store_checks import other_files
 from ziggurat.data.workspace import building
 from ziggurat.errors import ConfigError, DataError
 
@@ -144,7 +145,12 @@ class TestExistingStore:
         for side in ("source", "target"):
             old = Path(project.settings["train"][0][side])
             project.settings["train"][0][side] = str(old.rename(project.folder / "moved" / old.name))
+        config = DataConfig.model_validate(project.settings)
+        assert len(other_files(config, Store.open(project.store).manifest)) == 2
+        before = Store.open(project.store).fingerprint
         assert project.prepare().reused
+        assert other_files(config, Store.open(project.store).manifest) == [], "training would notice for ever"
+        assert Store.open(project.store).fingerprint == before
 
     def test_what_only_training_reads_is_taken_over(self, project: Project) -> None:
         project.add_plain("train", 20)
