@@ -265,10 +265,10 @@ def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tm
     (tmp_path / "link").symlink_to(tiny_folder)
     heard = io.StringIO()
 
-    def noticed(run: str, **corpora: object) -> str:
+    def noticed(run: str, *, resume: bool = False, **corpora: object) -> str:
         changed = experiment.model_copy(update={"data": experiment.data.model_copy(update=corpora)})
         heard.truncate(0)
-        train(tmp_path / run, changed, console=Console(file=heard, width=1000))
+        train(tmp_path / run, changed, resume=resume, console=Console(file=heard, width=1000))
         return heard.getvalue()
 
     (corpus,) = experiment.data.train
@@ -276,9 +276,11 @@ def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tm
     assert "other files" not in noticed("same")
     written = f"{tiny_folder}/../{tiny_folder.name}/./train.qlo"
     assert "other files" not in noticed("written", train=[corpus.model_copy(update={"source": written})])
-    said = noticed("other", train=[corpus.model_copy(update={"source": "news.qlo"})])
+    other = [corpus.model_copy(update={"source": "news.qlo"})]
+    said = noticed("other", train=other)
     assert f"(store -> configuration): data.train.0.source ({corpus.source} -> news.qlo). Training reads" in said
     assert "dev" not in said.split("(store -> configuration)")[1].split("Training reads")[0]
+    assert "other files" not in noticed("other", resume=True, train=other)  # it cannot change its data
 
 
 def test_a_store_of_other_settings_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
