@@ -36,6 +36,7 @@ from ziggurat.training.checkpoint import (
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import RunLog
+from ziggurat.training.processes import Processes
 from ziggurat.training.retention import clear_leftovers, prune
 from ziggurat.training.saving import Buffers, Saver
 
@@ -360,6 +361,16 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
         assert final_bytes(run, 6) == final_bytes(whole, 6)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["CheckpointError", "DataError", "MachineError", "disk"])
+def test_all_processes_hear_alike_of_a_checkpoint_that_the_first_cannot_write(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one kind of error, which is subject to `on_error`."""
+    monkeypatch.setattr(Processes, "texts", lambda *_: [[kind, "no room"]])
+    with pytest.raises(CheckpointError, match="no room"):
+        save_checkpoint(tmp_path, Checkpoint(Progress(), {}, {}, "store"), (2, 2), Processes(1, 2))
 
 
 def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -> None:
