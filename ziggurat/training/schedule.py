@@ -73,9 +73,9 @@ class TrainingResult:
 
     Attributes:
         reason: the reason why it stopped, in words.
-        update: updates done.
+        update: updates done, skipped ones included.
         seconds: wall time of training, all resumed parts together.
-        target_tokens: target tokens trained on.
+        target_tokens: target tokens of all these updates.
         best: best value of the validation metric, or None.
         best_update: its update.
         signal: number of the signal that stopped it, or None.
