@@ -23,7 +23,6 @@ from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, limited_to_available_memory, readable, within_memory
 from ziggurat.training.objective import every_branch_present
-from ziggurat.training.recovery import largest_shape
 
 __all__ = [
     "BUDGET_STEP",
@@ -125,7 +124,7 @@ def _too_large_message(failed: TooLarge, learner: Learner, max_tokens: int) -> s
     gradients = sum(local(p).numel() * p.element_size() for p in learner.optimiser.parameters)
     fixed = weights + gradients + learner.optimiser.moment_bytes
     return (
-        f"a batch of {largest_shape([failed.batch])} (padding included), the largest to come, does not fit into "
+        f"a batch of {failed.batch.shape_in_words} (padding included), the largest to come, does not fit into "
         f"memory: {failed.shortage}; weights, gradients and moments alone take {readable(fixed)}. Lower "
         f"`training.batch.max_tokens` ({max_tokens}; `training.batch.accumulate` keeps updates as large), let "
         "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model"

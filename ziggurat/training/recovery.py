@@ -22,15 +22,7 @@ from ziggurat.training.metrics import RunLog
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.update import AdaptiveClipper, Guard, UpdateResult
 
-__all__ = ["Recovery", "count_skipped", "largest_shape", "next_rate", "refuse_to_go_on"]
-
-
-def largest_shape(batches: Sequence[Batch]) -> str:
-    """Return the size of the largest of some batches, padding included, in words."""
-    batch = max(batches, key=lambda b: b.source.numel() + b.target_in.numel())
-    sentences, source = batch.source.shape
-    pairs = f"{sentences} sentence pair{'s' if sentences > 1 else ''}"
-    return f"{pairs} of {source} source and {batch.target_in.shape[1]} target tokens"
+__all__ = ["Recovery", "count_skipped", "next_rate", "refuse_to_go_on"]
 
 
 def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | None:
@@ -141,7 +133,8 @@ class Recovery:
         config, learner = self._config, self._learner
         why = ""
         if result.shortage is not None:
-            why = self._most_telling(largest_shape(batches), result.shortage.here)
+            largest = max(batches, key=lambda batch: batch.source.numel() + batch.target_in.numel())
+            why = self._most_telling(largest.shape_in_words, result.shortage.here)
         elif not result.finite or result.spike:
             # Every process looks at its own batches, of which only some may show the fault.
             with learner.parallel.whole() as model:
