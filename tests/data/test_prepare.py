@@ -12,7 +12,7 @@ import pytest
 
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
-from ziggurat.data import cleaning, inputs
+from ziggurat.data import inputs, sampling
 from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
@@ -403,7 +403,7 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
 @pytest.mark.parametrize(("total", "wanted"), [(0, 0), (100, 100), (100, 0), (30_000, 1), (30_000, 20_001)])
 def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, wanted: int) -> None:
     def picked(step: int) -> list[bool]:
-        picks = cleaning.Picks(np.random.default_rng(3), total, wanted)
+        picks = sampling.Picks(np.random.default_rng(3), total, wanted)
         return [bool(x) for start in range(0, total, step) for x in picks.take(min(step, total - start))]
 
     first = picked(7)
@@ -415,7 +415,7 @@ def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, want
 def test_picks_favour_no_place() -> None:
     counts = np.zeros(20)
     for seed in range(3000):
-        picks = cleaning.Picks(np.random.default_rng(seed), 20, 5)
+        picks = sampling.Picks(np.random.default_rng(seed), 20, 5)
         picks._WINDOW = 8
         counts += picks.take(20)
     assert abs(counts / 3000 - 0.25).max() < 0.04  # five standard deviations
@@ -426,7 +426,7 @@ def test_picks_favour_no_place() -> None:
     [([5, 5], 100, [5, 5]), ([100, 1, 100], 21, [10, 1, 10]), ([3], 2, [2]), ([9, 2, 4], 10, [4, 2, 4])],
 )
 def test_even_shares(sizes: list[int], total: int, shares: list[int]) -> None:
-    assert cleaning.even_shares(sizes, total) == shares
+    assert sampling.even_shares(sizes, total) == shares
 
 
 def test_progress_is_told(project: Project) -> None:

@@ -1,38 +1,24 @@
-"""What `prepare` needs to clean its corpora: their cleaners, a random sample, the pair score."""
+"""Random samples of the corpora: for subword models, and for the pair score, which is learnt from one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.cleaning.pair_score import PairScorer
-from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.cleaner import Cleaner
+from ziggurat.config.data import DataConfig
+from ziggurat.data.cleaner import Cleaner, Scorers, cleaners_of
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
 
-__all__ = ["Scorers", "cleaner_of", "cleaners_of", "even_shares", "sampled_blocks", "train_pair_scores"]
-
-Scorers = Mapping[tuple[str, str], PairScorer]
-"""The pair score of each direction that is filtered by it, by the codes of source and target language."""
+__all__ = ["Picks", "even_shares", "sampled_blocks", "train_pair_scores"]
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
-
-
-def cleaners_of(config: DataConfig, corpora: Sequence[Corpus], scorers: Scorers | None = None) -> list[Cleaner]:
-    """Return the cleaner of each of these training corpora. Raises ConfigError as `Cleaner` does."""
-    return [cleaner_of(config, corpus.config, scorers) for corpus in corpora]
-
-
-def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None = None) -> Cleaner:
-    """Return the cleaner of a training corpus. Raises ConfigError as `Cleaner` does."""
-    languages = config.languages_of(corpus)
-    return Cleaner(config.filters_of(corpus), languages, (scorers or {}).get(languages))
 
 
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
