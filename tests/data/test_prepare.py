@@ -412,6 +412,21 @@ def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, want
     assert picked(10_000) == first
 
 
+@pytest.mark.parametrize("wanted", [3, 20_001, 29_990])
+def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
+    wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than a billion pairs, and of few in small windows."""
+    assert sampling.Picks(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
+    monkeypatch.setattr(sampling.Picks, "_MOST", 500)
+    monkeypatch.setattr(sampling.Picks, "_WINDOW", 100)
+    first, again = (sampling.Picks(np.random.default_rng(3), 30_000, wanted).take(30_000) for _ in range(2))
+    assert first.sum() == wanted
+    assert (first == again).all()
+    deviation = (wanted * (1 - wanted / 30_000)) ** 0.5 / 2
+    assert abs(first[:15_000].sum() - wanted / 2) <= 4 * deviation
+
+
 def test_picks_favour_no_place() -> None:
     counts = np.zeros(20)
     for seed in range(3000):

@@ -87,6 +87,7 @@ class Picks:
     """
 
     _WINDOW = 8192
+    _MOST = 10**9 - 1  # of chosen and of other items, for numpy's hypergeometric
 
     def __init__(self, generator: np.random.Generator, total: int, wanted: int) -> None:
         self._generator = generator
@@ -98,7 +99,7 @@ class Picks:
         """Return the mask of the chosen items among the next `count`, bool [count]."""
         while len(self._mask) < count and self._total:
             size = min(self._WINDOW, self._total)
-            chosen = int(self._generator.hypergeometric(self._wanted, self._total - self._wanted, size))
+            chosen = self._chosen(size, self._total - self._wanted)
             window = np.zeros(size, np.bool_)
             window[self._generator.choice(size, chosen, replace=False)] = True
             self._total -= size
@@ -106,6 +107,15 @@ class Picks:
             self._mask = np.concatenate([self._mask, window])
         mask, self._mask = self._mask[:count], self._mask[count:]
         return mask
+
+    def _chosen(self, size: int, others: int) -> int:
+        """Draw the number of chosen items in a window of `size` of those left, of which `others` are not chosen."""
+        if max(self._wanted, others) <= self._MOST:
+            return int(self._generator.hypergeometric(self._wanted, others, size))
+        # numpy refuses such numbers. Of a billion items a window is so small a part that a binomial number is as good;
+        # within these bounds, since what is left must be able to hold what is left to choose.
+        drawn = int(self._generator.binomial(size, self._wanted / self._total))
+        return min(max(drawn, size - others), size, self._wanted)
 
 
 def even_shares(sizes: Sequence[int], total: int) -> list[int]:
