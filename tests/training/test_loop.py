@@ -4,6 +4,7 @@ import io
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -307,9 +308,12 @@ def test_time_left_goes_by_the_limit_that_comes_first() -> None:
 
 def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
     progress = Progress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
-    assert how_to_go_on(progress, StopConfig(updates=26, minutes=1)) == "training.stop.minutes=..."
+    how, run = "raise that limit: `ziggurat train --run a --resume", Path("a")
+    assert how_to_go_on(progress, StopConfig(updates=26, minutes=1), run) == f"{how} training.stop.minutes=...`"
     both = StopConfig(updates=20, epochs=2, patience=3)
-    assert how_to_go_on(progress, both) == "training.stop.updates=... training.stop.patience=..."
+    assert how_to_go_on(progress, both, run) == f"{how} training.stop.updates=... training.stop.patience=...`"
+    over = how_to_go_on(replace(progress, stages_to_come=-1), both, run)
+    assert over == "start a new run with other `data.stages`: `training.start_from=a` takes the weights of this one"
     stop = {"updates": 100, "minutes": 1e-6}
     go(tiny_folder, tmp_path / "run", stop=stop)
     train(tmp_path / "run", tiny_experiment(tiny_folder, stop=stop), resume=True, console=QUIET)

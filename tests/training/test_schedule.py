@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.train import ScheduleConfig
-from ziggurat.training.checkpoint import Progress
-from ziggurat.training.schedule import how_to_go_on, learning_rate
+from ziggurat.training.schedule import learning_rate
 
 
 def config(**values: object) -> ScheduleConfig:
@@ -57,24 +54,6 @@ def test_constant_without_warmup() -> None:
 def test_never_above_the_peak_and_never_negative(kind: str, t: int, warmup: int) -> None:
     rate = learning_rate(config(kind=kind, warmup_updates=warmup), t, d_model=512, last_update=10**5)
     assert 0 < rate <= 1e-3 * (1 + 1e-12)
-
-
-@pytest.mark.parametrize(
-    ("progress", "way"),
-    [
-        (
-            {"update": 9, "epoch": 3},
-            "raise that limit: `ziggurat train --run a --resume training.stop.updates=... training.stop.epochs=...`",
-        ),
-        (
-            {"update": 9, "stages_to_come": -1},
-            "start a new run with other `data.stages`: `training.start_from=a` takes the weights of this one",
-        ),
-    ],
-)
-def test_the_way_to_go_on_raises_every_limit_or_is_a_new_run(progress: dict[str, int], way: str) -> None:
-    stop = StopConfig(updates=9, epochs=3, minutes=5)
-    assert how_to_go_on(Progress(**progress), stop, Path("a")) == way  # type: ignore[arg-type]
 
 
 def test_gnmt_plus_is_lingvos() -> None:
