@@ -39,18 +39,18 @@ def loading(store: Path, modifiers: dict[str, Any], batches: int) -> tuple[float
     from ziggurat.config.data import DataConfig
     from ziggurat.config.train import BatchConfig
     from ziggurat.data.corpus import Store
-    from ziggurat.data.loader import Loader
+    from ziggurat.data.loader import Loader, LoaderState
 
     opened = Store.open(store)
     section = {"source_language": "en", "target_language": "de", "store": str(store), "modifiers": modifiers}
     data = DataConfig.model_validate(section)
     batch = BatchConfig(max_tokens=TOKENS)
     loader = Loader(opened.train, opened.source, opened.target, batch, seed=1, data=data)
-    loader.load(1, 0)  # the plan and the first pages of the files
+    loader.load(LoaderState(1))  # the plan and the first pages of the files
     began, pairs, tokens, real, room = time.thread_time(), 0, 0, 0, 0
-    count = min(batches, len(loader.plan(1)))
+    count = min(batches, len(loader.plan(LoaderState(1))))
     for number in range(count):
-        for found in loader.load(1, number):
+        for found in loader.load(LoaderState(1, number)):
             pairs, tokens = pairs + found.sentences, tokens + found.target_tokens
             real += found.target_tokens + found.source_tokens
             room += found.target_mask.numel() + found.source_mask.numel()

@@ -116,6 +116,12 @@ def test_modules_stay_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 300)
 
 
+def test_the_order_of_reading_has_every_module_of_data() -> None:
+    said = ast.get_docstring(ast.parse((PACKAGE / "data" / "__init__.py").read_text(encoding="utf-8"))) or ""
+    names = {path.stem for path in (PACKAGE / "data").glob("*.py")} - {"__init__"}
+    assert names <= set(re.findall(r"\w+", said))
+
+
 @pytest.mark.slow
 def test_config_and_data_need_no_torch() -> None:
     collating = {PACKAGE / "data" / name for name in ("collate.py", "loader.py")}

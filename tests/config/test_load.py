@@ -85,6 +85,25 @@ def test_wrong_overrides(override: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "where"),
+    [
+        (["decoding.beam_size=4"], "x.yaml, line 3: `training`: `schedule.kind: linear` needs"),
+        (["training.seed=2"], "x.yaml, line 3, with your overrides: `training`: `schedule.kind: linear` needs"),
+        (["training.stop.updates=9"], "x.yaml, line 1, with your overrides: `model.embedding.sharing: all` needs"),
+        (["training={schedule: {peak: -1}}"], "command line: `training.schedule.peak`: input should be"),
+        (["model.heads=3"], "command line: `model`: `d_model` (512) is not a multiple of `heads` (3)"),
+    ],
+)
+def test_a_rule_between_keys_is_told_at_the_file_and_with_its_overrides(overrides: list[str], where: str) -> None:
+    text = MINIMAL.replace("store: s", "store: s, subword: {joint: false}") + (
+        "decoding: {n_best: 1}\ntraining: {schedule: {kind: linear}, stop: {updates: null, epochs: 3}}\n"
+    )
+    with pytest.raises(ConfigError) as error:
+        parse_experiment(text, "x.yaml", overrides)
+    assert where in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("corpora", "override", "said"),
     [
         ("{source: a, target: b}", "data.train.3.source=x", "`data.train` has 1 entry, number 0"),

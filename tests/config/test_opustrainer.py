@@ -126,6 +126,8 @@ def test_tags_are_two_modifiers_and_need_the_third_column(
         ("stages: [start, end]", "stages: []", "`stages` is missing or empty"),
         ("seed: 1111", "version: 2", "version 2 is not known"),
         ("until clean inf", "until clean two", "'two' is not a number"),
+        ("- until clean 2", "- until clean 1.9", "line 8: wanted: whole epochs, from 1, or `inf`; not 1.9"),
+        ("- until clean 2", "- until clean 0", "line 8: wanted: whole epochs"),
         ("mix: [", "mix: {", "not valid YAML"),
     ],
 )

@@ -20,6 +20,7 @@ from ziggurat.cost.ledger import Product, Work
 from ziggurat.cost.machine import Measured, Speed, Timer, measure_speed
 from ziggurat.cost.simulation import BatchShape
 from ziggurat.data.corpus import Store
+from ziggurat.data.loader import LoaderState
 from ziggurat.models.low_rank import is_update
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.linear import Linear
@@ -36,10 +37,11 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     config = tiny_experiment(tiny_folder, batch={"max_tokens": 300, "length_multiple": 4})
     store = Store.open(tiny_folder / "store")
     loader = loader_of(config, store)
-    largest = largest_batches(loader, 4, epoch=0)
+    largest = largest_batches(loader, 4, LoaderState())
     found = expected_batches(config)
     assert found.largest == tuple(BatchShape(*b.source.shape, b.target_in.shape[1]) for b in largest)
-    batches = [batch for number in range(len(loader.plan(0))) for batch in loader.load(0, number)]
+    places = [LoaderState(0, number) for number in range(len(loader.plan(LoaderState())))]
+    batches = [batch for at in places for batch in loader.load(at)]
     assert found.source_tokens == pytest.approx(sum(b.source.numel() for b in batches) / len(batches))
     assert found.target_tokens == pytest.approx(sum(b.target_in.numel() for b in batches) / len(batches))
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))

@@ -130,6 +130,12 @@ def test_little_padding_on_multi30k(shared_data: Path, max_tokens: int, limit: f
     assert filled > 0.95
 
 
+def test_a_budget_beyond_all_pairs_takes_no_memory_of_its_own() -> None:
+    lengths = np.full(10, 5, np.int32)
+    assert [len(batch) for batch in sorted_batches(lengths, lengths, max_tokens=1 << 60)] == [10]
+    assert [len(batch) for batch in sorted_batches(lengths, lengths, max_tokens=1 << 60, max_sentences=4)] == [4, 4, 2]
+
+
 def test_a_length_multiple_bounds_the_shapes() -> None:
     random = np.random.default_rng(0)
     source = np.clip(random.normal(16, 5, 30_000), 2, 60).astype(np.int32)

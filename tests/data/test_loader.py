@@ -135,14 +135,14 @@ def test_to_moves_all_tensors() -> None:
 
 def test_epoch_follows_the_plan(table: PairTable) -> None:
     loader = make_loader(table)
-    plan = [batch.tolist() for batch in loader.plan(0)]
+    plan = [batch.tolist() for batch in loader.plan(LoaderState())]
     groups = take(loader.groups(), -(-len(plan) // 3) + 1)
     assert [b.indices.tolist() for g in groups[:-1] for b in g.batches] == plan
     assert [len(g.batches) for g in groups[:-2]] == [3] * (len(groups) - 2)
     assert len(plan) % 3, "an epoch that ends in a shorter group should be among the tests"
     assert [g.state_after for g in groups[:2]] == [LoaderState(0, 3), LoaderState(0, 6)]
     assert groups[-2].state_after == LoaderState(1, 0)
-    assert [b.indices.tolist() for b in groups[-1].batches] == [b.tolist() for b in loader.plan(1)[:3]]
+    assert [b.indices.tolist() for b in groups[-1].batches] == [b.tolist() for b in loader.plan(LoaderState(1))[:3]]
     for batch in (b for g in groups for b in g.batches):
         assert batch.sentences * max(batch.source.shape[1], batch.target_out.shape[1]) <= 120
         sources, targets = table.pairs(batch.indices)
@@ -154,7 +154,7 @@ def test_epoch_follows_the_plan(table: PairTable) -> None:
 
 @pytest.mark.parametrize("regularisation", [None, RegularisationConfig(target=True)])
 def test_resuming_anywhere_gives_the_same_tail(table: PairTable, regularisation: RegularisationConfig | None) -> None:
-    count = 2 * -(-len(make_loader(table).plan(0)) // 3) + 2
+    count = 2 * -(-len(make_loader(table).plan(LoaderState())) // 3) + 2
     whole = take(make_loader(table, regularisation).groups(), count)
     expected = contents(whole)
     for done in range(1, count):
@@ -165,7 +165,7 @@ def test_resuming_anywhere_gives_the_same_tail(table: PairTable, regularisation:
 
 def test_state_at_the_end_of_an_epoch_is_the_start_of_the_next(table: PairTable) -> None:
     loader = make_loader(table)
-    end = LoaderState(0, len(loader.plan(0)))
+    end = LoaderState(0, len(loader.plan(LoaderState())))
     assert contents(take(loader.groups(end), 2)) == contents(take(loader.groups(LoaderState(1, 0)), 2))
 
 
@@ -197,7 +197,7 @@ def rows(batch: Batch) -> dict[int, tuple[list[int], list[int]]]:
 
 def test_sampling_keeps_tags_budget_and_the_other_side(table: PairTable) -> None:
     loader = make_loader(table, RegularisationConfig(source=True, target=False))
-    plan = loader.plan(0)
+    plan = loader.plan(LoaderState())
     groups = take(loader.groups(), -(-len(plan) // 3))
     split = 0
     for number, group in enumerate(groups):
@@ -222,7 +222,7 @@ def test_samples_change_with_epoch_and_side_only(table: PairTable) -> None:
     def samples(state: LoaderState, seed: int = 5) -> dict[int, tuple[list[int], list[int]]]:
         loader = make_loader(table, RegularisationConfig(target=True), seed=seed)
         found: dict[int, tuple[list[int], list[int]]] = {}
-        for group in take(loader.groups(state), -(-len(loader.plan(state.epoch)) // 3)):
+        for group in take(loader.groups(state), -(-len(loader.plan(state)) // 3)):
             for batch in group.batches:
                 found |= rows(batch)
         return found
@@ -234,12 +234,15 @@ def test_samples_change_with_epoch_and_side_only(table: PairTable) -> None:
     assert all(first[i][0][-3:] != first[i][1][-3:] for i in shared)
 
 
-@pytest.mark.parametrize("max_tokens", [40, 60])
-def test_sample_too_long_for_any_batch_is_left_alone(tmp_path: Path, max_tokens: int) -> None:
+@pytest.mark.parametrize(("max_tokens", "longest"), [(40, None), (60, None), (200, 59)])
+def test_sample_too_long_for_any_batch_or_for_the_model_is_left_alone(
+    tmp_path: Path, max_tokens: int, longest: int | None
+) -> None:
     """Samples have 30 or 60 pieces; end-of-sentence makes 60 too many for 60."""
     table = write_table(tmp_path, [(0, 30, 30)] * 20)
     batch = BatchConfig(max_tokens=max_tokens)
-    loader = Loader(table, SOURCE, TARGET, batch, seed=1, data=data_section(RegularisationConfig()))
+    data = data_section(RegularisationConfig())
+    loader = Loader(table, SOURCE, TARGET, batch, seed=1, data=data, longest=longest)
     found = [row for group in take(loader.groups(), 20) for b in group.batches for row in rows(b).values()]
     stored = [source[0] < 1000 for source, _ in found]
     assert any(stored)
@@ -251,6 +254,24 @@ def test_sampling_without_text_is_refused_at_once(tmp_path: Path) -> None:
     table = write_table(tmp_path, ROWS[:5], has_text=False)
     with pytest.raises(DataError, match="no training text"):
         make_loader(table, RegularisationConfig())
+
+
+def test_a_look_at_another_epoch_leaves_the_plan_of_the_batches_to_come_alone(
+    table: PairTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trial of the largest batches, in another thread than the loader's: nothing is planned twice or mixed up."""
+    planned: list[LoaderState] = []
+    plan = Loader._plan
+    monkeypatch.setattr(Loader, "_plan", lambda self, at: [planned.append(at), plan(self, at)][1])
+    loader = make_loader(table)
+    groups: Iterator[Group] = loader.groups()
+    found: list[Group] = []
+    for _ in range(6):
+        found.append(next(groups))
+        assert loader.load(LoaderState(1))[0].indices.tolist() == loader.plan(LoaderState(1))[0].tolist()
+    groups.close()  # type: ignore[attr-defined]
+    assert sorted(at.epoch for at in planned) == [0, 1]
+    assert contents(found) == contents(take(make_loader(table).groups(), 6))
 
 
 # ---- refusals, validation

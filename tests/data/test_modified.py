@@ -88,7 +88,7 @@ def epoch_of(loaders: list[Loader], epoch: int) -> dict[int, tuple[object, ...]]
     found: dict[int, tuple[object, ...]] = {}
     for one in loaders:
         groups = one.groups(LoaderState(epoch))
-        for group in islice(groups, -(-len(one.plan(epoch)) // BATCH.accumulate)):
+        for group in islice(groups, -(-len(one.plan(LoaderState(epoch))) // BATCH.accumulate)):
             for batch in group.batches:
                 found |= rows(batch) if batch.target_tokens else {}
         groups.close()  # type: ignore[attr-defined]
@@ -134,8 +134,8 @@ def test_a_resumed_run_sees_the_same_batches(folder: Path) -> None:
 def test_batches_keep_their_budget_without_being_split(folder: Path) -> None:
     found = loader(folder, ALL)
     for epoch in range(3):
-        for number in range(len(found.plan(epoch))):
-            (batch,) = found.load(epoch, number)
+        for number in range(len(found.plan(LoaderState(epoch)))):
+            (batch,) = found.load(LoaderState(epoch, number))
             assert batch.sentences * max(batch.source.shape[1], batch.target_in.shape[1]) <= BATCH.max_tokens
 
 
@@ -257,8 +257,8 @@ def test_sampled_segmentations_are_of_modified_text(tmp_path: Path, folder: Path
     data = config(tmp_path, subword=subword, modifiers={"upper_case": {"probability": 0.5}})
     found = Loader(store.train, store.source, store.target, BATCH, seed=3, data=data)
     capitals = 0
-    for number in range(len(found.plan(0))):
-        for batch in found.load(0, number):
+    for number in range(len(found.plan(LoaderState()))):
+        for batch in found.load(LoaderState(0, number)):
             for index, (source, target, _) in rows(batch).items():
                 texts = store.source.decode(source), store.target.decode(target)  # type: ignore[arg-type]
                 assert [text.casefold() for text in texts] == [text.casefold() for text in PAIRS[index][:2]]

@@ -12,11 +12,12 @@ import pytest
 
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
-from ziggurat.data import cleaning, inputs
+from ziggurat.data import inputs, sampling
 from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
 from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.store_checks import other_files
 from ziggurat.data.workspace import building
 from ziggurat.errors import ConfigError, DataError
 
@@ -144,7 +145,12 @@ class TestExistingStore:
         for side in ("source", "target"):
             old = Path(project.settings["train"][0][side])
             project.settings["train"][0][side] = str(old.rename(project.folder / "moved" / old.name))
+        config = DataConfig.model_validate(project.settings)
+        assert len(other_files(config, Store.open(project.store).manifest)) == 2
+        before = Store.open(project.store).fingerprint
         assert project.prepare().reused
+        assert other_files(config, Store.open(project.store).manifest) == [], "training would notice for ever"
+        assert Store.open(project.store).fingerprint == before
 
     def test_what_only_training_reads_is_taken_over(self, project: Project) -> None:
         project.add_plain("train", 20)
@@ -397,7 +403,7 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
 @pytest.mark.parametrize(("total", "wanted"), [(0, 0), (100, 100), (100, 0), (30_000, 1), (30_000, 20_001)])
 def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, wanted: int) -> None:
     def picked(step: int) -> list[bool]:
-        picks = cleaning.Picks(np.random.default_rng(3), total, wanted)
+        picks = sampling.Picks(np.random.default_rng(3), total, wanted)
         return [bool(x) for start in range(0, total, step) for x in picks.take(min(step, total - start))]
 
     first = picked(7)
@@ -406,10 +412,25 @@ def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, want
     assert picked(10_000) == first
 
 
+@pytest.mark.parametrize("wanted", [3, 20_001, 29_990])
+def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
+    wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than a billion pairs, and of few in small windows."""
+    assert sampling.Picks(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
+    monkeypatch.setattr(sampling.Picks, "_MOST", 500)
+    monkeypatch.setattr(sampling.Picks, "_WINDOW", 100)
+    first, again = (sampling.Picks(np.random.default_rng(3), 30_000, wanted).take(30_000) for _ in range(2))
+    assert first.sum() == wanted
+    assert (first == again).all()
+    deviation = (wanted * (1 - wanted / 30_000)) ** 0.5 / 2
+    assert abs(first[:15_000].sum() - wanted / 2) <= 4 * deviation
+
+
 def test_picks_favour_no_place() -> None:
     counts = np.zeros(20)
     for seed in range(3000):
-        picks = cleaning.Picks(np.random.default_rng(seed), 20, 5)
+        picks = sampling.Picks(np.random.default_rng(seed), 20, 5)
         picks._WINDOW = 8
         counts += picks.take(20)
     assert abs(counts / 3000 - 0.25).max() < 0.04  # five standard deviations
@@ -420,7 +441,7 @@ def test_picks_favour_no_place() -> None:
     [([5, 5], 100, [5, 5]), ([100, 1, 100], 21, [10, 1, 10]), ([3], 2, [2]), ([9, 2, 4], 10, [4, 2, 4])],
 )
 def test_even_shares(sizes: list[int], total: int, shares: list[int]) -> None:
-    assert cleaning.even_shares(sizes, total) == shares
+    assert sampling.even_shares(sizes, total) == shares
 
 
 def test_progress_is_told(project: Project) -> None:

@@ -21,7 +21,7 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import MANIFEST, Store
-from ziggurat.data.loader import Loader, fixed_batches
+from ziggurat.data.loader import Loader, LoaderState, fixed_batches
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.word_links import spread_pairs
@@ -90,8 +90,9 @@ def piece_words(store: Store, side: int, ids: np.ndarray[Any, Any]) -> list[int]
 def linked_words(store: Store, epochs: range = range(1), **options: Any) -> dict[int, set[Link]]:
     """Index of each pair -> links between its words, from the batches of some epochs."""
     loader = Loader(store.train, store.source, store.target, BatchConfig(max_tokens=300), seed=1, links=True, **options)
-    plans = ((epoch, number) for epoch in epochs for number in range(len(loader.plan(epoch))))
-    return words_of_batches(store, chain.from_iterable(loader.load(*place) for place in plans))
+    plans = ((epoch, range(len(loader.plan(LoaderState(epoch))))) for epoch in epochs)
+    places = (LoaderState(epoch, number) for epoch, numbers in plans for number in numbers)
+    return words_of_batches(store, chain.from_iterable(map(loader.load, places)))
 
 
 def words_of_batches(store: Store, batches: Iterable[Batch]) -> dict[int, set[Link]]:

@@ -85,7 +85,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
         (
             ["my.yaml", "student.model.heads=3"],
-            "command line: `student.model`: `d_model` (16) is not a multiple of `heads`",
+            ", with your overrides: `student.model`: `d_model` (16) is not a multiple of `heads`",
         ),
         (["my.yaml", "student.subword.vocabulary_size=20"], "raise student.subword.vocabulary_size"),
     ):

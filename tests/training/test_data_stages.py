@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.conftest import tiny_experiment
@@ -15,10 +16,13 @@ from ziggurat.config import Experiment
 from ziggurat.config.data import DataConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.babel import generate_aligned
+from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
+from ziggurat.training.feeding import loader_of
+from ziggurat.training.fitting import largest_batches
 from ziggurat.training.loop import train
 from ziggurat.training.schedule import finished
 
@@ -137,6 +141,16 @@ def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experime
     p.advance(1, LoaderState(2, 2, (0, 1, 2)), stages)
     p.validations_since_best = 3
     assert finished(p, training) == "no better loss in 3 validations"
+
+
+def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> None:
+    """The second stage reads one of the two corpora alone."""
+    store = Store.open(experiment.data.store)
+    place = LoaderState(1, 0, (0, 1))
+    loader = loader_of(experiment, store)
+    found = largest_batches(loader, 1, place)
+    assert {tuple(batch.indices) for batch in found} <= {tuple(indices) for indices in loader.plan(place)}
+    assert set(store.train.corpora[np.concatenate([batch.indices for batch in found])]) == {0}
 
 
 def test_a_stage_that_no_validation_ends_is_refused(experiment: Experiment, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import tiny_experiment
+from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
 from ziggurat.training import feeding
@@ -101,3 +102,12 @@ def test_pages_are_locked_in_the_thread_on_the_run_s_own_gpu(
     device = torch.device("cuda", 1)
     next(feeding.fed(loader, LoaderState(), device))
     assert threads == {"ziggurat-loader"}
+
+
+def test_sentences_are_as_long_as_learned_positions_allow(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeding, "Loader", lambda *_, longest, **__: longest)
+    plain = tiny_experiment(tiny_folder)
+    learned = change_section(plain.model, {"embedding": {"positions": "learned", "max_positions": 60}}, "model")
+    store = Store.open(plain.data.store)
+    assert feeding.loader_of(plain, store) is None
+    assert feeding.loader_of(plain.model_copy(update={"model": learned}), store) == 59  # and end-of-sentence

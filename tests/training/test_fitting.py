@@ -18,6 +18,7 @@ from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
+from ziggurat.data.loader import LoaderState
 from ziggurat.errors import ConfigError, TrainingError, out_of_memory
 from ziggurat.training import fitting, memory
 from ziggurat.training.feeding import loader_of
@@ -51,8 +52,8 @@ def test_the_largest_batches_are_those_of_the_plan(multiple: int, tiny_folder: P
     experiment = tiny_experiment(tiny_folder, batch={"max_tokens": 150, "length_multiple": multiple})
     store = Store.open(experiment.data.store)
     loader = loader_of(experiment, store)
-    shapes = [padded_shape(loader, indices, store, multiple) for indices in loader.plan(0)]
-    found = largest_batches(loader, multiple, epoch=0)
+    shapes = [padded_shape(loader, indices, store, multiple) for indices in loader.plan(LoaderState())]
+    found = largest_batches(loader, multiple, LoaderState())
     sizes = [(len(b.source), b.source.shape[1], b.target_in.shape[1]) for b in found]
     assert sizes[0] in shapes
     assert sizes[0][0] * (sizes[0][1] + sizes[0][2]) == max(b * (s + t) for b, s, t in shapes)
@@ -68,7 +69,7 @@ def test_a_trial_leaves_everything_as_it_was(tiny_folder: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
-    batches = largest_batches(loader, 1, epoch=0)
+    batches = largest_batches(loader, 1, LoaderState())
     assert try_batches(learner, batches, experiment.training) is None
     assert torch.equal(torch.rand(2), expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.model.state_dict().items())
@@ -99,7 +100,7 @@ def test_a_trial_takes_the_room_that_an_update_takes(
         return add_gradients(*args, **options)
 
     monkeypatch.setattr("ziggurat.training.parallel.add_gradients", watched)
-    batches = largest_batches(loader_of(experiment, learner.store), 1, epoch=0)
+    batches = largest_batches(loader_of(experiment, learner.store), 1, LoaderState())
     assert try_batches(learner, batches, experiment.training) is None
     assert sum(reserved) == 1
     parameters = sum(p.numel() for p in learner.model.parameters())
@@ -201,6 +202,14 @@ def test_a_corpus_that_fits_whole_ends_the_search(tiny_folder: Path, monkeypatch
     store = Store.open(tiny_experiment(tiny_folder).data.store)
     longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
     assert fitted.training.batch.max_tokens == -(-300 * longest // 256) * 256
+
+
+def test_a_model_that_grows_is_tried_at_full_depth(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    depths: list[tuple[int, int]] = []
+    monkeypatch.setattr(fitting, "try_batches", lambda learner, *_, **__: depths.append(learner.depth))
+    growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
+    found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 512}, growth=growth))
+    assert set(depths) == {(2, 2)}
 
 
 def test_only_a_lack_of_memory_is_caught_and_all_processes_agree() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import signal
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -265,10 +266,10 @@ def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tm
     (tmp_path / "link").symlink_to(tiny_folder)
     heard = io.StringIO()
 
-    def noticed(run: str, **corpora: object) -> str:
+    def noticed(run: str, *, resume: bool = False, **corpora: object) -> str:
         changed = experiment.model_copy(update={"data": experiment.data.model_copy(update=corpora)})
         heard.truncate(0)
-        train(tmp_path / run, changed, console=Console(file=heard, width=1000))
+        train(tmp_path / run, changed, resume=resume, console=Console(file=heard, width=1000))
         return heard.getvalue()
 
     (corpus,) = experiment.data.train
@@ -276,9 +277,11 @@ def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tm
     assert "other files" not in noticed("same")
     written = f"{tiny_folder}/../{tiny_folder.name}/./train.qlo"
     assert "other files" not in noticed("written", train=[corpus.model_copy(update={"source": written})])
-    said = noticed("other", train=[corpus.model_copy(update={"source": "news.qlo"})])
+    other = [corpus.model_copy(update={"source": "news.qlo"})]
+    said = noticed("other", train=other)
     assert f"(store -> configuration): data.train.0.source ({corpus.source} -> news.qlo). Training reads" in said
     assert "dev" not in said.split("(store -> configuration)")[1].split("Training reads")[0]
+    assert "other files" not in noticed("other", resume=True, train=other)  # it cannot change its data
 
 
 def test_a_store_of_other_settings_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
@@ -305,9 +308,12 @@ def test_time_left_goes_by_the_limit_that_comes_first() -> None:
 
 def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
     progress = Progress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
-    assert how_to_go_on(progress, StopConfig(updates=26, minutes=1)) == "training.stop.minutes=..."
+    how, run = "raise that limit: `ziggurat train --run a --resume", Path("a")
+    assert how_to_go_on(progress, StopConfig(updates=26, minutes=1), run) == f"{how} training.stop.minutes=...`"
     both = StopConfig(updates=20, epochs=2, patience=3)
-    assert how_to_go_on(progress, both) == "training.stop.updates=... training.stop.patience=..."
+    assert how_to_go_on(progress, both, run) == f"{how} training.stop.updates=... training.stop.patience=...`"
+    over = how_to_go_on(replace(progress, stages_to_come=-1), both, run)
+    assert over == "start a new run with other `data.stages`: `training.start_from=a` takes the weights of this one"
     stop = {"updates": 100, "minutes": 1e-6}
     go(tiny_folder, tmp_path / "run", stop=stop)
     train(tmp_path / "run", tiny_experiment(tiny_folder, stop=stop), resume=True, console=QUIET)

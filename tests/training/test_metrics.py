@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from tests.training.runs import records
@@ -30,6 +32,26 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     assert "line 3" in said.getvalue()
     assert [r["update"] for r in records(tmp_path)] == [1]
     assert (tmp_path / "log.txt").read_text().endswith("before\n")
+
+
+def test_records_that_cannot_be_removed_are_said_and_none_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run goes on; once there is room the next start removes them."""
+    said = io.StringIO()
+    log = RunLog(tmp_path, Console(file=said, width=500))
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 7}\n')
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr("ziggurat.training.metrics.write_atomically", lambda *_: (_ for _ in ()).throw(full))
+        metrics = MetricsWriter(tmp_path, log, update=5)
+    metrics.write("train", 6, {"loss": 2.0})
+    metrics.close()
+    assert said.getvalue() == f"{tmp_path}/metrics.jsonl cannot be written: No space left on device\n"
+    assert [r["update"] for r in records(tmp_path)] == [7]
+    MetricsWriter(tmp_path, log, update=5).close()
+    log.close()
+    assert records(tmp_path) == []
 
 
 def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import pytest
 from torch.distributed import HashStore
 
 from tests.training.launch import finish, launch, run_together
-from ziggurat.errors import ConfigError
+from ziggurat.data.staging import BeingBuiltError
+from ziggurat.decoding.search import NonFiniteScoreError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, TrainingError
+from ziggurat.models.fold import NotPlainError
 from ziggurat.training.processes import Processes, _meeting_place, joined
 
 HERE = "tests.training.test_processes"
@@ -89,6 +92,33 @@ def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         assert alone.texts(["a"]) == [["a"]]
         alone.wait()
         alone.arrive()
+
+
+@pytest.mark.parametrize(
+    ("raised", "heard"),
+    [
+        (CheckpointError("damaged"), CheckpointError),
+        (BeingBuiltError("another process builds it"), DataError),
+        (NotPlainError("one that has no name here"), ConfigError),
+        (NonFiniteScoreError("one of no known kind"), TrainingError),
+        (OSError(28, "No space left"), OSError),
+    ],
+)
+def test_an_error_of_the_first_process_is_of_the_same_kind_in_all(
+    raised: Exception, heard: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[list[str]] = []
+    monkeypatch.setattr(Processes, "texts", lambda self, mine: told.append(list(mine)) or told[:1])
+
+    def work() -> None:
+        raise raised
+
+    with pytest.raises(type(raised)) as first:
+        Processes(0, 2).first_does(work)
+    assert first.value is raised
+    with pytest.raises(heard, match=told[0][1]) as other:
+        Processes(1, 2).first_does(work)
+    assert type(other.value) is heard
 
 
 def test_half_of_torchruns_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,6 +212,20 @@ def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
     assert {float(value) for name, value in steps.items() if name.endswith("/step")} == {3.0}
 
 
+def test_where_no_checkpoint_could_be_written_there_is_none_to_roll_back_to(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise CheckpointError("no room")
+
+    changes = {"stop": {"updates": 6}, "patience": {"non_finite": 2}}
+    experiment = tiny_experiment(tiny_folder, **settings(**changes, checkpoint={"on_error": "continue"}))
+    poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
+    monkeypatch.setattr("ziggurat.training.saving.save_checkpoint", full)
+    with pytest.raises(TrainingError, match="holds no whole checkpoint from before them"):
+        go(tmp_path / "run", experiment)
+
+
 @pytest.mark.slow
 def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -410,17 +410,49 @@ def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, b
     assert reopen_run(run, []).training.stop.updates == UPDATES
 
 
-def test_another_store_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("begun", "changed", "error", "message"),
+    [
+        (True, {}, CheckpointError, "is not the one this run was trained on"),
+        (
+            False,
+            {},
+            ConfigError,
+            r"run: its source vocabulary is not that of the store .*; restore that store, or remove",
+        ),
+        (False, {"kind": "unigram"}, ConfigError, r"data\.subword\.kind \(\"unigram\" -> \"bpe\"\)"),
+    ],
+)
+def test_another_store_is_refused(
+    begun: bool,
+    changed: dict[str, str],
+    error: type[Exception],
+    message: str,
+    experiment: Experiment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a run that was killed before its first checkpoint: it has the vocabularies of its own store."""
     from ziggurat.data.prepare import prepare
 
     run = tmp_path / "run"
     stop = experiment.training.stop.model_copy(update={"updates": 2})
     short = experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})})
-    go(run, short)
-    other = tiny_experiment(tmp_path)
+    if begun:
+        go(run, short)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr("ziggurat.training.loop.starting_point", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                go(run, short)
+    other = tiny_experiment(tmp_path).data
     file = tmp_path / "train.qlo"
-    file.write_text(file.read_text().replace("a", "e", 1))
-    prepare(other.data)
-    moved = short.model_copy(update={"data": short.data.model_copy(update={"store": other.data.store})})
-    with pytest.raises(CheckpointError, match="is not the one this run was trained on"):
+    file.write_text(file.read_text().replace("a", "e"))
+    prepare(other.model_copy(update={"subword": other.subword.model_copy(update=changed)}))
+    moved = short.model_copy(update={"data": short.data.model_copy(update={"store": other.store})})
+    with pytest.raises(error, match=message):
         go(run, moved, resume=True)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

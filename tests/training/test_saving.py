@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -35,6 +36,7 @@ from ziggurat.training.checkpoint import (
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import RunLog
+from ziggurat.training.processes import Processes
 from ziggurat.training.retention import clear_leftovers, prune
 from ziggurat.training.saving import Buffers, Saver
 
@@ -251,6 +253,29 @@ def test_training_goes_on_when_asked_and_the_next_save_tries_again(
     assert trainee.said.getvalue().count("CHECKPOINT NOT WRITTEN: no room") == 2
 
 
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_write_that_failed_while_a_roll_back_waited_is_told_and_is_not_rolled_back_to(
+    on_error: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainee = Trainee(tiny_experiment(tiny_folder, checkpoint={"on_error": on_error}), tmp_path / "run")
+    with trainee.saver as saver:
+        saver.save(trainee.learner, interim=False, good=True)
+        saver.wait()
+        with monkeypatch.context() as patch:
+            patch.setattr("ziggurat.training.checkpoint.write_shards", lambda *_: (_ for _ in ()).throw(FULL))
+            trainee.update()
+            saver.save(trainee.learner, interim=False, good=True)
+            saver.wait()
+        assert trainee.progress.good == "step-00000000"
+        trainee.update()
+        with pytest.raises(CheckpointError, match="No space left") if on_error == "stop" else nullcontext():
+            saver.save(trainee.learner, interim=False)
+        saver.save(trainee.learner, interim=False, good=True)
+    assert trainee.said.getvalue().count("NOT WRITTEN") == (on_error == "continue")
+    assert trainee.kept == [0, 2]
+    assert trainee.progress.good == "step-00000002"
+
+
 def test_an_error_of_training_is_not_hidden_by_one_of_the_disk(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +361,16 @@ def test_a_full_disk(tiny_folder: Path, tmp_path: Path) -> None:
         assert final_bytes(run, 6) == final_bytes(whole, 6)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["CheckpointError", "DataError", "MachineError", "disk"])
+def test_all_processes_hear_alike_of_a_checkpoint_that_the_first_cannot_write(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one kind of error, which is subject to `on_error`."""
+    monkeypatch.setattr(Processes, "texts", lambda *_: [[kind, "no room"]])
+    with pytest.raises(CheckpointError, match="no room"):
+        save_checkpoint(tmp_path, Checkpoint(Progress(), {}, {}, "store"), (2, 2), Processes(1, 2))
 
 
 def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ def test_isqrt_is_fairseqs() -> None:
     assert learning_rate(schedule, 10**18, d_model=1) == 1e-9
 
 
-@pytest.mark.parametrize("kind", ["linear", "cosine"])
-def test_decay_ends_at_the_floor(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "quarter"), [("linear", 0.75), ("cosine", (2 + math.sqrt(2)) / 4)])
+def test_decay_ends_at_the_floor(kind: str, quarter: float) -> None:
     schedule = config(kind=kind, peak=1.0, warmup_updates=10, floor=0.1, initial=0.0)
-    rates = [learning_rate(schedule, t, d_model=1, last_update=110) for t in (5, 10, 60, 110, 500)]
-    assert rates == pytest.approx([0.5, 1.0, 0.55, 0.1, 0.1])
+    rates = [learning_rate(schedule, t, d_model=1, last_update=110) for t in (5, 10, 35, 60, 110, 500)]
+    assert rates == pytest.approx([0.5, 1.0, 0.1 + 0.9 * quarter, 0.55, 0.1, 0.1])
 
 
 def test_constant_without_warmup() -> None:

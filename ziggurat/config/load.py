@@ -159,14 +159,18 @@ def _and_more(found: Sequence[Any]) -> list[str]:
 
 
 def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]], root: type[BaseModel]) -> str:
-    """Return the problem, preceded by the file and line (or `command line`) where it was written."""
+    """Return the problem, preceded by the file and line (or `command line`, or both) where it was written."""
     location: tuple[str | int, ...] = tuple(error["loc"])
     # A missing key has no line: the line of the section around it is the nearest.
     known = location
     while known and known not in lines:
         known = known[:-1]
-    from_command_line = any(location[: len(o)] == o or o[: len(location)] == location for o in overridden)
+    inside = any(o[: len(location)] == location for o in overridden)
+    # A rule of a section that the file has, or of the whole, may be broken by the file alone.
+    of_both = inside and (not location or location in lines) and location not in overridden
+    from_command_line = not of_both and (inside or any(location[: len(o)] == o for o in overridden))
     where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known in lines else name
+    where += ", with your overrides" if of_both else ""
     return f"{where}: {_problem(error, location, from_command_line, root)}"
 
 

@@ -111,7 +111,10 @@ class _File:
             raise self._fault(last, "wanted: `until`, a data set that the stage reads, and epochs or `inf`")
         stage: dict[str, Any] = {"mix": shares, "until": {"corpus": corpus}}
         if epochs != "inf":
-            stage["until"]["epochs"] = int(self._number(epochs, last))
+            count = self._number(epochs, last)
+            if count < 1 or not count.is_integer():
+                raise self._fault(last, f"wanted: whole epochs, from 1, or `inf`; not {printable(epochs, 60)}")
+            stage["until"]["epochs"] = int(count)
         if extended and "modifiers" in found:
             stage["modifiers"] = self._modifiers(found, (name,))
         return stage

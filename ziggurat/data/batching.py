@@ -189,7 +189,7 @@ def _cut(cost: Lengths, max_tokens: int, max_sentences: int | None) -> list[int]
     """Cut ordered pairs into batches as large as the budget allows; return the borders, both ends included."""
     borders = [0]
     start, end = 0, len(cost)
-    counts = np.arange(1, max_tokens + 1)
+    counts = np.arange(1, min(max_tokens, end) + 1)  # a budget may be far larger than all pairs together
     while start < end:
         most = max(1, max_tokens // int(cost[start]))
         if max_sentences is not None:

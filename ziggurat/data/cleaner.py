@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,20 @@ from ziggurat.cleaning.agreement import (
 from ziggurat.cleaning.languages import confidences, known_language
 from ziggurat.cleaning.pair_score import PairScorer
 from ziggurat.cleaning.repair import repair_with
+from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.filters import FilterConfig
 from ziggurat.data import clean
 from ziggurat.data.clean import Mask, Predicate, pair_hashes
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.errors import printable
 
-__all__ = ["Cleaner", "Examples", "predicates"]
+if TYPE_CHECKING:
+    from ziggurat.data.inputs import Corpus  # which has Examples
+
+__all__ = ["Cleaner", "Examples", "Scorers", "cleaner_of", "cleaners_of", "predicates"]
+
+Scorers = Mapping[tuple[str, str], PairScorer]
+"""The pair score of each direction that is filtered by it, by the codes of source and target language."""
 
 _EXAMPLES = 5
 _EXAMPLE_CHARACTERS = 300  # of a side
@@ -156,6 +164,17 @@ def _drop(
     kept = kept.copy()
     kept[kept] = stay
     return (list(compress(pairs[0], stay)), list(compress(pairs[1], stay))), kept
+
+
+def cleaners_of(config: DataConfig, corpora: Sequence[Corpus], scorers: Scorers | None = None) -> list[Cleaner]:
+    """Return the cleaner of each of these training corpora. Raises ConfigError as `Cleaner` does."""
+    return [cleaner_of(config, corpus.config, scorers) for corpus in corpora]
+
+
+def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None = None) -> Cleaner:
+    """Return the cleaner of a training corpus. Raises ConfigError as `Cleaner` does."""
+    languages = config.languages_of(corpus)
+    return Cleaner(config.filters_of(corpus), languages, (scorers or {}).get(languages))
 
 
 def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[str, Predicate]]:

@@ -67,6 +67,13 @@ class Batch:
         """Number of sentence pairs."""
         return len(self.indices)
 
+    @property
+    def shape_in_words(self) -> str:
+        """Its size, padding included, for messages."""
+        sentences, source = self.source.shape
+        pairs = f"{sentences} sentence pair{'s' if sentences > 1 else ''}"
+        return f"{pairs} of {source} source and {self.target_in.shape[1]} target tokens"
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return this batch with its tensors on `device`."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}

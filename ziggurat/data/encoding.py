@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from ziggurat.alignment.links import Link
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Mask
-from ziggurat.data.cleaner import Cleaner, Examples
-from ziggurat.data.cleaning import Scorers, cleaner_of
+from ziggurat.data.cleaner import Cleaner, Examples, Scorers, cleaner_of
 from ziggurat.data.comparisons import Comparisons, TraceMaker, Traces
 from ziggurat.data.encoded import EncodedBlock, Lists
 from ziggurat.data.inputs import Corpus, Progress

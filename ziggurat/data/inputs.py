@@ -1,7 +1,7 @@
 """The corpora that `prepare` reads: found, counted and checked before anything is trained or encoded.
 
-First of the store modules (inputs, passes, prepare; arrow_shard, table, corpus; store_checks). Counting is the first of
-the three passes over the files; the other two, sampling and encoding, are in ziggurat.data.passes.
+First of the store modules (inputs, passes, encoding, prepare; arrow_shard, table, corpus; store_checks). Counting is
+the first of the three passes over the files; sampling is in ziggurat.data.passes, encoding in ziggurat.data.encoding.
 """
 
 from __future__ import annotations

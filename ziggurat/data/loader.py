@@ -60,7 +60,8 @@ class Loader:
         batch: section `training.batch`.
         seed: determines the order, the modified pairs and the sampled segmentations.
         data: section `data`: stages, modifiers, sampling of corpora and segmentations. None: each pair once an epoch.
-        longest: most pieces of a modified pair on either side; None: as many as fit into a batch.
+        longest: most pieces of a pair on either side that the model can read, for modified pairs and sampled
+            segmentations; None: as many as fit into a batch.
         links: whether batches have the table's word alignments; it must have some then.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
@@ -102,15 +103,18 @@ class Loader:
         self._stages = [] if data is None else data.stages
         self._mix = CorpusMix(table, self._stages, 1.0 if data is None else data.sampling_temperature, seed)
         # Padded lengths are multiples of `length_multiple`, so a budget that is none cannot be used to the end.
-        self._room = batch.max_tokens // batch.length_multiple * batch.length_multiple
-        self._modifiers = [] if data is None else self._pair_modifiers(data, min(self._room - 1, longest or self._room))
+        room = batch.max_tokens // batch.length_multiple * batch.length_multiple
+        # Less 1: end-of-sentence is still to be added.
+        self._longest = min(room - 1, longest or room)
+        self._modifiers = [] if data is None else self._pair_modifiers(data)
         self._mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
         self._prefetch = prefetch
         self._rank, self._count = rank, count
         self._planned: tuple[tuple[int, Starts], list[NDArray[np.int64]]] | None = None
 
-    def _pair_modifiers(self, data: DataConfig, longest: int) -> list[PairModifier | None]:
+    def _pair_modifiers(self, data: DataConfig) -> list[PairModifier | None]:
         """Return the modifiers of each stage."""
+        longest = min(self._longest, data.filters.max_pieces or self._longest)
         languages = data.source_language, data.target_language
         configs = [data.stage_modifiers(stage) for stage in range(max(1, len(data.stages)))]
         made = {
@@ -120,30 +124,32 @@ class Loader:
         }
         return [made.get(config) for config in configs]
 
-    def plan(self, epoch: int, starts: Starts = FIRST) -> list[NDArray[np.int64]]:
-        """Return the batches of `epoch` in order, as indices of pairs; the latest plan is cached."""
-        if self._planned is None or self._planned[0] != (epoch, starts):
-            self._planned = (epoch, starts), self._plan(epoch, starts)
-        return self._planned[1]
+    def plan(self, at: LoaderState) -> list[NDArray[np.int64]]:
+        """Return the batches of the epoch at a position, in order, as indices of pairs; the latest plan is cached."""
+        # Read once: another thread may be planning another epoch.
+        planned, epoch = self._planned, (at.epoch, at.starts)
+        if planned is None or planned[0] != epoch:
+            self._planned = planned = epoch, self._plan(at)
+        return planned[1]
 
-    def lengths(self, epoch: int, starts: Starts = FIRST) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the pieces of every pair of the table, int32 [pairs], that `epoch` is planned with: its most."""
-        modifier = self._modifier(epoch, starts)
-        return (self._table.source_lengths, self._table.target_lengths) if modifier is None else modifier.lengths(epoch)
+    def lengths(self, at: LoaderState) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the pieces of every pair of the table, int32 [pairs], that an epoch is planned with: its most."""
+        modifier, table = self._modifier(at), self._table
+        return (table.source_lengths, table.target_lengths) if modifier is None else modifier.lengths(at.epoch)
 
-    def _modifier(self, epoch: int, starts: Starts) -> PairModifier | None:
-        return self._modifiers[self._mix.stage(epoch, starts)] if self._modifiers else None
+    def _modifier(self, at: LoaderState) -> PairModifier | None:
+        return self._modifiers[self._mix.stage(at.epoch, at.starts)] if self._modifiers else None
 
-    def _plan(self, epoch: int, starts: Starts) -> list[NDArray[np.int64]]:
+    def _plan(self, at: LoaderState) -> list[NDArray[np.int64]]:
         batch = self._batch
         return make_batches(
-            self._mix.chosen(epoch, starts),
-            *self.lengths(epoch, starts),
+            self._mix.chosen(at.epoch, at.starts),
+            *self.lengths(at),
             max_tokens=batch.max_tokens,
             max_sentences=batch.max_sentences,
             length_multiple=batch.length_multiple,
             seed=self._seed,
-            epoch=epoch,
+            epoch=at.epoch,
         )
 
     def groups(
@@ -169,7 +175,7 @@ class Loader:
     def _groups(self, state: LoaderState) -> Iterator[Group]:
         epoch, position, starts = state
         while True:
-            plan = self.plan(epoch, starts)
+            plan = self.plan(LoaderState(epoch, position, starts))
             if position > len(plan):
                 raise DataError(
                     f"cannot go on after batch {position} of epoch {epoch}, which has only {len(plan)}: the store, "
@@ -178,9 +184,11 @@ class Loader:
             while position < len(plan):
                 end = min(position + self._batch.accumulate, len(plan))
                 mine = range(position + self._rank, end, self._count)
-                batches = [batch for number in mine for batch in self.load(epoch, number, starts)]
-                if not batches:
-                    batches = [self.load(epoch, position, starts)[0].idle()]
+                # From this plan, not from the cached one, which may be of another epoch by now.
+                places = [LoaderState(epoch, number, starts) for number in mine or [position]]
+                batches = [batch for at in places for batch in self._loaded(plan[at.batch], at)]
+                if not mine:
+                    batches = [batches[0].idle()]
                 position = end
                 after = LoaderState(epoch, position, starts)
                 if position == len(plan):
@@ -188,10 +196,13 @@ class Loader:
                 yield Group(batches, after)
             epoch, position, starts = epoch + 1, 0, next_starts(self._stages, starts, epoch + 1)
 
-    def load(self, epoch: int, position: int, starts: Starts = FIRST) -> list[Batch]:
-        """Read and collate batch `position` of `epoch`; sampled segmentations may take several to stay in budget."""
-        parts = self._collated(self.plan(epoch, starts)[position], epoch, self._modifier(epoch, starts))
-        seeds = [xxh32_intdigest(f"{self._seed} {epoch} {position} {part}".encode()) for part in range(len(parts))]
+    def load(self, at: LoaderState) -> list[Batch]:
+        """Read and collate the batch that follows `at`; sampled segmentations may take several to stay in budget."""
+        return self._loaded(self.plan(at)[at.batch], at)
+
+    def _loaded(self, indices: NDArray[np.int64], at: LoaderState) -> list[Batch]:
+        parts = self._collated(indices, at.epoch, self._modifier(at))
+        seeds = [xxh32_intdigest(f"{self._seed} {at.epoch} {at.batch} {part}".encode()) for part in range(len(parts))]
         return [replace(part, seed=seed) for part, seed in zip(parts, seeds, strict=True)]
 
     def _collated(self, indices: NDArray[np.int64], epoch: int, modifier: PairModifier | None) -> list[Batch]:
@@ -235,7 +246,7 @@ class Loader:
         epoch: int,
         regularisation: RegularisationConfig,
     ) -> list[Ids]:
-        """Sample segmentations of one side; tags stay, and the stored one is used where a sample fits no batch."""
+        """Sample segmentations of one side; tags stay, and the stored one is used where a sample is too long."""
         tokenizer = self._tokenizers[side]
         tags = set(tokenizer.tags.values())
         # A function of these four numbers only, so that a resumed run draws the same as an uninterrupted one.
@@ -244,7 +255,7 @@ class Loader:
         for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):
             tag = [first for first in old[:1].tolist() if first in tags]
             new = np.array([*tag, *ids], dtype=np.int32)
-            sentences.append(new if len(new) < self._room else old)  # not `<=`: end-of-sentence is still to be added
+            sentences.append(new if len(new) <= self._longest else old)
         return sentences
 
 

@@ -4,7 +4,8 @@ A pair is modified as a function of (its text, seed, epoch, its index) alone, so
 time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
 
 A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
-pairs like it (ziggurat.data.growth); one that becomes longer stays as it was. Batches then never exceed their budget.
+pairs like it (ziggurat.data.foretold_lengths); one that becomes longer stays as it was. Batches then never exceed their
+budget.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from xxhash import xxh3_64_intdigest
 
 from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.edits import Pair, Span
-from ziggurat.data.growth import Growth, measured_growth
+from ziggurat.data.foretold_lengths import ForetoldLength, foretold_lengths
 from ziggurat.data.modifiers import BY_WORD, MODIFIERS, merged
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
@@ -34,9 +35,9 @@ Ids = NDArray[np.int32]
 Indices = NDArray[np.int64]
 
 _SAMPLE = 128
-"""Pairs on which the growth of a modifier is measured."""
+"""Pairs on which a modifier is tried, to foretell lengths."""
 _EVERY_WORD = ("upper_case", "title_case")
-"""Modifiers that change every word, so that the growth of a pair depends on its words."""
+"""Modifiers that change every word, so that the new length of a pair depends on its words."""
 _CHUNK = 1 << 20
 """Pairs planned at a time, to bound memory."""
 
@@ -100,7 +101,7 @@ class PairModifier:
         self._sections = {name: section for name, section in config.chosen.items() if name != "merge"}
         self._units = [PieceUnits(tokenizer) for tokenizer in tokenizers]
         self._sample = self._sampled()
-        self._growth = {name: self._measured(name) for name in self._sections}
+        self._foretold = {name: self._foretell(name) for name in self._sections}
 
     def lengths(self, epoch: int) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs]."""
@@ -208,11 +209,11 @@ class PairModifier:
             (one + np.where(partners >= 0, lengths[partners], 0).sum(axis=1)).astype(np.float64)
             for one, lengths in zip(stored, both, strict=True)
         ]
-        for number, (name, growth) in enumerate(self._growth.items()):
+        for number, (name, foretold) in enumerate(self._foretold.items()):
             rows = np.flatnonzero(hits[number] >= 0)
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
             for side in (0, 1):
-                rooms[side][rows] = rooms[side][rows] * growth[side].ratio(ids[side]) + growth[side].constant
+                rooms[side][rows] = rooms[side][rows] * foretold[side].ratio(ids[side]) + foretold[side].constant
         source, target = (
             np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
             for one, room in zip(stored, rooms, strict=True)
@@ -224,13 +225,13 @@ class PairModifier:
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
-    def _measured(self, name: str) -> list[Growth]:
-        """Return the growth of either side by a modifier."""
+    def _foretell(self, name: str) -> list[ForetoldLength]:
+        """Return what foretells the length of either side after a modifier."""
 
         def modify(pair: Pair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
 
-        return measured_growth(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+        return foretold_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
 
     def _tag(self, source: Ids) -> Ids:
         """Return the corpus's tag in front of a source, if there is one."""

@@ -14,10 +14,11 @@ from typing import NamedTuple, Protocol
 
 from ziggurat.alignment.eflomal import refuse_without_eflomal
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaning import Scorers, cleaners_of, even_shares, sampled_blocks, train_pair_scores
+from ziggurat.data.cleaner import Scorers, cleaners_of
 from ziggurat.data.comparisons import Comparisons
 from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, side_notices
+from ziggurat.data.sampling import even_shares, sampled_blocks, train_pair_scores
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.word_links import run_eflomal, train_aligner, words_of

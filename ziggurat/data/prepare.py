@@ -29,7 +29,7 @@ from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, n
 from ziggurat.data.passes import Parts, learn
 from ziggurat.data.prepare_report import CorpusReport, PrepareReport, report_of
 from ziggurat.data.staging import Staging
-from ziggurat.data.store_checks import InputWatch, differences, provenance
+from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
 from ziggurat.data.table import TableWriter
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
@@ -73,7 +73,8 @@ def prepare(
     """Clean, segment and store the corpora of `config`.
 
     The folder `config.store` appears whole or not at all. If it exists already, made from the same settings and the
-    same content of the input files, nothing is done, except that changed weights and names of corpora are updated.
+    same content of the input files, nothing is done, except that changed weights, names and paths of corpora are
+    updated.
 
     Args:
         config: The `data` section.
@@ -219,11 +220,11 @@ def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
 def _with_labels(
     store: Path, manifest: dict[str, Any], config: DataConfig, corpora: Sequence[Corpus]
 ) -> dict[str, Any]:
-    """Update weights and names of the corpora in the manifest; they change no stored pair.
+    """Update weights, names and paths of the corpora in the manifest; they change no stored pair.
 
     Raises DataError when another process is building the store, or has built it since `manifest` was read.
     """
-    changed, known = False, manifest["fingerprint"]
+    changed, known = bool(other_files(config, manifest)), manifest["fingerprint"]
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         for entry, corpus in zip(manifest["corpora"][split], chosen, strict=True):

@@ -1,8 +1,8 @@
 """One split (`train` or `dev`) of a store: Arrow shards and arrays of lengths, with a writer and a mapped reader.
 
-train-00000.arrow ...       record batches: source, target (lists of int32 ids), with text: source_text, target_text
-train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
+train-00000.arrow ...       record batches: source, target (lists of int32 ids), with text: source_text, target_text;
                             where there are word alignments also links: lists of int32, four a link (data/units.py)
+train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
 train-corpora.npy           uint16 [pairs]: number of each pair's corpus
 """
 

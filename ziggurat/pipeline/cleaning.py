@@ -14,8 +14,7 @@ import xxhash
 
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.pipeline_corpora import BitextCorpus, HoldOutConfig
-from ziggurat.data.cleaner import Examples
-from ziggurat.data.cleaning import Scorers, cleaner_of, cleaners_of, train_pair_scores
+from ziggurat.data.cleaner import Examples, Scorers, cleaner_of, cleaners_of
 from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
 from ziggurat.data.encoding import CleanedBlock, compared
 from ziggurat.data.inputs import (
@@ -27,6 +26,7 @@ from ziggurat.data.inputs import (
     side_notices,
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.data.sampling import train_pair_scores
 from ziggurat.errors import ConfigError, DataError, ZigguratError
 from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
 from ziggurat.pipeline.costs import PAIRS_CLEANED, by_rate, expected_lines

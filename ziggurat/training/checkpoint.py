@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ziggurat.data.staging import Staging, staged
-from ziggurat.errors import CheckpointError, DataError
+from ziggurat.errors import CheckpointError, DataError, MachineError
 from ziggurat.models.directory import verify
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
@@ -105,7 +105,7 @@ def save_checkpoint(
         processes.first_does(begin)
         shards = write_shards(staged(folder) / _OPTIMISER, checkpoint.optimiser, processes.group)
         processes.first_does(end)
-    except DataError as error:
+    except (DataError, MachineError) as error:
         raise CheckpointError(str(error)) from None
     except OSError as error:
         size = sum(

@@ -101,7 +101,9 @@ def diagnose(
 def _batch(opened: OpenedModel, store: Path | None) -> Batch:
     """Return the pairs of the store on which a model is measured. Raises ConfigError for another vocabulary."""
     data = Store.open(store or opened.experiment.data.store)
-    refuse_other_vocabulary(opened, data, opened.origin, "name the data that it was trained on with `--store`")
+    refuse_other_vocabulary(
+        opened.tokenizers, data, opened.origin, "name the data that it was trained on with `--store`"
+    )
     return probe_batch(opened.experiment, data)
 
 

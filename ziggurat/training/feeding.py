@@ -40,10 +40,9 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
 
 
 def _longest(experiment: Experiment) -> int | None:
-    """Return the most pieces of a pair that a modifier may make; None: there is no limit but a batch's."""
-    embedding, filtered = experiment.model.embedding, experiment.data.filters.max_pieces
-    positions = embedding.max_positions - 1 if embedding.positions == "learned" else None
-    return min((limit for limit in (positions, filtered) if limit is not None), default=None)
+    """Return the most pieces of a sentence that the model can read; None: there is no limit."""
+    embedding = experiment.model.embedding
+    return embedding.max_positions - 1 if embedding.positions == "learned" else None
 
 
 def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:

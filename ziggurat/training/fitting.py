@@ -16,7 +16,7 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.batching import round_up
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader
+from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.models.device import random_state_kept
 from ziggurat.models.tensors import local
@@ -24,7 +24,6 @@ from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, limited_to_available_memory, readable, within_memory
 from ziggurat.training.objective import every_branch_present
-from ziggurat.training.recovery import largest_shape
 
 __all__ = [
     "BUDGET_STEP",
@@ -52,25 +51,25 @@ class TooLarge(NamedTuple):
     shortage: Shortage
 
 
-def largest_batches(loader: Loader, length_multiple: int, epoch: int) -> list[Batch]:
-    """Return the one or two batches of an epoch that need the most memory; the position in the data stays.
+def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> list[Batch]:
+    """Return the one or two batches of the epoch at `at` that need the most memory; the position in the data stays.
 
     The first has the most padded tokens, to which the layers' states are proportional; the second, if it is another
     one, the most pairs of a source and a target position, to which the attention matrices are.
     """
     # Sizes are computed from the table of lengths, all batches at once: an epoch may have very many, and collating
     # one would read its sentences.
-    plan = loader.plan(epoch)
+    plan = loader.plan(at)
     sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
     pairs, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
     source, target = (
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
-        for lengths in loader.lengths(epoch)
+        for lengths in loader.lengths(at)
     )
     # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
     # model.
     most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
-    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(epoch, number)]
+    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(at._replace(batch=number))]
 
 
 def try_batches(
@@ -112,10 +111,10 @@ def try_batches(
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
 
 
-def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, epoch: int) -> None:
+def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, at: LoaderState) -> None:
     """Try the largest batches of an epoch. Raises TrainingError naming one that does not fit, and the ways out."""
     config = experiment.training
-    batches = largest_batches(loader, config.batch.length_multiple, epoch)
+    batches = largest_batches(loader, config.batch.length_multiple, at)
     if failed := try_batches(learner, batches, config):
         raise TrainingError(_too_large_message(failed, learner, config.batch.max_tokens))
 
@@ -126,7 +125,7 @@ def _too_large_message(failed: TooLarge, learner: Learner, max_tokens: int) -> s
     gradients = sum(local(p).numel() * p.element_size() for p in learner.optimiser.parameters)
     fixed = weights + gradients + learner.optimiser.moment_bytes
     return (
-        f"a batch of {largest_shape([failed.batch])} (padding included), the largest to come, does not fit into "
+        f"a batch of {failed.batch.shape_in_words} (padding included), the largest to come, does not fit into "
         f"memory: {failed.shortage}; weights, gradients and moments alone take {readable(fixed)}. Lower "
         f"`training.batch.max_tokens` ({max_tokens}; `training.batch.accumulate` keeps updates as large), let "
         "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model"
@@ -136,9 +135,9 @@ def _too_large_message(failed: TooLarge, learner: Learner, max_tokens: int) -> s
 def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple[Experiment, str]:
     """Find the largest `training.batch.max_tokens` whose largest batches fit.
 
-    Returns the configuration with that number, in which `fit` is off, and a sentence for the log. Raises ConfigError
-    when `training.batch.fit_limit` leaves no room for the longest pair, TrainingError when not even the smallest budget
-    fits.
+    A model that grows is tried at its full depth. Returns the configuration with that number, in which `fit` is off,
+    and a sentence for the log. Raises ConfigError when `training.batch.fit_limit` leaves no room for the longest pair,
+    TrainingError when not even the smallest budget fits.
     """
     table, config = store.train, experiment.training
     if not learner.parallel.recovers:
@@ -146,6 +145,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
             "`training.batch.fit` cannot try batches with `training.distributed.kind: fsdp` and several processes: "
             "one that runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
         )
+    learner = learner.deepest()
     batch, multiple = config.batch, config.batch.length_multiple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1
     longest = int(round_up(np.array([longest]), multiple)[0])
@@ -168,7 +168,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
 
     def fits(budget: int) -> bool:
         loader = loader_of(settings(budget), store)
-        batches = largest_batches(loader, multiple, epoch=0)
+        batches = largest_batches(loader, multiple, LoaderState())
         failed = try_batches(learner, batches, config, cpu_share=CPU_SHARE)
         failures.extend([failed] if failed else [])
         return failed is None

@@ -14,10 +14,10 @@ from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.compatibility import unlike
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.subword import same_vocabulary
+from ziggurat.data.subword import Tokenizer, same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
-from ziggurat.models.directory import OpenedModel, load_weights, open_model, read_weights, weights
+from ziggurat.models.directory import load_weights, open_model, read_weights, weights
 from ziggurat.models.low_rank import BASE, adapt, is_update
 from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
@@ -100,6 +100,14 @@ class Learner:
         """Layers of encoder and decoder now."""
         return self.architecture.encoder.layers, self.architecture.decoder.layers
 
+    def deepest(self) -> Learner:
+        """Return a learner of the model after all growth, with initial weights; this one where none grows."""
+        training = self.experiment.training
+        if training.growth is None:
+            return self
+        whole = self.experiment.model_copy(update={"training": training.model_copy(update={"growth": None})})
+        return Learner(whole, self.store, self.device, self.processes)
+
     @property
     def _adapts(self) -> bool:
         """True when low-rank updates alone are trained."""
@@ -134,7 +142,7 @@ class Learner:
                 f"{'; '.join(changed)}; {hint}"
             )
         refuse_other_vocabulary(
-            opened,
+            opened.tokenizers,
             self.store,
             f"`training.start_from: {path}`",
             f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}`",
@@ -233,8 +241,11 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
     return Sharded(model, config.loss, config.precision, processes)
 
 
-def refuse_other_vocabulary(opened: OpenedModel, store: Store, name: str, way_out: str) -> None:
-    """Raise ConfigError when a token has another id in the store than in the model, which the message calls `name`."""
-    for side, its, ours in zip(("source", "target"), opened.tokenizers, (store.source, store.target), strict=True):
+def refuse_other_vocabulary(tokenizers: Sequence[Tokenizer], store: Store, name: str, way_out: str) -> None:
+    """Raise ConfigError when a token has another id in the store than in a model, which the message calls `name`.
+
+    `tokenizers` are the model's.
+    """
+    for side, its, ours in zip(("source", "target"), tokenizers, (store.source, store.target), strict=True):
         if not same_vocabulary(ours, its):
             raise ConfigError(f"{name}: its {side} vocabulary is not that of the store {store.path}; {way_out}")

@@ -79,8 +79,9 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         log.say(setup.fitted)
     validator = setup.validator
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
-    about = [*notices(setup.experiment), *other_files_notice(setup.experiment.data, setup.store)]
-    if setup.processes.first and not start.progress.update:  # a resumed run cannot change it
+    begins = not start.progress.update  # a resumed run can change neither its data nor its precision
+    about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
+    if setup.processes.first and begins:
         model, precision = setup.experiment.model, setup.experiment.training.precision
         log.say(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff), always=True))
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
@@ -106,16 +107,14 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
         Saver(setup.run, setup.experiment, setup.store, p, log, setup.processes, setup.store_check) as saver,
     ):
         reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
-    how = f"`ziggurat train --run {setup.run} --resume"
     if p.update == begun and not overdue:
         nothing = f"nothing to do after update {p.update}: {reason}"
-        way = f"; to go on, raise that limit: {how} {how_to_go_on(p, config.stop)}`" if advice else ""
-        log.say(nothing + way, "yellow")
+        log.say(f"{nothing}; to go on, {how_to_go_on(p, config.stop, setup.run)}" if advice else nothing, "yellow")
     else:
         waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
         log.say(f"stopped after update {p.update}: {reason} ({waited})")
     if signals.heeded is not None and advice:
-        log.say(f"to go on: {how}`")
+        log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
     if signals.heeded is None and setup.processes.first:
         average_ended(setup.run, setup.experiment.training, log)
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)
@@ -247,7 +246,7 @@ class _Loop:
         self.log.say(f"update {self.progress.update}: the model grows, {grown}: {size}{kept}")
         if profiled:
             self.log.say(profiled)
-        refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.epoch)
+        refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.position)
 
     def _keep_stage(self) -> Path:
         """Keep the model at the end of a stage; return its folder."""

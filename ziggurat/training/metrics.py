@@ -64,13 +64,23 @@ class MetricsWriter:
         self._log, self._gaps = log, False
         self._trackers = list(trackers)
         # Other processes write to nowhere, so that all run the same code.
-        path = Path(os.devnull) if run is None else run / _METRICS
-        if run is not None and path.exists():
-            check_regular(path, error=CheckpointError)
-            last = {"train": update, "validation": update if validated else update - 1}
-            lines = path.read_bytes().splitlines(keepends=True)
-            write_atomically(path, b"".join(line for line in lines if _stays(line, last, update if goes_on else None)))
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._path = Path(os.devnull) if run is None else run / _METRICS
+        last = {"train": update, "validation": update if validated else update - 1}
+        if run is not None and self._path.exists():
+            check_regular(self._path, error=CheckpointError)
+        self._file = self._open(last, update if goes_on else None)
+
+    def _open(self, last: Mapping[str, int], taken_back: int | None) -> TextIO:
+        """Remove the records that do not stay (`_stays`), and open the file for those to come."""
+        try:
+            if self._path.is_file():  # the null device is none
+                lines = self._path.read_bytes().splitlines(keepends=True)
+                write_atomically(self._path, b"".join(line for line in lines if _stays(line, last, taken_back)))
+            return self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            # Nothing is appended to records that could not be removed: some would then be there twice.
+            self._complain(error)
+            return Path(os.devnull).open("a", encoding="utf-8")
 
     def write(
         self,
@@ -123,7 +133,7 @@ class MetricsWriter:
     def _complain(self, error: OSError) -> None:
         if not self._gaps:
             self._gaps = True
-            self._log.say(f"{self._file.name} cannot be written: {error.strerror}", "bold red")
+            self._log.say(f"{self._path} cannot be written: {error.strerror}", "bold red")
 
     def close(self) -> None:
         """Flush and close; trackers get half a minute together to send what is left."""

@@ -21,12 +21,18 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ziggurat.errors import ConfigError, TrainingError, ZigguratError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
 from ziggurat.training.signals import leave_with_launcher
 
 __all__ = ["Processes", "joined", "lost"]
 
 _ARRIVALS = "ziggurat/arrivals"
+
+_DISK = "disk"
+_KINDS: dict[str, type[ZigguratError]] = {
+    error.__name__: error for error in (ConfigError, DataError, CheckpointError, MachineError, TrainingError)
+}
+"""The errors that one process tells the others of, by name; of any other kind they hear as a TrainingError."""
 
 
 @dataclass
@@ -108,8 +114,8 @@ class Processes:
     def first_does(self, work: Callable[[], object]) -> None:
         """Run `work` in the first process while the others wait.
 
-        An OSError is raised in all of them. A ZigguratError is raised in the first one, and quoted by a TrainingError
-        in the others.
+        An error is raised in all of them: an OSError, or a ZigguratError of the same class, so that all deal with it
+        alike; the others quote the first one's message.
         """
         if self.count == 1:
             work()
@@ -122,13 +128,16 @@ class Processes:
                 work()
             except (OSError, ZigguratError) as error:
                 failed = error
-        kind = "" if failed is None else "disk" if isinstance(failed, OSError) else "user"
-        said = (failed.strerror or str(failed)) if isinstance(failed, OSError) else str(failed)
+        kind, said = "", str(failed)
+        if isinstance(failed, OSError):
+            kind, said = _DISK, failed.strerror or said
+        elif failed is not None:
+            kind = next((name for name, error in _KINDS.items() if isinstance(failed, error)), TrainingError.__name__)
         kind, said = self.texts([kind, said])[0]
         if failed is not None:
             raise failed
         if kind:
-            raise OSError(said) if kind == "disk" else TrainingError(f"the first process could not go on: {said}")
+            raise OSError(said) if kind == _DISK else _KINDS[kind](f"the first process could not go on: {said}")
 
     def aside(self) -> Processes:
         """Return the same processes with a group of their own, for messages of another thread."""

@@ -22,15 +22,7 @@ from ziggurat.training.metrics import RunLog
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.update import AdaptiveClipper, Guard, UpdateResult
 
-__all__ = ["Recovery", "count_skipped", "largest_shape", "next_rate", "refuse_to_go_on"]
-
-
-def largest_shape(batches: Sequence[Batch]) -> str:
-    """Return the size of the largest of some batches, padding included, in words."""
-    batch = max(batches, key=lambda b: b.source.numel() + b.target_in.numel())
-    sentences, source = batch.source.shape
-    pairs = f"{sentences} sentence pair{'s' if sentences > 1 else ''}"
-    return f"{pairs} of {source} source and {batch.target_in.shape[1]} target tokens"
+__all__ = ["Recovery", "count_skipped", "next_rate", "refuse_to_go_on"]
 
 
 def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | None:
@@ -141,7 +133,8 @@ class Recovery:
         config, learner = self._config, self._learner
         why = ""
         if result.shortage is not None:
-            why = self._most_telling(largest_shape(batches), result.shortage.here)
+            largest = max(batches, key=lambda batch: batch.source.numel() + batch.target_in.numel())
+            why = self._most_telling(largest.shape_in_words, result.shortage.here)
         elif not result.finite or result.spike:
             # Every process looks at its own batches, of which only some may show the fault.
             with learner.parallel.whole() as model:
@@ -198,7 +191,8 @@ class Recovery:
 
     def _good_checkpoints(self, p: Progress) -> Iterator[Checkpoint]:
         """Yield the checkpoint noted as good, then older ones; those with values that are not finite are left out."""
-        assert p.good is not None
+        if p.good is None:  # it could not be written, and `training.checkpoint.on_error` let training go on
+            return
         # Names have eight digits, so their order is that of updates.
         folders = [folder for folder in checkpoint_folders(self._run) if folder.name <= p.good]
         if p.good not in {folder.name for folder in folders}:

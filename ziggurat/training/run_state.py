@@ -23,7 +23,7 @@ class Progress:
             of each stage of `data.stages` that has begun.
         stages_to_come: stages after the present one; -1 when all are over.
         seconds: wall time of training so far.
-        target_tokens: target tokens trained on so far.
+        target_tokens: target tokens of all these updates.
         skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
         skipped_in_a_row: length of the row of such updates that ends with the latest update.
         fault: the fault of the first update in that row, in words; None when the row is empty.

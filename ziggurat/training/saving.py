@@ -108,7 +108,9 @@ class Saver:
         # One thread: checkpoints are written one after the other, so links and deletions never overtake each other.
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
         self._writing: tuple[Progress, Future[Progress]] | None = None
-        self._failed: CheckpointError | None = None
+        self._good_before = progress.good  # the checkpoint to roll back to if the one under way cannot be written
+        self._failed: CheckpointError | None = None  # of the newest checkpoint
+        self._untold: CheckpointError | None = None  # not yet raised or logged
 
     def __enter__(self) -> Self:
         if self._saved_update >= 0:  # a resumed run, which may have been killed before it deleted old checkpoints
@@ -144,9 +146,9 @@ class Saver:
         """
         began = time.perf_counter()
         name = checkpoint_name(self._progress.update)
+        self._settle()
         if good:
-            self._progress.good = name
-        self._raise_or_log(self._collect())
+            self._good_before, self._progress.good = self._progress.good, name
         self._saved_seconds = self._progress.seconds
         if self._saved_update != self._progress.update:
             if self._store_check is not None:
@@ -160,7 +162,7 @@ class Saver:
             self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.depth)
             self._saved_update = self._progress.update
             if not self._kept.asynchronous:
-                self._raise_or_log(self._collect())
+                self._settle()
         self.waited_seconds += time.perf_counter() - began
 
     def amend(self) -> None:
@@ -197,10 +199,10 @@ class Saver:
         """
         if self._store_check is not None:
             self._store_check.poll()
-        self._raise_or_log(self._collect())
+        self._settle()
 
     def wait(self) -> None:
-        """Wait for the write under way, if any; an error is kept for `finish`."""
+        """Wait for the write under way, if any; an error is kept for the next `poll` or `save`, and for `finish`."""
         began = time.perf_counter()
         self._collect()
         self.waited_seconds += time.perf_counter() - began
@@ -245,28 +247,34 @@ class Saver:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
         progress.keep(self._processes.texts([*progress.scores, *progress.interim])[0])
 
-    def _collect(self) -> CheckpointError | None:
-        """Wait for the write under way, if any, and take in how it ended; return its error."""
+    def _collect(self) -> None:
+        """Wait for the write under way, if any, and take in how it ended; an error is kept."""
         if self._writing is None:
-            return None
+            return
         (before, future), self._writing = self._writing, None
         try:
             after = future.result()
         except CheckpointError as error:
             # -1, or the next save of this update would be left out as already done.
-            self._saved_update, self._failed = -1, error
-            return error
+            self._saved_update, self._failed, self._untold = -1, error, error
+            folder = self._run / CHECKPOINTS / checkpoint_name(before.update)
+            if self._progress.good == folder.name and not folder.is_dir():  # it is there if only pruning failed
+                self._progress.good = self._good_before
+            return
         self._failed = None
         # Only the names that the thread deleted: training has added others to the progress meanwhile.
         gone = (before.scores.keys() - after.scores.keys()) | (set(before.interim) - set(after.interim))
-        p = self._progress
-        p.keep({*p.scores, *p.interim} - gone)
-        return None
+        self._progress.keep({*self._progress.scores, *self._progress.interim} - gone)
 
-    def _raise_or_log(self, error: CheckpointError | None) -> None:
+    def _settle(self) -> None:
+        """Wait for the write under way, if any, and raise or log its error, or one that `wait` has kept."""
+        self._collect()
+        error, self._untold = self._untold, None
+        if error is not None:
+            self._raise_or_log(error)
+
+    def _raise_or_log(self, error: CheckpointError) -> None:
         """Raise `error`, or log it, as `training.checkpoint.on_error` says."""
-        if error is None:
-            return
         if self._kept.on_error == "stop":
             raise error
         self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")

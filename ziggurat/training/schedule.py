@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.lifecycle import StopConfig
@@ -72,9 +73,9 @@ class TrainingResult:
 
     Attributes:
         reason: the reason why it stopped, in words.
-        update: updates done.
+        update: updates done, skipped ones included.
         seconds: wall time of training, all resumed parts together.
-        target_tokens: target tokens trained on.
+        target_tokens: target tokens of all these updates.
         best: best value of the validation metric, or None.
         best_update: its update.
         signal: number of the signal that stopped it, or None.
@@ -128,11 +129,15 @@ def ends_after(p: Progress, config: TrainingConfig, nll: float, seconds: float) 
     return finished(replace(p, seconds=seconds, validations_since_best=misses), config) is not None
 
 
-def how_to_go_on(p: Progress, stop: StopConfig) -> str:
-    """Return overrides for all limits that are reached: raising one of several would not let training go on."""
+def how_to_go_on(p: Progress, stop: StopConfig, run: Path) -> str:
+    """Return, in words, how a run in the folder `run` that is over goes on."""
+    if p.stages_to_come < 0:  # a resumed run cannot change its data
+        return f"start a new run with other `data.stages`: `training.start_from={run}` takes the weights of this one"
+    # All limits that are reached: raising one of several would not let training go on.
     limits = {"updates": p.update, "epochs": p.epoch, "minutes": p.seconds / 60, "patience": p.validations_since_best}
     reached = [key for key, value in limits.items() if (limit := getattr(stop, key)) is not None and value >= limit]
-    return " ".join(f"training.stop.{key}=..." for key in reached)
+    overrides = " ".join(f"training.stop.{key}=..." for key in reached)
+    return f"raise that limit: `ziggurat train --run {run} --resume {overrides}`"
 
 
 def share_done(p: Progress, stop: StopConfig) -> float:

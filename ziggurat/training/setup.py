@@ -15,7 +15,8 @@ import torch
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader
+from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
 from ziggurat.models.low_rank import BASE
@@ -26,7 +27,7 @@ from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.guidance import refuse_without_links
-from ziggurat.training.learner import Learner
+from ziggurat.training.learner import Learner, refuse_other_vocabulary
 from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.objective import settle_precision
@@ -121,7 +122,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     if fitted and compiled:
         torch.compiler.reset()  # or the trials of other batch sizes would shape the graphs
     if compiled or not fitted:
-        refuse_too_large(learner, loader, experiment, epoch=0)
+        refuse_too_large(learner, loader, experiment, LoaderState())
     base = learner.base_weights()
     processes.first_does(lambda: create_run(run, experiment, store, base))
     return Setup(run, experiment, store, processes, store_check, learner, loader, validator, origin, fitted)
@@ -183,20 +184,22 @@ def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None 
 def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     """Return where training starts; `resume` restores the newest whole checkpoint.
 
-    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one.
+    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
+    ConfigError when that is so before the first checkpoint.
     """
     if not resume:
         return StartingPoint(Progress(), initialised=not setup.origin, origin=setup.origin)
     # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
     # may be a smaller machine, or fewer processes with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
-        refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
     warn = partial(log.say, style="bold red")
     checkpoint = same_for_all(setup.run, lambda: latest_checkpoint(setup.run, warn), setup.processes)
     if checkpoint is None:
+        _refuse_other_data(setup)
         log.say("no checkpoint yet: starting from the beginning")
         origin = _initial_weights(setup.learner, setup.experiment, setup.run)
-        refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
         return StartingPoint(Progress(), initialised=not origin, origin=origin)
     if checkpoint.store != setup.store.fingerprint:
         raise CheckpointError(
@@ -214,6 +217,16 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     first = ", before its validation" if progress.validation_due else ""
     log.say(f"resumed after update {progress.update}{first}")
     return StartingPoint(progress, initialised=False, origin="")
+
+
+def _refuse_other_data(setup: Setup) -> None:
+    """Raise ConfigError when the run, which has no checkpoint to say its store, was begun on another one.
+
+    Its folder has the vocabularies with which it will translate, so at least these must be the store's.
+    """
+    refuse_other_store(setup.experiment, setup.store)
+    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start anew"
+    refuse_other_vocabulary(load_tokenizers(setup.run), setup.store, str(setup.run), again)
 
 
 def rank_anew(p: Progress, experiment: Experiment) -> list[str]:

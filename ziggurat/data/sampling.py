@@ -1,38 +1,24 @@
-"""What `prepare` needs to clean its corpora: their cleaners, a random sample, the pair score."""
+"""Random samples of the corpora: for subword models, and for the pair score, which is learnt from one."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.cleaning.pair_score import PairScorer
-from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.cleaner import Cleaner
+from ziggurat.config.data import DataConfig
+from ziggurat.data.cleaner import Cleaner, Scorers, cleaners_of
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
 
-__all__ = ["Scorers", "cleaner_of", "cleaners_of", "even_shares", "sampled_blocks", "train_pair_scores"]
-
-Scorers = Mapping[tuple[str, str], PairScorer]
-"""The pair score of each direction that is filtered by it, by the codes of source and target language."""
+__all__ = ["Picks", "even_shares", "sampled_blocks", "train_pair_scores"]
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
-
-
-def cleaners_of(config: DataConfig, corpora: Sequence[Corpus], scorers: Scorers | None = None) -> list[Cleaner]:
-    """Return the cleaner of each of these training corpora. Raises ConfigError as `Cleaner` does."""
-    return [cleaner_of(config, corpus.config, scorers) for corpus in corpora]
-
-
-def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None = None) -> Cleaner:
-    """Return the cleaner of a training corpus. Raises ConfigError as `Cleaner` does."""
-    languages = config.languages_of(corpus)
-    return Cleaner(config.filters_of(corpus), languages, (scorers or {}).get(languages))
 
 
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
@@ -101,6 +87,7 @@ class Picks:
     """
 
     _WINDOW = 8192
+    _MOST = 10**9 - 1  # of chosen and of other items, for numpy's hypergeometric
 
     def __init__(self, generator: np.random.Generator, total: int, wanted: int) -> None:
         self._generator = generator
@@ -112,7 +99,7 @@ class Picks:
         """Return the mask of the chosen items among the next `count`, bool [count]."""
         while len(self._mask) < count and self._total:
             size = min(self._WINDOW, self._total)
-            chosen = int(self._generator.hypergeometric(self._wanted, self._total - self._wanted, size))
+            chosen = self._chosen(size, self._total - self._wanted)
             window = np.zeros(size, np.bool_)
             window[self._generator.choice(size, chosen, replace=False)] = True
             self._total -= size
@@ -120,6 +107,15 @@ class Picks:
             self._mask = np.concatenate([self._mask, window])
         mask, self._mask = self._mask[:count], self._mask[count:]
         return mask
+
+    def _chosen(self, size: int, others: int) -> int:
+        """Draw the number of chosen items in a window of `size` of those left, of which `others` are not chosen."""
+        if max(self._wanted, others) <= self._MOST:
+            return int(self._generator.hypergeometric(self._wanted, others, size))
+        # numpy refuses such numbers. Of a billion items a window is so small a part that a binomial number is as good;
+        # within these bounds, since what is left must be able to hold what is left to choose.
+        drawn = int(self._generator.binomial(size, self._wanted / self._total))
+        return min(max(drawn, size - others), size, self._wanted)
 
 
 def even_shares(sizes: Sequence[int], total: int) -> list[int]:

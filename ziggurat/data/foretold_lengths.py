@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ziggurat.data.edits import Pair
 from ziggurat.data.subword import Tokenizer
 
-__all__ = ["SHARE", "Growth", "measured_growth"]
+__all__ = ["SHARE", "ForetoldLength", "foretold_lengths"]
 
 Ids = NDArray[np.int32]
 
@@ -23,8 +23,8 @@ SHARE = 0.95
 """Share of the sample that fits into the length that is foretold."""
 
 
-class Growth(NamedTuple):
-    """The growth of one side by one modifier: most pairs have at most factor * sum + constant pieces afterwards."""
+class ForetoldLength(NamedTuple):
+    """The length of one side after one modifier: most pairs then have at most factor * sum + constant pieces."""
 
     by_piece: NDArray[np.float64] | None
     """[vocabulary] what is summed over the pieces of a text; None: 1 for each."""
@@ -38,14 +38,14 @@ class Growth(NamedTuple):
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
 
 
-def measured_growth(
+def foretold_lengths(
     modify: Callable[[Pair, int], None], every_word: bool, sample: Sequence[Pair], tokenizers: Sequence[Tokenizer]
-) -> list[Growth]:
-    """Return the growth of either side.
+) -> list[ForetoldLength]:
+    """Return what foretells the length of either side after a modifier.
 
     Args:
         modify: changes a pair, as a function of the pair and a number.
-        every_word: it changes words, whatever words they are; the growth is then foretold by pieces.
+        every_word: it changes words, whatever words they are; the length is then foretold by pieces.
         sample: pairs to try it on; they stay as they are.
         tokenizers: of both sides.
     """
@@ -62,14 +62,16 @@ def measured_growth(
     return found
 
 
-def _fitted(by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]) -> Growth:
-    """Return the growth that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
+def _fitted(
+    by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]
+) -> ForetoldLength:
+    """Return the length that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
     tried = []
     for factor in (1.0, float(new.sum() / max(1.0, float(sums.sum())))):
         beyond = new - factor * sums
         constant = float(np.quantile(beyond, SHARE, method="higher")) if len(beyond) else 0.0
-        tried.append(Growth(by_piece, factor, constant))
-    return min(tried, key=lambda growth: growth.factor * float(sums.sum()) + growth.constant * len(sums))
+        tried.append(ForetoldLength(by_piece, factor, constant))
+    return min(tried, key=lambda foretold: foretold.factor * float(sums.sum()) + foretold.constant * len(sums))
 
 
 def _by_piece(modify: Callable[[Pair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
