@@ -19,7 +19,9 @@ from ziggurat.data.files import fingerprint
 from ziggurat.decoding import engines
 from ziggurat.decoding.engines import tells_alignments, unserved
 from ziggurat.decoding.next_words import translate_next_words
+from ziggurat.decoding.results import side_by_side
 from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.served_results import Found, hypothesis_of
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.decoding.words import begins_word, first_word
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -69,6 +71,19 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
             assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
     assert theirs.notices == ours.notices
     assert ours.notices["long_lines"] >= 1
+    unscored = ServedTranslator(exported[1], threads=1).translate(lines, max_source_pieces=30)
+    assert not any(found.hypotheses[0].token_log_probabilities for found in unscored)
+    qualities = [
+        [found.hypotheses[0].quality for found in several if found.hypotheses[0].finished]
+        for several in (ours.translate(lines, max_source_pieces=30), unscored)
+    ]
+    assert qualities[1] == pytest.approx(qualities[0], abs=1e-3)
+
+
+def test_quality_needs_no_scores_of_tokens() -> None:
+    part = hypothesis_of(Found(["a", "b"], -3.0, True), "a b", 0.0, [], None)
+    assert part.quality == -1.0
+    assert side_by_side("x", [[part], [part]], 1).hypotheses[0].quality == -1.0  # the end of either part counts
 
 
 @pytest.mark.slow

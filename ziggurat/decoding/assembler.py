@@ -88,6 +88,7 @@ class Assembler:
             finished=result.finished and not result.forced,
             alignment=alignment if self.decoding.alignments else None,
             unmet_constraints=missing,
+            ends=int(result.finished),
         )
 
     def _alignment(self, part: SourcePart, attention: list[list[float]]) -> Alignment:
