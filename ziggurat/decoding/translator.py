@@ -120,7 +120,8 @@ class Translator:
             terminology: source terms and their translations, for texts that contain the terms.
             longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
                 a text is translated in parts.
-            decoding: keys of the `decoding` section in place of the configured ones; None leaves one as it is.
+            decoding: keys of the `decoding` section in place of the configured ones, but for `precision` and
+                `shortlist`, which belong to the opening of the model; None leaves one as it is.
 
         Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
         prefixes, constraints or limits than texts, TypeError for a single string.
@@ -207,8 +208,9 @@ class Translator:
     ) -> TranslationCall:
         """Return the settings of a call; raises ConfigError where they contradict each other."""
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
-        if decoding.shortlist != self.decoding.shortlist:
-            raise ConfigError("`decoding.shortlist` is read when a model is loaded; name it there")
+        for key in ("shortlist", "precision"):
+            if getattr(decoding, key) != getattr(self.decoding, key):
+                raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
         return TranslationCall(
             decoding,
             self.source_tokenizer,
