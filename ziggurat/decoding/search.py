@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.constrained import choice_of
+from ziggurat.decoding.constrained import choice_of, searched_together
 from ziggurat.decoding.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.rules import Rules
@@ -49,14 +49,15 @@ def search(
     called with the number of sentences that a step has settled, for a progress bar. Raises NonFiniteScoreError, and
     ConfigError where the settings need the scorer's attention and it offers none.
     """
-    if not sentences:
-        return []
-    running = Search(scorer, sentences, settings)
     found: dict[int, list[IdHypothesis]] = {}
-    while len(found) < len(sentences):
-        if settled := running.step():
-            found.update(settled)
-            on_finished(len(settled))
+    for numbers in searched_together(sentences, settings.beam_size):
+        running = Search(scorer, [sentences[number] for number in numbers], settings)
+        left = len(numbers)
+        while left:
+            if settled := running.step():
+                found.update((numbers[place], results) for place, results in settled.items())
+                on_finished(len(settled))
+                left -= len(settled)
     return [found[number] for number in range(len(sentences))]
 
 
