@@ -29,6 +29,7 @@ from ziggurat.terminal import safe
 __all__ = [
     "OUT",
     "check_input",
+    "check_one_stream",
     "check_output",
     "console",
     "counted",
@@ -166,6 +167,12 @@ def check_input(path: str) -> None:
         raise DataError(f"{path}: no such file")
     if not os.access(path, os.R_OK):
         raise DataError(f"{path}: cannot be read: permission denied")
+
+
+def check_one_stream(*paths: str | None) -> None:
+    """Raise ConfigError where several inputs are standard input, which can be read once."""
+    if paths.count("-") > 1:
+        raise ConfigError("only one of the inputs can be standard input (`-`)")
 
 
 def input_stream(path: str) -> tuple[BinaryIO, str]:

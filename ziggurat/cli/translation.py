@@ -47,6 +47,7 @@ from ziggurat.cli.options import (
 from ziggurat.cli.output import (
     OUT,
     check_input,
+    check_one_stream,
     check_output,
     counted,
     input_stream,
@@ -165,13 +166,13 @@ def translate(
     if document:
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
-        refuse_for_documents({**by_line, "--workers": workers is not None, "--job": job is not None})
+        bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
+        refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
         terms = _inputs_beside_lines(None, None, terminology)
         translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
-    if [input, *beside].count("-") > 1:
-        raise ConfigError("only one of the inputs can be standard input (`-`)")
+    check_one_stream(input, *beside)
     refuse_overwriting(output, input, *beside)
     for path in (input, *beside):
         check_input(path)
