@@ -203,8 +203,9 @@ def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Pa
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:
     theirs = ServedTranslator(exported[1])
-    with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
-        theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0})
+    for beam_size in (4, 1):  # greedy, the text would be the same, but its score another one
+        with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
+            theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0}, beam_size=beam_size)
     for asked in ({"search": "sample"}, {"diverse_groups": 2, "beam_size": 4}):  # not: `endings` is in the way
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no `decoding\.(search|diverse_groups): "):
             theirs.translate(["a"], **asked)

@@ -110,7 +110,7 @@ def unserved(decoding: DecodingConfig) -> list[str]:
     if decoding.shortlist not in (None, SERVED_SHORTLIST):
         found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
-    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
+    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
         found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
     return found
 

@@ -163,6 +163,8 @@ class Translator:
     ) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source; `first` is as in `translate`.
 
+        It is the log-probability after the length penalty, without lingvo's coverage.
+
         Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
         ConfigError for an exported model.
         """
