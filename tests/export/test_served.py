@@ -55,11 +55,11 @@ def without_torch(*arguments: object, text: str = "") -> subprocess.CompletedPro
 
 @pytest.mark.slow
 def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], token_scores=True, threads=1)
+    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     lines = [*SENTENCES, "", "   ", "a\0b", "The little house. " * 12]
     for mine, other in zip(
         ours.translate_stream(lines, max_source_pieces=30),
-        theirs.translate_stream(lines, max_source_pieces=30),
+        theirs.translate_stream(lines, max_source_pieces=30, token_scores=True),
         strict=True,
     ):
         assert (mine.source, mine.text, mine.parts) == (other.source, other.text, other.parts)
@@ -71,7 +71,7 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
             assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
     assert theirs.notices == ours.notices
     assert ours.notices["long_lines"] >= 1
-    unscored = ServedTranslator(exported[1], threads=1).translate(lines, max_source_pieces=30)
+    unscored = theirs.translate(lines, max_source_pieces=30)
     assert not any(found.hypotheses[0].token_log_probabilities for found in unscored)
     qualities = [
         [found.hypotheses[0].quality for found in several if found.hypotheses[0].finished]
@@ -230,7 +230,9 @@ def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) 
     assert "CTranslate2" in served.stderr
     assert served.stdout.splitlines() == [t.text for t in load_translator(exported[0]).translate(SENTENCES)]
     records = without_torch("translate", exported[1], "--json", text=lines)
-    assert [json.loads(line)["text"] for line in records.stdout.splitlines()] == served.stdout.splitlines()
+    found = [json.loads(line) for line in records.stdout.splitlines()]
+    assert [record["text"] for record in found] == served.stdout.splitlines()
+    assert all(record["token_log_probabilities"] for record in found)
 
 
 @pytest.mark.slow

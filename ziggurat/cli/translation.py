@@ -160,6 +160,7 @@ def translate(
     """
     from ziggurat.decoding.engines import TRIAL_LINES, WORTH_LINES
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
+    from ziggurat.decoding.served import ServedTranslator
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
@@ -215,6 +216,7 @@ def translate(
             say("One sentence a line; Ctrl-D ends.")
         # (3) Translations are written while later lines are still being read.
         began = time.perf_counter()
+        extras |= {"token_scores": json} if isinstance(translator, ServedTranslator) else {}
         lines = read_lines(*input_stream(input))
         translations = translator.translate_stream(lines, window=lines_ahead, tag=tag, **extras)
 

@@ -19,14 +19,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import (
-    WINDOW_LINES,
-    Notices,
-    TranslationWarning,
-    refuse_single,
-    windows,
-    without_nul,
-)
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, refuse_single, windows, without_nul
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
@@ -163,7 +156,7 @@ class Translator:
     ) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source; `first` is as in `translate`.
 
-        It is the log-probability after the length penalty, without lingvo's coverage.
+        It is after the length penalty, without lingvo's coverage.
 
         Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
         ConfigError for an exported model.
