@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
 from tests.cli.test_terminal import started, updates_of, wait_for
-from ziggurat.cli.demo import _next_steps
+from ziggurat.cli.demo import _experiment, _next_steps
 
 VERBS = (
     "demo",
@@ -187,6 +187,14 @@ def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> 
     assert result.status == 2
     assert "is not a demo of ziggurat" in result.err
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_the_folder_of_the_demo_may_have_any_name() -> None:
+    folder = Path("my: demo #1")
+    files = {split: (folder / f"{split}.qlo", folder / f"{split}.qhi") for split in ("train", "dev")}
+    data = _experiment(folder, files, ["data.dev.0.source=mine"]).data
+    assert (data.store, data.train[0].target) == (f"{folder}/store", f"{folder}/train.qhi")
+    assert (data.dev[0].source, data.dev[0].target) == ("mine", f"{folder}/dev.qhi")
 
 
 def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:

@@ -59,8 +59,10 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
 @pytest.mark.slow
 def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, tiny_folder)
-    out = tmp_path / "better.yaml"
-    result = ziggurat("inspect", config, HOPELESS, *SHORT, "--no-remedies", "--suggest", out)
+    out, link = tmp_path / "better.yaml", tmp_path / "link"
+    link.symlink_to(out)
+    result = ziggurat("inspect", config, HOPELESS, *SHORT, "--no-remedies", "--suggest", link)
+    assert link.is_symlink()
     assert "what could help, not tried (`--no-remedies`): pre-norm" in result.out
     assert result.status == 0, result.err
     assert "as it is, since no remedy" in result.err

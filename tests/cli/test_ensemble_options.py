@@ -65,11 +65,18 @@ def test_mistakes_are_named(ziggurat: Ziggurat, trained: Path, text: Path) -> No
     status, out, errors = ziggurat("translate", trained, "--ensemble", "nowhere", "-i", text)
     assert (status, out) == (2, "")
     assert "nowhere: no such run or model directory" in errors
-    status, _, errors = ziggurat("evaluate", "--hypothesis", text, "--reference", text, "--ensemble", trained)
-    assert status == 2
-    assert (
-        "`--hypothesis` takes no decoding settings, `--output`, `--ensemble`, `--without-layers` or `--tag`" in errors
-    )
+    for options in (["--ensemble", trained], ["--which", "best"], ["--engine", "torch"], ["--device", "cpu"]):
+        status, _, errors = ziggurat("evaluate", "--hypothesis", text, "--reference", text, *options)
+        assert status == 2
+        assert "`--hypothesis` is scored as it is, without a model: leave out" in errors
+    for arguments in (
+        ("score", trained, "--source", "-", "--target", "-"),
+        ("evaluate", "--hypothesis", "-", "--reference", "-"),
+        ("report", trained, "--source", "-", "--reference", "-"),
+    ):
+        status, _, errors = ziggurat(*arguments)
+        assert status == 2
+        assert "only one of the inputs can be standard input" in errors
 
 
 @pytest.mark.parametrize("verb", ["translate", "score", "evaluate"])

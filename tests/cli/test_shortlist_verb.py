@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Ziggurat
+from tests.conftest import tiny_experiment
 from ziggurat.config import load_experiment
 
 
@@ -36,3 +38,12 @@ def test_what_cannot_be_made_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> N
     assert refused.status == 2
     assert "no store" in refused.err
     assert not (tmp_path / "list").exists()
+
+
+def test_a_pipe_stays_one(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    reader = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)  # so that whoever writes need not wait
+    store = tiny_experiment(tiny_folder).data.store
+    assert ziggurat("shortlist", store, "-o", pipe, "--best", 5, "--frequent", 7, "--pairs", 50).status == 0
+    assert pipe.is_fifo()
+    assert b"candidates" in os.read(reader, 1 << 16)

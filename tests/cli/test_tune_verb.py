@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.conftest import tiny_experiment
-from ziggurat.config import dump, load_experiment
+from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.prepare import prepare
 
@@ -80,6 +82,46 @@ def test_what_is_written_is_what_the_user_wrote_and_the_rate(
     assert ziggurat("tune", "demo", "--out", out, *options, f"data.store={before.data.store}").status == 0
     assert len(out.read_text().splitlines()) < 30
     assert load_experiment(out).model.transfer == expected.model.transfer
+
+
+def test_what_is_written_goes_where_it_was_sent(
+    config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: 1.0)
+    monkeypatch.chdir(tmp_path)
+    options = ["--depths", "1-1", "--rates", "1e-3,2e-3,4e-3"]
+    Path("link").symlink_to("target")
+    os.mkfifo("pipe")
+    reader = os.open("pipe", os.O_RDWR | os.O_NONBLOCK)  # so that whoever writes need not wait
+    for out in ("link", "pipe", "-"):
+        result = ziggurat("tune", config, "--out", out, *options)
+        assert result.status == 0, result.err
+    assert Path("link").is_symlink()
+    assert Path("pipe").is_fifo()
+    assert os.read(reader, 1 << 16) == Path("target").read_bytes() == Path("-").read_bytes()
+    assert "./-: the configuration" in result.out
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        ["-", "-.trials.json", "link", "link.trials.json", "pipe", "target"]
+    )
+
+
+def test_a_rate_that_diverged_is_no_result(
+    config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--depths", "1-1,2-1", "--rates", "1e-3,2e-3,4e-3"]
+
+    def loss(sized: Experiment, *_: object) -> float:
+        return math.inf if sized.model.encoder.layers == 2 else 1.0
+
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", loss)
+    assert "WARNING: every training at width 16, 2-1 diverged" in ziggurat("tune", config, *options).out
+    found = json.loads(ziggurat("tune", config, *options, "--json").out, parse_constant=pytest.fail)
+    assert {one["loss"] for one in found["tried"] if one["encoder_layers"] == 2} == {None}
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: math.inf)
+    result = ziggurat("tune", config, *options, "--out", tmp_path / "tuned.yaml")
+    assert result.status == 2
+    assert "every training at width 16, 1-1 diverged, down to a rate of" in result.err
+    assert not (tmp_path / "tuned.yaml").exists()
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,8 @@ def plain_search(
         if wanted.rules.prune is not None and extensions:
             floor = max(best_finished, -extensions[0][0]) - wanted.rules.prune
             extensions = [e for e in extensions if -e[0] >= floor]
-        for total, _, token, prefix, attended in extensions:
-            if token == EOS:
+        for number, (total, _, token, prefix, attended) in enumerate(extensions):
+            if token == EOS and (wanted.endings == "candidates" or number < wanted.beam_size):
                 score = penalised(wanted.penalty, -total, step + 1, attended)
                 finished.append(Plain(list(prefix), -total, score, True))
                 best_finished = max(best_finished, -total)
@@ -122,6 +122,9 @@ def fairseq_search(
                     candidates.append((total + p, rank, token, prefix))
         candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
         candidates = candidates[: 2 * wanted.beam_size]
+        if wanted.rules.prune is not None and candidates:  # a rule of lingvo's, which fairseq does not have
+            best = max([candidates[0][0], *(f.log_probability for f in finalised)])
+            candidates = [c for c in candidates if c[0] >= best - wanted.rules.prune]
         for total, _, token, prefix in candidates[: wanted.beam_size]:
             if token == EOS and len(finalised) < wanted.beam_size:
                 score = penalised(wanted.penalty, total, step + 1, [])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.decoding.doubles import TableScorer, random_log_probabilities
 from tests.decoding.plain import BOS, EOS, plain_search
+from ziggurat.decoding.constrained import searched_together
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.search import search
@@ -84,6 +85,24 @@ def test_what_cannot_be_met_is_left_out_and_the_output_says_that_it_was_cut() ->
     assert not found.finished
     assert 2 in found.tokens
     assert 3 not in found.tokens
+
+
+def test_sentences_with_many_phrases_do_not_fill_the_memory_of_others() -> None:
+    counts = [0, 12, 2, 300, 12, 9, 300]
+    rows = [tuple((2 + n % 4,) for n in range(count)) for count in counts]
+    sentences = [Sentence([i], len(row) + 1, 0, (), row) for i, row in enumerate(rows)]
+    many = [sentences[3]] * 64
+    assert searched_together(sentences, 4) == [[0, 2], [1, 3, 4, 5, 6]]
+    assert max(map(len, searched_together(many, 4))) <= 11
+    assert sorted(n for group in searched_together(many, 4) for n in group) == list(range(64))
+
+    short = [0, 1, 2, 4, 5]
+    table = random_log_probabilities(3, 7, 1.0)
+    wanted = SearchSettings(3, 1, BOS, EOS, (BOS,))
+    scorer = TableScorer(table, 7)
+    found = search(scorer, [sentences[i] for i in short], wanted)
+    assert scorer.admitted == [[0, 2], [1, 4, 5]]
+    assert found == [search(TableScorer(table, 7), [sentences[i]], wanted)[0] for i in short]
 
 
 def test_a_forced_start_may_bring_a_phrase() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.decoding.doubles import Prefix, TableScorer, random_log_probabilities
 from tests.decoding.plain import BOS, EOS, penalised
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.search import search
 
 Found = list[tuple[list[int], float, bool]]
@@ -87,3 +87,16 @@ def test_a_high_cost_makes_groups_differ_where_a_beam_search_does_not() -> None:
 
     assert first(3, 0.0) == [2, 2, 2]
     assert first(3, 5.0) == [2, 3, 4]
+
+
+def test_a_group_that_is_given_up_has_no_result() -> None:
+    """The second group has to begin with a token that is far less likely, which prunes all of it."""
+
+    def table(sentence: int, prefix: Prefix) -> list[float]:
+        return [math.log(p) for p in ((1e-9, 0.97, 0.02, 0.01) if prefix else (1e-9, 0.01, 0.98, 0.009))]
+
+    for prune, groups in ((None, 2), (1.0, 1)):
+        wanted = SearchSettings(2, 2, BOS, EOS, (BOS,), RuleOptions(prune=prune), groups=2, strength=9.0)
+        (found,) = search(TableScorer(table, 4), [Sentence([0], 4)], wanted)
+        assert len(found) == groups
+        assert all(math.isfinite(h.score) for h in found)

@@ -68,6 +68,7 @@ def test_a_search_with_rules_finds_what_a_plain_loop_finds(data: st.DataObject, 
         EOS,
         (BOS,),
         rules,
+        endings=data.draw(st.sampled_from(["candidates", "beam"])),
         batch_tokens=data.draw(st.integers(1, 6)),
     )
     table = random_log_probabilities(data.draw(st.integers(0, 999)), 5, data.draw(st.sampled_from([0.3, 2.0])))

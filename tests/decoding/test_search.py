@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -289,6 +290,7 @@ def test_fairseqs_rule_against_a_plain_loop_of_it(data: st.DataObject, kind: str
         forbidden=(BOS,),
         penalty=LengthPenalty(kind, alpha),  # type: ignore[arg-type]
         endings="fairseq",
+        rules=RuleOptions(prune=data.draw(st.sampled_from([None, 0.5, 3.0]))),
         batch_sentences=data.draw(st.integers(1, 6)),
     )
     table = random_log_probabilities(
@@ -301,6 +303,20 @@ def test_fairseqs_rule_against_a_plain_loop_of_it(data: st.DataObject, kind: str
     for sentence, longest in enumerate(max_lengths):
         assert_same(found[sentence], fairseq_search(scorer, sentence, longest, wanted, min_length))
         assert [h.forced for h in found[sentence]] == [len(h.tokens) == longest for h in found[sentence]]
+
+
+@pytest.mark.parametrize("endings", ["beam", "fairseq"])
+def test_an_end_that_does_not_count_prunes_nothing(endings: Any) -> None:
+    """End-of-sentence is third of the first step's candidates; all that goes on is far below it for a while."""
+
+    def table(sentence: int, prefix: Prefix) -> list[float]:
+        chances = (1e-9, 0.2, 0.45, 0.35) if not prefix else (0.3, 0.2, 0.25, 0.25) if len(prefix) < 6 else (0, 1, 0, 0)
+        return [math.log(chance) if chance else -math.inf for chance in chances]
+
+    wanted = SearchSettings(2, 1, BOS, EOS, (), rules=RuleOptions(prune=2.0), endings=endings)
+    ((found,),) = run(TableScorer(table, 4), [9], wanted)
+    assert found.finished
+    assert len(found.tokens) == 6
 
 
 def test_the_rules_of_ending_differ_widely_on_a_model_that_is_not_trained() -> None:

@@ -112,5 +112,6 @@ def test_what_the_source_does_not_allow_cannot_be_asked_for(
         translator.translate(["A dog"], prefixes=["The"])
     with pytest.raises(ConfigError, match=r"constraints and terminology do not go with `decoding.shortlist`"):
         translator.translate(["A dog"], constraints=[["dog"]])
-    with pytest.raises(ConfigError, match="read when a model is loaded"):
-        translator.translate(["A dog"], shortlist="other")
+    for asked in ({"shortlist": "other"}, {"precision": "bfloat16"}):
+        with pytest.raises(ConfigError, match="for the opening of a model"):
+            translator.translate(["A dog"], **asked)

@@ -61,6 +61,16 @@ def results() -> Robustness:
     return judge(["a", "b"], ["runs/a", "runs/b"], TRIALS, ["bleu", "ter"], TestSet([REFERENCES]), left_out=["caps"])
 
 
+def test_a_trial_is_split_as_the_whole_test_set() -> None:
+    """Its own references, all of them Chinese, would be split in another way."""
+    chinese = ["今天天气很好我们去公园玩", "这是一个测试句子没有空格"]
+    found = [chinese[0], chinese[1].replace("测试", "例")]
+    trials = [Trial("mixed", "", chinese, [chinese], [found], [chinese])]
+    results = judge(["a"], ["a"], trials, ["bleu", "ter"], TestSet([REFERENCES + chinese]))
+    for effect, metric in zip(results.effects, (sacrebleu.BLEU(), sacrebleu.TER()), strict=True):
+        assert effect.disturbed == pytest.approx(metric.corpus_score(found, [chinese]).score)
+
+
 def test_scores_and_tests_are_those_of_sacrebleu(results: Robustness) -> None:
     assert results.metrics == ("BLEU", "TER")
     metrics: dict[str, Any] = {"BLEU": sacrebleu.BLEU(), "TER": sacrebleu.TER()}

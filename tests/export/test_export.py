@@ -71,15 +71,57 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
     to: str, written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
     decoding = {"endings": "fairseq", "prune": 0.5, "eos_margin": 0.0, "length_penalty": {"kind": "gnmt", "alpha": 1.0}}
+    decoding |= {"banned": ["the", "dog"], "replace_unknown": True}
     report = export_model(written(residual="post", decoding=decoding), to, tmp_path / "out", verify=text)
     assert report["verification"]["different"] == 0
     told = " ".join(report.get("search_without", []))
     own = to == "ziggurat"
-    for name in ("endings: fairseq", "prune: 0.5", "eos_margin: 0.0", "kind: gnmt"):
+    for name in ("endings: fairseq", "prune: 0.5", "eos_margin: 0.0", "kind: gnmt", "banned", "replace_unknown"):
         assert (name in told) != own
     if to == "ctranslate2":
         with pytest.raises(ConfigError, match=r"CTranslate2 has no .*endings: fairseq"):
             ServedTranslator(tmp_path / "out", endings="fairseq")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("to", "decoding", "written_there", "told"),
+    [
+        ("huggingface", {"no_repeat_ngram_size": 1}, {"no_repeat_ngram_size": 1}, []),
+        ("huggingface", {"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}, []),
+        ("huggingface", {"repetition_penalty": 1.5, "beam_size": 1}, {}, ["repetition_penalty: 1.5"]),
+        ("argos", {"no_repeat_ngram_size": 1}, {}, ["no_repeat_ngram_size: 1"]),
+        ("ctranslate2", {"diverse_groups": 4, "repetition_penalty": 1.5}, {}, ["repetition_", "diverse_groups: 4"]),
+        ("ctranslate2", {"search": "sample", "n_best": 6, "top_k": 3, "mbr": 9}, {}, ["sample", "top_k: 3", "mbr: 9"]),
+        ("ziggurat", {"search": "sample", "n_best": 6, "temperature": 2.0}, {}, []),
+    ],
+    ids=str,
+)
+def test_rules_that_act_are_written_or_left_out_and_told(
+    to: str,
+    decoding: dict[str, Any],
+    written_there: dict[str, Any],
+    told: list[str],
+    written: Written,
+    text: Path,
+    tmp_path: Path,
+    transformers: ModuleType,
+) -> None:
+    path = written(seed=21, residual="pre", decoding=decoding)
+    report = export_model(path, to, tmp_path / "out", verify=text)
+    assert report["verification"]["different"] == 0
+    left_out = report.get("search_without", [])
+    assert len(left_out) == len(told)
+    assert all(part in text for part, text in zip(told, left_out, strict=True))
+    if to == "huggingface":
+        saved = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+        keys = ("no_repeat_ngram_size", "repetition_penalty")
+        assert {key: saved[key] for key in keys if saved.get(key)} == written_there
+    if written_there:  # the comparison would be hollow if the rule changed nothing in it
+        assert report["verification"]["cut"] == 0
+        ours, searched = load_translator(path), report["verification"]["settings"]
+        free = ours.translate(SENTENCES, **searched, no_repeat_ngram_size=0, repetition_penalty=1.0)
+        assert [t.text for t in ours.translate(SENTENCES, **searched)] != [t.text for t in free]
 
 
 def test_a_shortest_length_of_its_own_does_not_fail_the_check(

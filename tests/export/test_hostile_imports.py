@@ -155,6 +155,9 @@ def test_checkpoints_of_fairseq(written: Written, tokenizer: SentencePieceTokeni
     latin = tmp_path / "latin.txt"
     latin.write_bytes("häuser 1\n".encode("latin-1"))
     assert "not valid UTF-8" in said(lambda c: None, latin)
+    twice = tmp_path / "twice.txt"
+    twice.write_text("a 2\nb 1\na 1\n")
+    assert "line 3: 'a' is listed twice" in said(lambda c: None, twice)
     os.mkfifo(tmp_path / "pipe")
     assert "not a regular file" in said(lambda c: None, tmp_path / "pipe")
     assert not (tmp_path / "back").exists()

@@ -20,6 +20,7 @@ from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError, DataError, ExportError
 from ziggurat.export.anatomy import dissect
 from ziggurat.export.exporter import export_model
+from ziggurat.export.import_fairseq import _ids
 from ziggurat.export.imported import layer_names, positions_from
 from ziggurat.export.importer import import_checkpoint
 from ziggurat.models.directory import open_model, weights
@@ -187,6 +188,14 @@ def test_a_fairseq_checkpoint_computes_the_same(
     order = [1, 3, 0, 2, *range(4, tokenizer.size - 1)]  # without the tag, which the imported model does not have
     assert found.shape[1] == len(order)
     torch.testing.assert_close(found, wanted[:, order].log_softmax(-1), **CLOSE)
+
+
+def test_a_line_of_fairseqs_dictionary_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
+    tokens = ["the", "\u2028", "a\x85b", "\x0b", "bar"]
+    content = "".join(f"{token} 1{end}" for token, end in zip(tokens, ("\n", "\r\n", *"\n\n\n"), strict=True))
+    assert _ids(content.encode(), tmp_path) == {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {
+        token: number for number, token in enumerate(tokens, start=4)
+    }
 
 
 def _model(tokenizer: SentencePieceTokenizer, path: Path) -> Path:

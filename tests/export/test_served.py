@@ -19,7 +19,9 @@ from ziggurat.data.files import fingerprint
 from ziggurat.decoding import engines
 from ziggurat.decoding.engines import tells_alignments, unserved
 from ziggurat.decoding.next_words import translate_next_words
+from ziggurat.decoding.results import side_by_side
 from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.served_results import Found, hypothesis_of
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.decoding.words import begins_word, first_word
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -53,11 +55,11 @@ def without_torch(*arguments: object, text: str = "") -> subprocess.CompletedPro
 
 @pytest.mark.slow
 def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], token_scores=True, threads=1)
+    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     lines = [*SENTENCES, "", "   ", "a\0b", "The little house. " * 12]
     for mine, other in zip(
         ours.translate_stream(lines, max_source_pieces=30),
-        theirs.translate_stream(lines, max_source_pieces=30),
+        theirs.translate_stream(lines, max_source_pieces=30, token_scores=True),
         strict=True,
     ):
         assert (mine.source, mine.text, mine.parts) == (other.source, other.text, other.parts)
@@ -69,6 +71,19 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
             assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
     assert theirs.notices == ours.notices
     assert ours.notices["long_lines"] >= 1
+    unscored = theirs.translate(lines, max_source_pieces=30)
+    assert not any(found.hypotheses[0].token_log_probabilities for found in unscored)
+    qualities = [
+        [found.hypotheses[0].quality for found in several if found.hypotheses[0].finished]
+        for several in (ours.translate(lines, max_source_pieces=30), unscored)
+    ]
+    assert qualities[1] == pytest.approx(qualities[0], abs=1e-3)
+
+
+def test_quality_needs_no_scores_of_tokens() -> None:
+    part = hypothesis_of(Found(["a", "b"], -3.0, True), "a b", 0.0, [], None)
+    assert part.quality == -1.0
+    assert side_by_side("x", [[part], [part]], 1).hypotheses[0].quality == -1.0  # the end of either part counts
 
 
 @pytest.mark.slow
@@ -188,8 +203,9 @@ def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Pa
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:
     theirs = ServedTranslator(exported[1])
-    with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
-        theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0})
+    for beam_size in (4, 1):  # greedy, the text would be the same, but its score another one
+        with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
+            theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0}, beam_size=beam_size)
     for asked in ({"search": "sample"}, {"diverse_groups": 2, "beam_size": 4}):  # not: `endings` is in the way
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no `decoding\.(search|diverse_groups): "):
             theirs.translate(["a"], **asked)
@@ -214,7 +230,9 @@ def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) 
     assert "CTranslate2" in served.stderr
     assert served.stdout.splitlines() == [t.text for t in load_translator(exported[0]).translate(SENTENCES)]
     records = without_torch("translate", exported[1], "--json", text=lines)
-    assert [json.loads(line)["text"] for line in records.stdout.splitlines()] == served.stdout.splitlines()
+    found = [json.loads(line) for line in records.stdout.splitlines()]
+    assert [record["text"] for record in found] == served.stdout.splitlines()
+    assert all(record["token_log_probabilities"] for record in found)
 
 
 @pytest.mark.slow

@@ -7,19 +7,21 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from sacrebleu import sentence_chrf
 
 from tests.conftest import tiny_experiment
+from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import CheckpointError
 from ziggurat.models.directory import MODEL_FILE, read_tensors, write_model_directory
 from ziggurat.report.runs import read_run
 from ziggurat.report.samples import as_csv, sample_groups
-from ziggurat.report.translations import dev_sentences, translated
+from ziggurat.report.translations import _search, dev_sentences, translated
 from ziggurat.training.loop import train
 
 
@@ -38,6 +40,19 @@ def test_dev_sentences_are_spread_over_the_set(trained: Path, tiny_folder: Path)
     assert list(some.references) == [references[0], references[10], references[19]]
     assert "3 of 20" in some.name
     assert list(dev_sentences([run], 99).sources) == sources
+
+
+@pytest.mark.parametrize(
+    ("decoding", "said"),
+    [
+        ({"beam_size": 4}, "beam of 4"),
+        ({"beam_size": 1}, "greedy search"),
+        ({"search": "sample"}, "samples"),
+        ({"search": "sample", "mbr": 8}, "the most typical of 8 samples"),
+    ],
+)
+def test_a_search_is_called_what_it_is(decoding: dict[str, Any], said: str) -> None:
+    assert _search(DecodingConfig(**decoding)) == said
 
 
 @pytest.mark.slow

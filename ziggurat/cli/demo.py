@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,7 @@ import typer
 
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import console, print_json, say
-from ziggurat.config import dump
+from ziggurat.config import Experiment, dump
 from ziggurat.config.recipes import load_named
 from ziggurat.data.files import write_atomically
 from ziggurat.duration import duration
@@ -54,11 +56,7 @@ def demo(
     _make_room(folder)
     say_with_time("1/6 writing the embedded language pair: 20,000 training pairs of Low Babel and High Babel")
     files = write_corpus(folder / "corpus")
-    paths = [f"data.store={folder}/store"]
-    for split in ("train", "dev"):
-        source, target = files[split]
-        paths += [f"data.{split}.0.source={source}", f"data.{split}.0.target={target}"]
-    experiment = load_named("demo", [*paths, *(overrides or [])])
+    experiment = _experiment(folder, files, overrides or [])
     config = folder / "demo.yaml"
     write_atomically(config, dump(experiment).encode())
 
@@ -103,6 +101,15 @@ def _make_room(folder: Path) -> None:
             shutil.rmtree(folder / name, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     mark.touch()
+
+
+def _experiment(folder: Path, files: Mapping[str, tuple[Path, Path]], overrides: Sequence[str]) -> Experiment:
+    """Return the recipe with its data in `folder`, unless the overrides say otherwise."""
+    paths = {"data.store": folder / "store"}
+    for split in ("train", "dev"):
+        paths |= {f"data.{split}.0.{side}": path for side, path in zip(("source", "target"), files[split], strict=True)}
+    # Quoted: values are read as YAML, where ` #` and `: ` in a name have a meaning.
+    return load_named("demo", [*(f"{key}={json.dumps(str(path))}" for key, path in paths.items()), *overrides])
 
 
 def _test_set(source: Path, target: Path) -> Sentences:

@@ -124,7 +124,7 @@ def open_engine(
         paths: run or model directories; several form an ensemble.
         options: how the model is opened.
         workers: number of processes, or of CTranslate2's workers, that translate in parallel.
-        token_scores: whether results need the score of each token.
+        token_scores: whether results need the score of each token, for which CTranslate2 takes one more pass.
         beside_lines: whether there are prefixes, constraints or terminology.
         lines: number of lines to translate; None: not known.
         trial: lines of the text for a choice by speed; none: it would not pay (ziggurat.decoding.engines.trial_of).
@@ -141,14 +141,14 @@ def open_engine(
                 "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported "
                 "from"
             )
-        yield _open_served(folder, options, workers, token_scores)
+        yield _open_served(folder, options, workers)
         return
     compared = options.engine == "auto" and trial and not (token_scores or beside_lines)
     export = _equal_export(paths, options) if compared else None
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(_open_torch(paths, options, workers, lines))
         if export is not None:
-            theirs = _open_served(export, options, workers, token_scores, quiet=True)
+            theirs = _open_served(export, options, workers, quiet=True)
             taken, times = faster(ours, theirs, trial, workers)
             say(
                 f"{export} is {times:.2f} times as fast as PyTorch here: "
@@ -240,9 +240,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     return most if free is None else max(1, min(most, free // (2 * each)))
 
 
-def _open_served(
-    folder: Path, options: ModelOptions, workers: int, token_scores: bool, *, quiet: bool = False
-) -> ServedTranslator:
+def _open_served(folder: Path, options: ModelOptions, workers: int, *, quiet: bool = False) -> ServedTranslator:
     """Return a CTranslate2 translator and, unless `quiet`, print which weights it has."""
     from ziggurat.decoding.served import ServedTranslator
 
@@ -251,7 +249,6 @@ def _open_served(
         device=options.device,
         threads=options.threads,
         workers=workers,
-        token_scores=token_scores,
         **options.settings,
     )
     if not quiet:

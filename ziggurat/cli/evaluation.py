@@ -36,6 +36,7 @@ from ziggurat.cli.options import (
 )
 from ziggurat.cli.output import (
     OUT,
+    check_one_stream,
     check_output,
     output_stream,
     pair_up,
@@ -154,6 +155,7 @@ def evaluate(
     options = JobOptions(job, shard, merge, ray, workers, threads, device)
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
+    check_one_stream(source, hypothesis, *reference)
     if job is not None and model is None:
         raise ConfigError("`--job` is for translating with one model, or an ensemble; name it")
     names = metric_names(metrics)
@@ -202,9 +204,12 @@ def evaluate(
         raise ConfigError("`--train-target` goes with `--compare`")
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`, or `--compare`")
-    if hypothesis is not None and (overrides or output or ensemble or without_layers or tag):
+    of_model = bool(overrides or output or ensemble or which or without_layers or threads or tag) or engine != "auto"
+    if hypothesis is not None and (of_model or (device != "auto" and comet is None)):
         raise ConfigError(
-            "`--hypothesis` takes no decoding settings, `--output`, `--ensemble`, `--without-layers` or `--tag`"
+            "`--hypothesis` is scored as it is, without a model: leave out decoding settings, `--output`, "
+            "`--ensemble`, `--which`, `--without-layers`, `--threads`, `--engine`, `--tag` and (but for COMET) "
+            "`--device`"
         )
     refuse_overwriting(output, source, *reference)
     check_output(output or "-")
@@ -247,6 +252,7 @@ def score(
         texts = (source, target)
         line_job(options, "score", task, settings, texts, partial(lines_beside, *texts), partial(write_parts, output))
         return
+    check_one_stream(source, target)
     sources, targets = read_text(source), read_text(target)
     pair_up((source, sources), (target, targets))
     translator = open_model(models, opening, lines=len(sources))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ziggurat.cli.options import Json, Overrides
-from ziggurat.cli.output import check_output, counted, print_json, refuse_overwriting, say
+from ziggurat.cli.output import check_output, counted, file_named, print_json, refuse_overwriting, say
 from ziggurat.cli.trainability import check_text, run_check, suggest
 from ziggurat.config import Experiment, TrainingConfig, load_experiment
 from ziggurat.config.compatibility import unheeded
@@ -52,7 +52,7 @@ def inspect(
     ] = None,
     remedies: Annotated[bool, typer.Option(help="Try remedies for a configuration that may not train.")] = True,
     suggested: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--suggest", metavar="FILE", help="Write the configuration with the best remedy to this file."),
     ] = None,
     json: Json = False,
@@ -81,8 +81,9 @@ def inspect(
     if suggested is not None:
         if not wanted:
             raise ConfigError("`--suggest` needs the depth check; leave out `--no-check`, or add `--check`")
-        check_output(str(suggested))
-        refuse_overwriting(str(suggested), config, str(saved))
+        suggested = file_named(suggested)
+        check_output(suggested)
+        refuse_overwriting(suggested, config, str(saved))
     # Each part is printed as soon as it is known: the depth check takes minutes.
     inspection = inspect_experiment(experiment, folder)
     if not json:

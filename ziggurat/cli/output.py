@@ -23,14 +23,17 @@ from rich.text import Text
 from ziggurat.data.compressed import byte_stream, compression_of
 from ziggurat.data.files import atomic_file
 from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.small_files import json_safe
 from ziggurat.terminal import safe
 
 __all__ = [
     "OUT",
     "check_input",
+    "check_one_stream",
     "check_output",
     "console",
     "counted",
+    "file_named",
     "input_stream",
     "is_first_process",
     "line_count",
@@ -120,8 +123,8 @@ def counted(count: int, noun: str) -> str:
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output."""
-    print(json.dumps(document, ensure_ascii=False, indent=2))
+    """Print one JSON document on standard output; numbers that JSON does not have are null."""
+    print(json.dumps(json_safe(document), ensure_ascii=False, indent=2, allow_nan=False))
 
 
 # Paths and files
@@ -166,12 +169,23 @@ def check_input(path: str) -> None:
         raise DataError(f"{path}: cannot be read: permission denied")
 
 
+def check_one_stream(*paths: str | None) -> None:
+    """Raise ConfigError where several inputs are standard input, which can be read once."""
+    if paths.count("-") > 1:
+        raise ConfigError("only one of the inputs can be standard input (`-`)")
+
+
 def input_stream(path: str) -> tuple[BinaryIO, str]:
     """Return `path` opened for reading (`-`: standard input; .gz, .xz, .zst are unpacked) and its name in messages."""
     check_input(path)
     if path == "-":
         return sys.stdin.buffer, "standard input"
     return byte_stream(Path(path)), path
+
+
+def file_named(path: str) -> str:
+    """Return a path to write by a verb whose standard output is its report: `-` is a file of this name."""
+    return "./-" if path == "-" else path
 
 
 def _write_target(path: str) -> Path:

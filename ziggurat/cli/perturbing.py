@@ -86,6 +86,8 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
         refuse_empty(name, lines)
     pair_up((options.source, sources), *named)
     if options.page is not None:
+        if options.page == "-" and json:
+            raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
         check_output(options.page)
         refuse_overwriting(options.page, options.source, *options.references)
         _check_jinja()

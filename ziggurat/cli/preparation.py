@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
-from ziggurat.cli.output import OUT, check_output, counted, print_json, progress_bars, say
+from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, progress_bars, say, write_parts
 from ziggurat.config.notices import language_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
@@ -232,14 +232,13 @@ def shortlist(
     Example: `ziggurat shortlist stores/de-en -o de-en.shortlist`
     """
     from ziggurat.data.corpus import Store
-    from ziggurat.data.shortlist import estimate_shortlist, write_shortlist
+    from ziggurat.data.shortlist import estimate_shortlist, shortlist_bytes
 
-    if output == "-":
-        output = "./-"  # a file of this name: the shortlist is binary, so standard output makes no sense
+    output = file_named(output)  # the shortlist is binary
     check_output(output)
     opened = Store.open(store)
     table = estimate_shortlist(opened, pairs=pairs, best=best, frequent=frequent, floor=floor)
-    write_shortlist(output, table)
+    write_parts(output, [shortlist_bytes(table)])
     candidates = table.candidates
     report = {
         "shortlist": output,

@@ -11,6 +11,7 @@ from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
     OUT,
     check_input,
+    check_one_stream,
     check_output,
     counted,
     output_stream,
@@ -164,6 +165,7 @@ def report(
         raise ConfigError(f"`--format {unknown[0]}`: choose from {', '.join(FORMATS)}")
     if (source is None) != (reference is None):
         raise ConfigError("`--source` and `--reference` belong together")
+    check_one_stream(source, reference)
     for path in (source, reference):
         if path is not None:
             check_input(path)

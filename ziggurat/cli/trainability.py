@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from ziggurat.cli.output import progress_bars, say
+from ziggurat.cli.output import progress_bars, say, write_parts
 from ziggurat.config import Experiment, dump
-from ziggurat.data.files import write_atomically
 from ziggurat.duration import duration
 
 if TYPE_CHECKING:
@@ -108,10 +106,10 @@ def _means(values: dict[str, Any], measure: str, stack: str) -> list[float]:
     return [sum(layer) / len(layer) for layer in zip(*rows, strict=True)]
 
 
-def suggest(check: DepthCheck, experiment: Experiment, path: Path) -> str:
+def suggest(check: DepthCheck, experiment: Experiment, path: str) -> str:
     """Write the best configuration that the check found to `path`; return a message that says which one it is."""
     chosen = next((outcome for outcome in check.remedies if outcome.verdict.label == "trains"), None)
-    write_atomically(path, dump(chosen.experiment if chosen else experiment).encode())
+    write_parts(path, [dump(chosen.experiment if chosen else experiment).encode()])
     if chosen is not None:
         return f"{path}: the configuration with {chosen.remedy.name}"
     if check.verdict.label == "trains":

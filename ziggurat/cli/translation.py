@@ -47,6 +47,7 @@ from ziggurat.cli.options import (
 from ziggurat.cli.output import (
     OUT,
     check_input,
+    check_one_stream,
     check_output,
     counted,
     input_stream,
@@ -159,19 +160,20 @@ def translate(
     """
     from ziggurat.decoding.engines import TRIAL_LINES, WORTH_LINES
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
+    from ziggurat.decoding.served import ServedTranslator
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
     if document:
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
-        refuse_for_documents({**by_line, "--workers": workers is not None, "--job": job is not None})
+        bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
+        refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
         terms = _inputs_beside_lines(None, None, terminology)
         translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
-    if [input, *beside].count("-") > 1:
-        raise ConfigError("only one of the inputs can be standard input (`-`)")
+    check_one_stream(input, *beside)
     refuse_overwriting(output, input, *beside)
     for path in (input, *beside):
         check_input(path)
@@ -214,6 +216,7 @@ def translate(
             say("One sentence a line; Ctrl-D ends.")
         # (3) Translations are written while later lines are still being read.
         began = time.perf_counter()
+        extras |= {"token_scores": json} if isinstance(translator, ServedTranslator) else {}
         lines = read_lines(*input_stream(input))
         translations = translator.translate_stream(lines, window=lines_ahead, tag=tag, **extras)
 

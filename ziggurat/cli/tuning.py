@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
-from ziggurat.cli.output import OUT, check_output, counted, print_json, refuse_overwriting, say
+from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, refuse_overwriting, say, write_parts
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.edit import edited
 from ziggurat.config.load import change_section, parse_experiment
@@ -39,7 +40,7 @@ def tune(
     config: ConfigArgument,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             *OUT,
             help="YAML file to write: your configuration with the rate that was found. Finished trainings are kept "
@@ -76,12 +77,15 @@ def tune(
     """
     named, given = read_named(config), overrides or []
     experiment = parse_experiment(named.text, named.label, given)
-    kept_in = None if out is None else out.with_suffix(_KEPT)
+    kept_in: Path | None = None
     if out is not None:
-        refuse_overwriting(str(out), config)
-        refuse_overwriting(str(kept_in), config)
-        check_output(str(out))
-        check_output(str(kept_in))
+        out = file_named(out)
+        # Beside a pipe or device is no place for a file.
+        if not Path(out).exists() or Path(out).is_file():
+            kept_in = Path(out).with_suffix(_KEPT)
+        for written in (out, *([] if kept_in is None else [str(kept_in)])):
+            refuse_overwriting(written, config)
+            check_output(written)
     from ziggurat.trainability.kept import KeptTrials
     from ziggurat.trainability.trial import open_data
     from ziggurat.trainability.tuning import RATES, Size, best, resized, sweep, with_base
@@ -110,13 +114,19 @@ def tune(
         )
     if kept.found:
         say(f"{counted(kept.found, 'training')} taken over from {kept_in}")
-    rate = best([one for one in tried if one.size == sizes[0]]).rate
+    at_base = [one for one in tried if one.size == sizes[0]]
+    if not math.isfinite(best(at_base).loss):
+        raise ConfigError(
+            f"every training at {sizes[0]} diverged, down to a rate of {min(one.rate for one in at_base):g}; try lower "
+            "`--rates`, or see what `ziggurat inspect` says of the configuration"
+        )
+    rate = best(at_base).rate
     training = change_section(based.training, {"schedule": {"peak": rate}}, "training")
     if out is not None:
         base = {f"model.transfer.{key}": value for key, value in sizes[0]._asdict().items()}
         changes = {**base, "training.schedule.peak": rate}
         tuned = based.model_copy(update={"training": training})
-        write_atomically(out, edited(named, given, changes, tuned).encode())
+        write_parts(out, [edited(named, given, changes, tuned).encode()])
     if figure is not None:
         from ziggurat.report.figure import numbers
         from ziggurat.report.paper import save
@@ -132,7 +142,7 @@ def tune(
     print(_table(tried))
     print(f"\nbest at {sizes[0]}: `training.schedule.peak: {rate:g}`")
     for size in sizes[1:]:
-        print(_beside(size, best([one for one in tried if one.size == size]).rate, rate))
+        print(_beside(best([one for one in tried if one.size == size]), rate))
     if updates < _FEW_UPDATES:
         print(f"{updates} updates are few, so this says little about long trainings (default: 200)")
     target = Size(model.d_model, model.encoder.layers, model.decoder.layers)
@@ -176,8 +186,11 @@ def _by_size(tried: Sequence[Tried]) -> dict[Size, dict[float, float]]:
     return found
 
 
-def _beside(size: Size, other: float, rate: float) -> str:
-    """Say whether the best rate at another size agrees with the base's."""
+def _beside(tried: Tried, rate: float) -> str:
+    """Say whether the best that was tried at another size agrees with the base's rate."""
+    size, other = tried.size, tried.rate
+    if not math.isfinite(tried.loss):
+        return f"WARNING: every training at {size} diverged: with `model.transfer` this rate ought to hold there"
     apart = max(other, rate) / min(other, rate)
     if apart < 1.5:
         return f"the same at {size}: with `model.transfer` it is to hold at any size"
@@ -191,7 +204,7 @@ def _table(tried: Sequence[Tried]) -> str:
     rates = sorted({one.rate for one in tried})
     lines = [f"{'loss after rate':<24}" + "".join(f"{rate:>11g}" for rate in rates)]
     for size, losses in _by_size(tried).items():
-        least = min(losses.values())
+        least = min(filter(math.isfinite, losses.values()), default=None)
         cells = [f"{losses[r]:.4f}{'*' if losses[r] == least else ' '}" if r in losses else "" for r in rates]
         lines.append(f"{size!s:<24}" + "".join(f"{cell:>11}" for cell in cells))
     return "\n".join(lines)

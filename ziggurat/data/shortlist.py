@@ -96,12 +96,16 @@ def estimate_shortlist(
     )
 
 
-def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
-    """Write `table` to the safetensors file `path`, whole or not at all."""
+def shortlist_bytes(table: ShortlistTable) -> bytes:
+    """Return the content of a shortlist's file, a safetensors file."""
     source, target = table.vocabularies
     metadata = {"format": _FORMAT, "source_vocabulary": source, "target_vocabulary": target}
-    content = save({"candidates": table.candidates, "always": table.always}, metadata)
-    write_atomically(Path(path), with_sorted_header(content))
+    return with_sorted_header(save({"candidates": table.candidates, "always": table.always}, metadata))
+
+
+def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
+    """Write `table` to the file `path`, whole or not at all."""
+    write_atomically(Path(path), shortlist_bytes(table))
 
 
 def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> ShortlistTable:

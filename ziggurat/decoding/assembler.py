@@ -88,6 +88,7 @@ class Assembler:
             finished=result.finished and not result.forced,
             alignment=alignment if self.decoding.alignments else None,
             unmet_constraints=missing,
+            ends=int(result.finished),
         )
 
     def _alignment(self, part: SourcePart, attention: list[list[float]]) -> Alignment:
@@ -139,7 +140,7 @@ def mean_chrf(texts: Sequence[str]) -> list[float]:
     import sacrebleu  # here, since its import is slow and only `mbr` needs it
 
     metric = sacrebleu.CHRF()
-    # Samples repeat each other: each pair of different texts is compared once.
+    # Samples repeat each other: each ordered pair of different texts is compared once.
     counts = Counter(texts)
     utility = {
         text: sum(count * metric.sentence_score(text, [other]).score for other, count in counts.items())

@@ -14,7 +14,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import SourcePart
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import Notices, split_long, without_nul
+from ziggurat.decoding.lines import Notices, check_tag, in_parts
 from ziggurat.decoding.request import RuleOptions, SamplingOptions, SearchSettings, Sentence
 from ziggurat.decoding.terminology import Terminology, phrase_ids
 from ziggurat.decoding.words import boundary_ids, ends_in_word
@@ -113,9 +113,7 @@ class TranslationCall:
         self._complete = False
         self.tag: tuple[int, ...] = ()
         if tag is not None:
-            if tag not in source.tags:
-                known = ", ".join(source.tags) or "none"
-                raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
+            check_tag(tag, source.tags)
             self.tag = (source.tags[tag],)
         self.terminology = Terminology(terminology or {})
         if constrained or terminology:
@@ -171,21 +169,11 @@ class TranslationCall:
         `notices` counts blank and long lines. Raises the DataError of `sentences`.
         """
         owned, parts, sentences = [], list[SourcePart](), list[Sentence]()
-        clean, limit = without_nul(texts), self.source_limit
-        for place, (text, ids) in enumerate(zip(clean, self.source.encode(clean), strict=True)):
-            # str.strip also removes the blanks that normalisation keeps, such as U+3000.
-            new = split_long(text, ids, self.source.encode, limit) if text.strip() and ids else []
+        for place, (text, new) in enumerate(in_parts(texts, self.source.encode, self.source_limit, notices)):
             owned.append(range(len(parts), len(parts) + len(new)))
             for part, sentence in self.sentences(text, new, place, extras):
                 parts.append(part)
                 sentences.append(sentence)
-            notices["blank_lines"] += not new
-            if len(new) > 1:
-                notices.add(
-                    "long_lines",
-                    f"a line of {len(ids)} pieces is translated in {len(new)} parts of at most "
-                    f"{limit} pieces (`decoding.max_source_pieces`)",
-                )
         return owned, parts, sentences
 
     def sentences(

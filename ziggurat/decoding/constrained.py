@@ -14,7 +14,12 @@ from ziggurat.decoding.choice import BeamChoice, Candidates, Choice, DiverseChoi
 from ziggurat.decoding.hypotheses import NEVER
 from ziggurat.decoding.request import SearchSettings, Sentence
 
-__all__ = ["ConstrainedChoice", "choice_of"]
+__all__ = ["ConstrainedChoice", "choice_of", "searched_together"]
+
+_FEW = 8
+"""Phrases of a sentence that is searched together with all others."""
+_CELLS = 1 << 22
+"""Most numbers in a tensor [N, C, P] of sentences with more phrases."""
 
 
 class ConstrainedChoice(Choice):
@@ -39,7 +44,7 @@ class ConstrainedChoice(Choice):
     """
 
     def __init__(self, beam_size: int, phrases: int, longest: int, eos: int, device: torch.device | str) -> None:
-        super().__init__(beam_size, 4 * beam_size + beam_size * phrases)
+        super().__init__(beam_size, _width(beam_size, phrases))
         self.eos = eos
         self.phrases = torch.full((0, phrases, longest + 1), -1, dtype=torch.int64, device=device)  # -1 at their ends
         self.held = torch.zeros(0, beam_size, phrases, dtype=torch.int64, device=device)  # tokens of each, of each beam
@@ -117,6 +122,27 @@ class ConstrainedChoice(Choice):
         starts = starts & (starts.cumsum(2) == 1)
         held = torch.where(under_way & ~goes_on, 0, held)
         return torch.where(goes_on, held + 1, torch.where(starts, 1, held))
+
+
+def _width(beam_size: int, phrases: int) -> int:
+    return 4 * beam_size + beam_size * phrases
+
+
+def searched_together(sentences: Sequence[Sentence], beam_size: int) -> list[list[int]]:
+    """Return the numbers of the sentences of each search, in their order: those with many phrases are apart.
+
+    In a search each sentence has room for as many phrases as any of them, in tensors that grow with the square of it.
+    """
+    few = [number for number, each in enumerate(sentences) if len(each.constraints) <= _FEW]
+    many = [number for number, each in enumerate(sentences) if len(each.constraints) > _FEW]
+    many.sort(key=lambda number: -len(sentences[number].constraints))
+    groups = [few] if few else []
+    while many:
+        phrases = len(sentences[many[0]].constraints)
+        count = max(1, _CELLS // (_width(beam_size, phrases) * phrases))
+        groups.append(sorted(many[:count]))
+        many = many[count:]
+    return groups
 
 
 def choice_of(sentences: Sequence[Sentence], settings: SearchSettings) -> Choice:

@@ -37,6 +37,7 @@ __all__ = [
     "equal_export",
     "faster",
     "is_served",
+    "own_settings",
     "read_report",
     "refuse_unserved",
     "served_folder",
@@ -91,20 +92,25 @@ def is_served(path: str | Path) -> bool:
     return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
 
 
+def own_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return which of these keys of the `decoding` section ask for what only our search has, as text for messages."""
+    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
+    return {
+        key: f"`decoding.{key}: {printable(str(value))}`"
+        for key, value in settings.items()
+        if key in ours and value != getattr(defaults, key)
+    }
+
+
 def unserved(decoding: DecodingConfig) -> list[str]:
     """Return the settings of the search that CTranslate2 does not have."""
-    defaults = DecodingConfig()
-    found = [
-        f"`decoding.{key}: {getattr(decoding, key)}`"
-        for key in type(decoding).model_fields
-        if key not in _SUPPORTED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
-    ]
+    found = list(own_settings(dict(decoding)).values())
     if decoding.endings == "fairseq":
         found.append("`decoding.endings: fairseq` (take `beam`)")
     if decoding.shortlist not in (None, SERVED_SHORTLIST):
         found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
-    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
+    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
         found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
     return found
 
@@ -117,9 +123,8 @@ def refuse_unserved(asked: Mapping[str, Any]) -> None:
     """
     if asked.get("shortlist") not in (None, SERVED_SHORTLIST):
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
-    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
-    if missing := [f"`decoding.{key}: {v}`" for key, v in asked.items() if key in ours and v != getattr(defaults, key)]:
-        raise ConfigError(f"CTranslate2 has no {', '.join(missing)}; translate with the model that was exported")
+    if missing := ", ".join(own_settings(asked).values()):
+        raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
 
 
 def served_folder(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import regex
 
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, printable
 
 __all__ = [
     "UNSPACED_SCRIPTS",
@@ -21,6 +21,8 @@ __all__ = [
     "Encode",
     "Notices",
     "TranslationWarning",
+    "check_tag",
+    "in_parts",
     "join_parts",
     "one_line",
     "read_lines",
@@ -110,6 +112,33 @@ def one_line(text: str) -> str:
     shift.
     """
     return _LINE_ENDS.sub(" ", text).strip(" ") if _LINE_ENDS.search(text) else text
+
+
+def check_tag(tag: str, known: Collection[str]) -> None:
+    """Raise ConfigError for a tag that is none of those that a model knows."""
+    if tag not in known:
+        raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {', '.join(known) or 'none'}")
+
+
+def in_parts(
+    texts: Sequence[str], encode: Encode, limit: int, notices: Notices
+) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yield each text as it is translated, with the pieces of its parts: none for a blank text, several for a long one.
+
+    `limit` is the most pieces of a part; `notices` counts blank and long texts.
+    """
+    clean = without_nul(texts)
+    for text, ids in zip(clean, encode(clean), strict=True):
+        # str.strip also removes the blanks that normalisation keeps, such as U+3000.
+        parts = split_long(text, ids, encode, limit) if text.strip() and ids else []
+        notices["blank_lines"] += not parts
+        if len(parts) > 1:
+            notices.add(
+                "long_lines",
+                f"a line of {len(ids)} pieces is translated in {len(parts)} parts of at most {limit} pieces "
+                "(`decoding.max_source_pieces`)",
+            )
+        yield text, parts
 
 
 def split_long(text: str, ids: list[int], encode: Encode, limit: int) -> list[list[int]]:

@@ -56,16 +56,19 @@ class Hypothesis:
     """None where it was not asked for."""
     unmet_constraints: list[str] | None = None
     """Phrases that should be in the text but are not; None for a line without such phrases."""
+    ends: int = 0
+    """Times that end-of-sentence was generated: once for each part that ended."""
 
     @property
     def quality(self) -> float:
-        """Mean log-probability per token, end-of-sentence counted where there is one; 0 for an empty translation."""
-        return self.log_probability / max(1, len(self.token_log_probabilities))
+        """Mean log-probability per token, end-of-sentence counted where there is one; 0 for a blank line."""
+        # Not by the scores of tokens, which CTranslate2 gives only where they are asked for.
+        return self.log_probability / max(1, len(self.tokens) + self.ends)
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields as a dictionary, without those that do not apply."""
         record = {**asdict(self), "quality": self.quality}
-        return {key: value for key, value in record.items() if value is not None}
+        return {key: value for key, value in record.items() if value is not None and key != "ends"}
 
 
 @dataclass(frozen=True)
@@ -166,6 +169,7 @@ def _joined(parts: Sequence[Hypothesis], mean_score: bool) -> Hypothesis:
         finished=all(h.finished for h in parts),
         alignment=_joined_alignment([h.alignment for h in parts if h.alignment is not None]),
         unmet_constraints=[phrase for row in wanted for phrase in row] if wanted else None,
+        ends=sum(h.ends for h in parts),
     )
 
 

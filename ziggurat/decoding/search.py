@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.choice import Candidates
-from ziggurat.decoding.constrained import choice_of
+from ziggurat.decoding.constrained import choice_of, searched_together
 from ziggurat.decoding.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.rules import Rules
@@ -50,14 +49,15 @@ def search(
     called with the number of sentences that a step has settled, for a progress bar. Raises NonFiniteScoreError, and
     ConfigError where the settings need the scorer's attention and it offers none.
     """
-    if not sentences:
-        return []
-    running = Search(scorer, sentences, settings)
     found: dict[int, list[IdHypothesis]] = {}
-    while len(found) < len(sentences):
-        if settled := running.step():
-            found.update(settled)
-            on_finished(len(settled))
+    for numbers in searched_together(sentences, settings.beam_size):
+        running = Search(scorer, [sentences[number] for number in numbers], settings)
+        left = len(numbers)
+        while left:
+            if settled := running.step():
+                found.update((numbers[place], results) for place, results in settled.items())
+                on_finished(len(settled))
+                left -= len(settled)
     return [found[number] for number in range(len(sentences))]
 
 
@@ -114,7 +114,7 @@ class Search:
         if given is not None:
             index = candidates.origin * given.shape[2] + candidates.token
             candidates = candidates._replace(log_probability=given.flatten(1).gather(1, index))
-        candidates, best = self._pruned(candidates)
+        candidates = candidates._replace(total=self._pruned(candidates.total))
         ends = candidates.token == self.settings.eos
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
@@ -123,7 +123,8 @@ class Search:
 
         # (5) Rank the candidates that end among the finished hypotheses.
         counted = self._counted(ends, candidates.total)
-        score, ticket = self._ranked(candidates.total.masked_fill(~counted, NEVER), candidates.origin)
+        ended = candidates.total.masked_fill(~counted, NEVER)
+        score, ticket = self._ranked(ended, candidates.origin)
 
         # (6) Advance to the next position.
         self.rules.follow(parents, tokens, state.position)
@@ -132,7 +133,7 @@ class Search:
             total=going.gather(1, chosen),
             score=score,
             ticket=ticket,
-            best=best,
+            best=state.best if self.settings.rules.prune is None else state.best.maximum(ended.amax(1)),
             ended=state.ended + counted.sum(1),
             position=state.position + 1,
         )
@@ -188,15 +189,12 @@ class Search:
             self.attended = sums
         return attention
 
-    def _pruned(self, candidates: Candidates) -> tuple[Candidates, Tensor]:
-        """Give up the candidates too far below the best of their sentence; also return its best finished total [N]."""
-        best = self.state.best
+    def _pruned(self, totals: Tensor) -> Tensor:
+        """Return the totals [N, C] of candidates without those too far below the best of their sentence."""
         if self.settings.rules.prune is None:
-            return candidates, best
-        floor = best.maximum(candidates.total.amax(1)) - self.settings.rules.prune
-        total = candidates.total.masked_fill(candidates.total < floor[:, None], NEVER)
-        ended = total.masked_fill(candidates.token != self.settings.eos, NEVER)
-        return candidates._replace(total=total), best.maximum(ended.amax(1))
+            return totals
+        floor = self.state.best.maximum(totals.amax(1)) - self.settings.rules.prune
+        return totals.masked_fill(totals < floor[:, None], NEVER)
 
     def _counted(self, ends: Tensor, totals: Tensor) -> Tensor:
         """Return which of the candidates that end, `ends` [N, C], are results; `totals` [N, C] are best first."""
@@ -252,8 +250,9 @@ class Search:
                     path = self.trellis.path(each.track, position, candidate)
                     forced = self.settings.endings == "fairseq" and position == each.sentence.max_length
                     results.append(path.hypothesis(score, len(each.sentence.source), finished=True, forced=forced))
-                if not ended:
-                    results.append(self._cut(each, group))
+                # A group may have been given up (`prune`); of some other one there is more.
+                if not ended and (cut := self._cut(each, group)).score > NEVER:
+                    results.append(cut)
             results.sort(key=lambda h: (not h.finished, -h.score))
             found[each.number] = results[: self.settings.n_best]
         return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,16 @@ from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
-from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
+from ziggurat.decoding.lines import (
+    WINDOW_LINES,
+    Notices,
+    check_tag,
+    in_parts,
+    one_line,
+    refuse_single,
+    windows,
+    without_nul,
+)
 from ziggurat.decoding.results import Alignment, Hypothesis, Translation
 from ziggurat.decoding.served_results import (
     PIECES,
@@ -35,7 +44,7 @@ from ziggurat.decoding.served_results import (
     opened,
     rescored,
 )
-from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 
 __all__ = ["ServedTranslator"]
 
@@ -50,7 +59,6 @@ class ServedTranslator:
         device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
         threads: CPU threads; None: as CTranslate2 decides, or one per core where there are several workers.
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
-        token_scores: also compute the log-probability of each token, by one more pass over the translations.
         decoding: keys of the `decoding` section that replace the saved ones.
 
     `aligned` tells whether it can tell alignments: exports of earlier versions cannot.
@@ -66,7 +74,6 @@ class ServedTranslator:
         device: str = "auto",
         threads: int | None = None,
         workers: int = 1,
-        token_scores: bool = False,
         **decoding: Any,
     ) -> None:
         ctranslate2 = ctranslate2_module()
@@ -80,7 +87,6 @@ class ServedTranslator:
         self.target_language = experiment.data.target_language
         report = read_report(Path(path))
         self.max_positions, self.aligned = report.positions, report.alignments
-        self.token_scores = token_scores
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
@@ -108,12 +114,13 @@ class ServedTranslator:
     ) -> list[Translation]:
         """Return one Translation per text, in the same order; see Translator.translate.
 
-        `token_scores` asks for them in this call. With `next_words` the n best differ in the word after the prefix:
-        those of the likeliest pieces. `complete` prefixes end with a whole word. Raises DataError for more or fewer
-        prefixes than texts, one with more tokens than a translation may have, or that nothing can follow.
+        `token_scores` asks for the log-probability of each token, by one more pass over the translations. With
+        `next_words` the n best differ in the word after the prefix: those of the likeliest pieces. `complete` prefixes
+        end with a whole word. Raises DataError for more or fewer prefixes than texts, one with more tokens than a
+        translation may have, or that nothing can follow.
         """
         refuse_single(texts=texts, prefixes=prefixes)
-        call = self._settings(tag, **decoding)._replace(scored=token_scores or self.token_scores)
+        call = self._settings(tag, token_scores, **decoding)
         if prefixes is None and not next_words:
             return self._translate_window(texts, call)
         prefixes = [""] * len(texts) if prefixes is None else prefixes
@@ -132,14 +139,15 @@ class ServedTranslator:
         window: int = WINDOW_LINES,
         tag: str | None = None,
         first: int = 0,
+        token_scores: bool = False,
         **decoding: Any,
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`."""
         refuse_single(lines=lines)
-        call = self._settings(tag, **decoding)
+        call = self._settings(tag, token_scores, **decoding)
         return chain.from_iterable(self._translate_window(texts, call) for texts in windows(lines, window))
 
-    def _settings(self, tag: str | None, **changes: Any) -> Call:
+    def _settings(self, tag: str | None, token_scores: bool = False, **changes: Any) -> Call:
         """Return the settings of a call. Raises ConfigError."""
         asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
         refuse_unserved(asked)
@@ -148,28 +156,20 @@ class ServedTranslator:
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
         if decoding.alignments and not self.aligned:
             raise ConfigError("this model was exported before exports told alignments; export it again")
-        if tag is not None and tag not in self.source_tokenizer.tags:
-            known = ", ".join(self.source_tokenizer.tags) or "none"
-            raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
-        return Call(decoding, [] if tag is None else [tag], self.token_scores, [])
+        if tag is not None:
+            check_tag(tag, self.source_tokenizer.tags)
+        return Call(decoding, [] if tag is None else [tag], token_scores, [])
 
     def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
-        clean = without_nul(texts)
         limit = min(call.decoding.max_source_pieces, max(1, self.max_positions - 1 - len(call.tag)))
-        parts: list[list[int]] = []
-        owned: list[range] = []
-        for text, ids in zip(clean, self.source_tokenizer.encode(clean), strict=True):
-            new = split_long(text, ids, self.source_tokenizer.encode, limit) if text.strip() and ids else []
-            owned.append(range(len(parts), len(parts) + len(new)))
-            parts += new
-            self.notices["blank_lines"] += not new
-            if len(new) > 1:
-                self.notices.add("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
+        of_texts = [new for _, new in in_parts(texts, self.source_tokenizer.encode, limit, self.notices)]
+        parts = [part for new in of_texts for part in new]
         first = 1 if call.forced or call.words else 0  # parts that begin with the prefix
         others = call._replace(forced=[], words=False, complete=False)
-        found = [*self._search(parts[:first], call), *self._search(parts[first:], others)]
+        found = iter([*self._search(parts[:first], call), *self._search(parts[first:], others)])
         self.on_finished(len(parts))
-        return [joined(text, [found[i] for i in own], self.notices) for text, own in zip(texts, owned, strict=True)]
+        pairs = zip(texts, of_texts, strict=True)
+        return [joined(text, list(islice(found, len(new))), self.notices) for text, new in pairs]
 
     def _search(self, parts: list[list[int]], call: Call) -> list[list[Hypothesis]]:
         """Return the n best of each part.

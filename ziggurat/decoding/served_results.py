@@ -133,6 +133,7 @@ def hypothesis_of(
         token_log_probabilities=list(token_scores[: length if found.ended else len(found.pieces)]),
         finished=found.ended,
         alignment=alignment,
+        ends=int(found.ended),
     )
 
 

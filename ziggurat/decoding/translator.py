@@ -19,14 +19,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import (
-    WINDOW_LINES,
-    Notices,
-    TranslationWarning,
-    refuse_single,
-    windows,
-    without_nul,
-)
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, refuse_single, windows, without_nul
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
@@ -120,7 +113,8 @@ class Translator:
             terminology: source terms and their translations, for texts that contain the terms.
             longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
                 a text is translated in parts.
-            decoding: keys of the `decoding` section in place of the configured ones; None leaves one as it is.
+            decoding: keys of the `decoding` section in place of the configured ones, but for `precision` and
+                `shortlist`, which belong to the opening of the model; None leaves one as it is.
 
         Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
         prefixes, constraints or limits than texts, TypeError for a single string.
@@ -161,6 +155,8 @@ class Translator:
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
     ) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source; `first` is as in `translate`.
+
+        It is after the length penalty, without lingvo's coverage.
 
         Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
         ConfigError for an exported model.
@@ -207,8 +203,9 @@ class Translator:
     ) -> TranslationCall:
         """Return the settings of a call; raises ConfigError where they contradict each other."""
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
-        if decoding.shortlist != self.decoding.shortlist:
-            raise ConfigError("`decoding.shortlist` is read when a model is loaded; name it there")
+        for key in ("shortlist", "precision"):
+            if getattr(decoding, key) != getattr(self.decoding, key):
+                raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
         return TranslationCall(
             decoding,
             self.source_tokenizer,

@@ -43,11 +43,13 @@ class TestSet:
     """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: by the language, else by the text, else 13a."""
     lowercase: bool = False
     """Ignore case in BLEU and chrF (TER and METEOR always do)."""
+    split: Splitting | None = None
+    """The splitting of another test set, whose scores are to be compared; None: that of these references."""
 
     @property
     def splitting(self) -> Splitting:
         """The splitting of lines into words by BLEU, METEOR and TER."""
-        return splitting(self.references, self.target_language, self.tokenize)
+        return self.split or splitting(self.references, self.target_language, self.tokenize)
 
     def metric(self, name: str, comet: CometEnvironment | None = None) -> SegmentMetric:
         """Return the metric of this name, with these references.

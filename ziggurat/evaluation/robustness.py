@@ -189,10 +189,7 @@ def judge(
 
 def _metric(scoring: TestSet, trial: Trial, name: str) -> SegmentMetric:
     """Return a metric with the references of a trial, its words split as those of the undisturbed test set."""
-    how = scoring.splitting
-    test_set = TestSet(
-        trial.references, trial.inputs, scoring.target_language, scoring.tokenize or how.bleu, scoring.lowercase
-    )
+    test_set = replace(scoring, references=trial.references, sources=trial.inputs, split=scoring.splitting)
     return test_set.metric(name)
 
 

@@ -91,4 +91,4 @@ class ArgosTranslator:
         pieces = pieces[: length - ended]
         # Argos Translate removes one blank, which a first piece that is not in the vocabulary has before it.
         text = self._tokenizer.decode_pieces(pieces).replace("\u2581", " ").removeprefix(" ")
-        return Hypothesis(one_line(text), score, score * length**alpha, pieces, [], ended)
+        return Hypothesis(one_line(text), score, score * length**alpha, pieces, [], ended, ends=int(ended))

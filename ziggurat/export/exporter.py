@@ -121,7 +121,7 @@ def export_model(
     # (2) Prepare the comparison: the model, searching as the target's toolkit does, and text.
     model = ExportedModel.of(opened)
     ours = _translator(opened, model, opened.experiment)
-    checked = _translator(opened, model, model.searching_as_others()) if target.own_search else ours
+    checked = _translator(opened, model, model.searching_as_others(target.rules)) if target.own_search else ours
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     texts, origin = _texts(opened.experiment, verify, lines)
@@ -166,7 +166,7 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
         "quantization": quantization,
         "alignments": to == "ctranslate2",
     }
-    if TARGETS[to].own_search and (left_out := model.unlike_others(shortlist=to == "ctranslate2")):
+    if TARGETS[to].own_search and (left_out := model.unlike_others(TARGETS[to].rules)):
         report["search_without"] = left_out
     return report
 

@@ -26,7 +26,7 @@ from ziggurat.export.plain import with_epsilon
 from ziggurat.models.kinds import RESIDUAL
 from ziggurat.models.tensors import write_tensors
 
-__all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "transformers", "write_huggingface"]
+__all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "huggingface_rules", "transformers", "write_huggingface"]
 
 MAX_NEW_TOKENS = 256
 """Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""
@@ -51,6 +51,14 @@ def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
             f"`encoder.residual: {config.encoder_residual}` and `decoder.residual: {config.decoder_residual}`: the "
             "stock classes have pre-norm in both stacks or post-norm in both"
         )
+
+
+def huggingface_rules(decoding: DecodingConfig) -> tuple[str, ...]:
+    """Return the keys of rules that `generate` applies as our search does.
+
+    Where it is greedy, its penalty of repetition is one of logits, not of log-probabilities, and so another one.
+    """
+    return ("no_repeat_ngram_size", *(("repetition_penalty",) if decoding.beam_size > 1 else ()))
 
 
 def transformers() -> Any:
@@ -220,11 +228,14 @@ def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positi
     return module.GenerationConfig(
         **tokens,
         num_beams=decoding.beam_size,
-        length_penalty=penalty.alpha if penalty.kind == "power" else 0.0,
+        # transformers refuses to save one for a greedy search.
+        length_penalty=None if decoding.beam_size == 1 else penalty.alpha if penalty.kind == "power" else 0.0,
         # Continue until no beam can become better, as our search does.
         early_stopping="never" if decoding.beam_size > 1 else False,
         max_new_tokens=min(MAX_NEW_TOKENS, decoding.max_length.limit + 1, positions),
         min_new_tokens=decoding.min_length or None,
+        no_repeat_ngram_size=decoding.no_repeat_ngram_size or None,
+        repetition_penalty=decoding.repetition_penalty if decoding.repetition_penalty != 1 else None,
         suppress_tokens=never,
     )
 

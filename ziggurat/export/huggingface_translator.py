@@ -87,4 +87,5 @@ class HuggingFaceTranslator:
         finished = eos in ids
         kept = ids[: ids.index(eos)] if finished else ids
         text = self._tokenizer.decode(kept, skip_special_tokens=True)
-        return Hypothesis(text, score, score, self._tokenizer.convert_ids_to_tokens(kept), [], finished)
+        pieces = self._tokenizer.convert_ids_to_tokens(kept)
+        return Hypothesis(text, score, score, pieces, [], finished, ends=int(finished))

@@ -164,14 +164,21 @@ def _read(path: Path) -> bytes:
 
 
 def _ids(dictionary: bytes, path: Path) -> dict[str, int]:
-    """Return the ids by token: four control symbols, then the lines of the file, as fairseq counts."""
+    """Return the ids by token: four control symbols, then the lines of the file, as fairseq counts.
+
+    Raises DataError for a file that is not UTF-8, or a token that is there twice, which fairseq refuses, too.
+    """
     ids = {"<s>": _BOS, "<pad>": _PAD, "</s>": _EOS, "<unk>": _UNK}
     try:
-        lines = dictionary.decode("utf-8").splitlines()
+        # Not by `splitlines`: U+2028 and U+0085 are tokens of vocabularies of the web.
+        lines = dictionary.decode("utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not valid UTF-8 (byte {error.start}, from 0); is it a dictionary?") from None
-    for line in lines:
-        ids.setdefault(line.rsplit(" ", 1)[0], len(ids))
+    for number, line in enumerate(lines, start=1):
+        token = line.removesuffix("\r").rsplit(" ", 1)[0]
+        if token in ids:
+            raise DataError(f"{path}, line {number}: {printable(token)!r} is listed twice; ids behind it are not known")
+        ids[token] = len(ids)
     return ids
 
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ziggurat.config import Experiment
+from ziggurat.config import DecodingConfig, Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer
+from ziggurat.decoding.engines import own_settings
 from ziggurat.export.anatomy import Anatomy, LayerMatrices, StackMatrices, dissect
 from ziggurat.models.build import assemble, build_model
 from ziggurat.models.directory import OpenedModel, load_weights, weights
@@ -28,6 +29,7 @@ from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 
 __all__ = [
     "ExportedModel",
+    "SearchRules",
     "not_plain",
     "unlike_plain",
     "with_epsilon",
@@ -85,6 +87,14 @@ def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> Layer
     )
 
 
+SearchRules = Callable[[DecodingConfig], Collection[str]]
+"""Settings of a search -> keys of what a toolkit has beyond the beam search that all have."""
+
+
+def _none(decoding: DecodingConfig) -> Collection[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class ExportedModel:
     """A trained model to be exported.
@@ -140,27 +150,30 @@ class ExportedModel:
         config, tensors = _fold_to_plain(self.experiment.model, self.tensors, entries)
         return dissect(config, tensors, self.positions, entries)
 
-    def searching_as_others(self) -> Experiment:
-        """Return the experiment with the search of other toolkits.
+    def searching_as_others(self, also: SearchRules = _none) -> Experiment:
+        """Return the experiment with the search of another toolkit.
 
-        They have one kind of length penalty and no coverage, none of lingvo's rules, no shortlist, and fairseq's
-        stopping rule is not theirs.
+        It is a beam search with one kind of length penalty, without coverage, fairseq's stopping rule, a shortlist or
+        any rules but those that the toolkit has `also`.
         """
-        changes: dict[str, object] = {"endings": "beam", "shortlist": None, "prune": None, "eos_margin": None}
-        if self.experiment.decoding.length_penalty.kind != "power":
+        decoding, usual = self.experiment.decoding, DecodingConfig()
+        kept = also(decoding)
+        changes: dict[str, object] = {"endings": "beam", "shortlist": None}
+        changes |= {key: getattr(usual, key) for key in own_settings(dict(decoding)) if key not in kept}
+        if decoding.search == "sample":  # of samples there may be more than the beam has hypotheses
+            changes["n_best"] = 1
+        if decoding.length_penalty.kind != "power":
             changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
-        decoding = change_section(self.experiment.decoding, changes, "decoding")
+        decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
-    def unlike_others(self, *, shortlist: bool = False) -> list[str]:
-        """Return the model's own search settings that `searching_as_others` leaves out, for messages.
-
-        `shortlist`: the target has one all the same.
-        """
+    def unlike_others(self, also: SearchRules = _none) -> list[str]:
+        """Return the model's own search settings that a toolkit lacks, for messages; `also` as above."""
         decoding = self.experiment.decoding
-        penalty = decoding.length_penalty
-        rules = {key: getattr(decoding, key) for key in ("prune", "eos_margin", *([] if shortlist else ["shortlist"]))}
-        found = [f"`decoding.{key}: {value}`" for key, value in rules.items() if value is not None]
+        penalty, kept = decoding.length_penalty, also(decoding)
+        found = [text for key, text in own_settings(dict(decoding)).items() if key not in kept]
+        if decoding.shortlist is not None and "shortlist" not in kept:
+            found.append(f"`decoding.shortlist: {decoding.shortlist}`")
         if decoding.endings == "fairseq":
             found.append("`decoding.endings: fairseq` (the export stops by its toolkit's own rule)")
         if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):

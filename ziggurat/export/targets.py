@@ -22,12 +22,12 @@ from ziggurat.errors import ConfigError
 from ziggurat.export.argos import argos_reasons, write_argos
 from ziggurat.export.argos_translator import ArgosTranslator
 from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2, write_shortlist_map
-from ziggurat.export.huggingface import huggingface_reasons, write_huggingface
+from ziggurat.export.huggingface import huggingface_reasons, huggingface_rules, write_huggingface
 from ziggurat.export.huggingface_translator import HuggingFaceTranslator
 from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import load_onnx
 from ziggurat.export.package import PackageChoices
-from ziggurat.export.plain import ExportedModel, not_plain, unlike_plain
+from ziggurat.export.plain import ExportedModel, SearchRules, not_plain, unlike_plain
 from ziggurat.models.directory import CONFIG_FILE, fill_model_directory
 
 __all__ = ["TARGETS", "ExportTarget", "ExportTranslator", "target_named"]
@@ -50,6 +50,7 @@ class ExportTarget:
         translator: folder -> a translator that uses the result, for the check.
         quantizations: types besides fp32 in which matrices may be stored.
         own_search: the result is searched with its toolkit's search, not with ours.
+        rules: what of `decoding` this search has beyond what all have.
         usual: type of the matrices where none is asked for; None: fp32.
     """
 
@@ -58,6 +59,7 @@ class ExportTarget:
     translator: Callable[[Path], ExportTranslator]
     quantizations: tuple[str, ...] = ()
     own_search: bool = False
+    rules: SearchRules = lambda decoding: ()
     usual: str | None = None
 
 
@@ -101,7 +103,7 @@ def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | N
 def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     data = model.experiment.data
     languages = (data.source_language, data.target_language)
-    decoding = model.searching_as_others().decoding
+    decoding = model.searching_as_others(huggingface_rules).decoding
     write_huggingface(folder, model.anatomy(), (model.source, model.target), model.positions, languages, decoding)
 
 
@@ -122,12 +124,20 @@ TARGETS: dict[str, ExportTarget] = {
         _write_plain,
         load_translator,
     ),
-    "ctranslate2": ExportTarget(_ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS, True),
+    "ctranslate2": ExportTarget(
+        _ctranslate2_reasons,
+        _write_ctranslate2,
+        ServedTranslator,
+        QUANTIZATIONS,
+        own_search=True,
+        rules=lambda _: ("shortlist",),
+    ),
     "huggingface": ExportTarget(
         _huggingface_reasons,
         _write_huggingface,
         HuggingFaceTranslator,
         own_search=True,
+        rules=huggingface_rules,
     ),
     "argos": ExportTarget(_argos_reasons, write_argos, ArgosTranslator, QUANTIZATIONS, True, usual="int8"),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx),

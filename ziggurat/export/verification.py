@@ -74,7 +74,7 @@ class ExportVerification:
 
 
 def search_settings(positions: int, limit: int) -> dict[str, Any]:
-    """Return settings under which all toolkits search alike: no penalty, one limit for all lines, `endings: beam`.
+    """Return settings under which all toolkits search alike: an ordinary beam, no penalty, one limit for all lines.
 
     `limit` is the model's own, in tokens; at most MAX_NEW_TOKENS - 1 are used.
     """
@@ -85,6 +85,9 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
         "min_length": 1,
         "endings": "beam",
         "shortlist": None,
+        # Whatever the model's own search is, nothing of it may stand beside `endings: beam`.
+        **{"search": "beam", "diverse_groups": 1},
+        **{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0},
         "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
         "max_length": {"ratio": 0.0, "extra": limit, "limit": limit},
     }

@@ -53,7 +53,7 @@ class Translating:
                     "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was "
                     "exported from"
                 )
-            translator.token_scores = self.form == "json"
+            extras["token_scores"] = self.form == "json"
         translator.notices = Notices()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # they are counted

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from ziggurat.data.files import fingerprint
 from ziggurat.evaluation.findings import Pair, Scores
 from ziggurat.report.content import Content
 from ziggurat.report.runs import ReportRun
@@ -61,8 +62,10 @@ def _ahead_in_training(content: Content) -> str | None:
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             continue
-        if key == "best_nll" and not _same_tokens(content):
-            return "Dev losses, which are per token, are not ranked: data or vocabulary are not the same."
+        if any(_dev_set(run) != _dev_set(content.runs[0]) for run in content.runs):
+            return "Dev scores are not ranked: the dev sets are not the same."
+        if key == "best_nll" and any(_tokens(run) != _tokens(content.runs[0]) for run in content.runs):
+            return "Dev losses, which are per token, are not ranked: the vocabularies are not the same."
         if key == "bleu" and max(known) < _TRANSLATES:
             continue
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
@@ -78,14 +81,21 @@ def _ahead_in_training(content: Content) -> str | None:
     return None
 
 
-def _same_tokens(content: Content) -> bool:
-    """Return True where all losses are means over the same tokens: the dev sets have one name and one preparation."""
-    data = [run.experiment.data for run in content.runs]
-    prepared = [
-        (section.unicode, section.subword, [Path(corpus.target or corpus.path or "").name for corpus in section.dev])
-        for section in data
-    ]
-    return all(one == prepared[0] for one in prepared)
+def _dev_set(run: ReportRun) -> list[list[str]]:
+    """Return what tells one dev set from another: the names of its files, since folders differ between machines."""
+    dev = run.experiment.data.dev
+    return [[Path(path).name for path in (corpus.source, corpus.target, corpus.path) if path] for corpus in dev]
+
+
+def _tokens(run: ReportRun) -> object:
+    """Return what tokens of the same text depend on: normalisation and the target's vocabulary, or its settings.
+
+    The same settings give other vocabularies on other training corpora.
+    """
+    data = run.experiment.data
+    files = [path for path in run.folder.glob("*.*") if path.stem in ("joint", "target")]
+    vocabulary = {path.name: fingerprint(path) for path in files if path.suffix in (".spm", ".vocab")}
+    return data.unicode, vocabulary or data.subword
 
 
 def _tested(scores: Sequence[Scores]) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.decoding.translator import TranslationWarning, load_translator
@@ -132,9 +133,14 @@ def _translate(run: ReportRun, sentences: Sentences) -> Translated:
             texts = [sentences.sources[i] for i in tagged]
             for i, translation in zip(tagged, translator.translate(texts, tag=tag), strict=True):
                 outputs[i] = translation.text
-    beam = translator.decoding.beam_size
-    search = f"beam of {beam}" if beam > 1 else "greedy search"
-    return Translated(translator.origin, search, outputs, translator.notices["unfinished"])
+    return Translated(translator.origin, _search(translator.decoding), outputs, translator.notices["unfinished"])
+
+
+def _search(decoding: DecodingConfig) -> str:
+    """Return a search in a few words."""
+    if decoding.search == "sample":
+        return f"the most typical of {decoding.mbr} samples" if decoding.mbr else "samples"
+    return f"beam of {decoding.beam_size}" if decoding.beam_size > 1 else "greedy search"
 
 
 def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
