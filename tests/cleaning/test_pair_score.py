@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ziggurat.cleaning import pair_score
 from ziggurat.cleaning.pair_features import Corpus, Half, Sides
-from ziggurat.cleaning.pair_score import LEAST_PAIRS, PairScorer, read_pair_score
-from ziggurat.cleaning.wrong_pairs import wrong_pairs
+from ziggurat.cleaning.pair_score import LEAST_PAIRS, PairScorer, read_pair_score, wrong_pairs
 from ziggurat.data.babel import generate
 from ziggurat.errors import DataError
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment, dump
+from ziggurat.data.subword import save_tokenizers
+from ziggurat.data.vocabulary import VocabularyTokenizer
 
 __all__ = ["train_record", "validation_record", "write_run"]
 
@@ -51,13 +53,16 @@ def write_run(
     *,
     experiment: Experiment | None = None,
     log: Iterable[str] = (),
+    vocabulary: bytes = b"a\n",
 ) -> Path:
-    """Write a run without any checkpoint."""
+    """Write a run without any checkpoint, whose target vocabulary is a plain list of tokens."""
     (folder / "checkpoints").mkdir(parents=True)
     if experiment is None:
         (folder / "data").mkdir()
         experiment = tiny_experiment(folder / "data")
     (folder / "config.yaml").write_text(dump(experiment), encoding="utf-8")
+    tokenizer = VocabularyTokenizer(vocabulary)
+    save_tokenizers(folder, tokenizer, tokenizer)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in metrics), encoding="utf-8")
     (folder / "log.txt").write_text("".join(f"2026-11-22 04:03:08  {line}\n" for line in log), encoding="utf-8")
     return folder

@@ -102,11 +102,11 @@ def test_where_nothing_translates_the_loss_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bleu", "dev_set", "vocabulary", "said"),
     [
-        (10.0, "other.qhi", b"one", "Dev scores are not ranked: the dev sets"),
-        (0.0, "other.qhi", b"one", "Dev scores are not ranked: the dev sets"),
-        (0.0, "dev.qhi", b"another", "Dev losses, which are per token, are not ranked: the vocabularies"),
-        (0.0, "dev.qhi", b"one", "a stands best with a dev loss"),
-        (10.0, "dev.qhi", b"another", "b stands best with a dev BLEU"),
+        (10.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
+        (0.0, "other.qhi", b"a\n", "Dev scores are not ranked: the dev sets"),
+        (0.0, "dev.qhi", b"b\n", "Dev losses, which are per token, are not ranked: the vocabularies"),
+        (0.0, "dev.qhi", b"a\n", "a stands best with a dev loss"),
+        (10.0, "dev.qhi", b"b\n", "b stands best with a dev BLEU"),
     ],
 )
 def test_only_what_can_be_compared_is_ranked(
@@ -116,9 +116,7 @@ def test_only_what_can_be_compared_is_ranked(
     elsewhere = [{"source": "elsewhere/dev.qlo", "target": f"elsewhere/{dev_set}"}]
     other = change_section(mine, {"data": {"dev": elsewhere}}, "experiment")
     a = write_run(tmp_path / "a", dev(4.0, bleu=bleu), experiment=mine)
-    b = write_run(tmp_path / "b", dev(4.5, bleu=bleu + 0.9), experiment=other)
-    (a / "joint.spm").write_bytes(b"one")
-    (b / "joint.spm").write_bytes(vocabulary)
+    b = write_run(tmp_path / "b", dev(4.5, bleu=bleu + 0.9), experiment=other, vocabulary=vocabulary)
     assert answer(gather(read_runs([a, b]), None))[0].startswith(said)
 
 

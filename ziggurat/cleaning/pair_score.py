@@ -22,11 +22,10 @@ from safetensors.numpy import save
 from ziggurat.alignment.words import split_words
 from ziggurat.cleaning.agreement import greek_questions
 from ziggurat.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, vocabulary
-from ziggurat.cleaning.wrong_pairs import wrong_pairs
 from ziggurat.errors import DataError
 from ziggurat.small_files import check_regular, with_sorted_header
 
-__all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score"]
+__all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score", "wrong_pairs"]
 
 LEAST_PAIRS = 100
 """Pairs to learn from at least."""
@@ -35,6 +34,7 @@ _PART = 2000  # pairs that are split up into words at a time
 _CELLS = 1 << 20
 """About the most pairs of words, one of either side, that are compared at a time; each takes some 60 bytes."""
 _TAUGHT = 100_000  # pairs that the regression sees
+_SEED = 20_24  # any number: the score must only be the same every time
 _RIDGE = 1e-2
 _ROUNDS = 25  # of Newton's method, at most
 _FORMAT = "ziggurat-pair-score-2"
@@ -165,6 +165,45 @@ def read_pair_score(path: Path) -> PairScorer:
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
     return PairScorer((source, target), Corpus(sizes, *usual), halves, tensors["scale"], tensors["weights"])
+
+
+def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
+    """Return a wrong pair made of each right one, with text only of pairs of the same half."""
+    generator = np.random.default_rng(_SEED)
+    lengths = np.array([len(t) for t in targets])
+    # The neighbour by length, or any other: its target is wrong whatever its length.
+    by_length = np.lexsort((lengths, odd))
+    near = np.empty(len(sources), np.int64)
+    near[by_length] = np.roll(by_length, 1 + int(generator.integers(3)))
+    others = np.empty(len(sources), np.int64)
+    for half in (0, 1):
+        own = np.flatnonzero(odd == half)
+        mixed = generator.permutation(own)
+        others[mixed] = np.roll(mixed, 1)
+    made: tuple[list[str], list[str]] = ([], [])
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        kind, side = number % 6, int(generator.integers(2))
+        pair = [source, target]
+        if kind < 2:
+            pair[1] = targets[(near, others)[kind][number]]
+        elif kind < 4:
+            # Characters where there are no blanks.
+            blank, words = (" ", pair[side].split()) if " " in pair[side] else ("", [*pair[side]])
+            left = _cut(words, generator) if kind == 2 else [words[n] for n in generator.permutation(len(words))]
+            pair[side] = blank.join(left)
+        elif kind == 4:
+            pair[1 - side] = pair[side]
+        else:
+            pair[side] = f"{pair[side]} {(sources, targets)[side][others[number]]}"
+        made[0].append(pair[0])
+        made[1].append(pair[1])
+    return made
+
+
+def _cut(words: list[str], generator: np.random.Generator) -> list[str]:
+    """Return the first or last 30 to 70 per cent of words, at least one."""
+    kept = max(1, round(len(words) * generator.uniform(0.3, 0.7)))
+    return words[:kept] if generator.random() < 0.5 else words[-kept:]
 
 
 def _words(text: str) -> list[str]:

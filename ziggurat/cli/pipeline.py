@@ -132,28 +132,27 @@ def _config(text: str, label: str, overrides: Sequence[str]) -> PipelineConfig:
 
 def _run(steps: Pipeline, selection: Selection) -> int | None:
     """Run the steps; return the signal that stopped them, if one did."""
-    told: list[str] = []
+    told = False
 
     def tell(text: str) -> None:
-        told.append(text)
+        nonlocal told
+        told = True
         say(text)
+
+    def again() -> str:
+        # `--force` would begin once more what it began already.
+        forced = [f"`--force {name}`" for name in steps.begun if name in selection.forced]
+        return f"the same command{' without ' if forced else ''}{' and '.join(forced)} goes on from here"
 
     try:
         end = steps.run(selection, tell)
     except ZigguratError:
         if told:
-            say(f"what is done is kept: mend what is said next, and {_again(selection, told)} goes on from here")
+            say(f"what is done is kept: mend what is said next, and {again()}")
         raise
     if end.stopped is not None:
-        say(f"stopped in step {end.stopped}; what is done is kept, and {_again(selection, told)} goes on from here")
+        say(f"stopped in step {end.stopped}; what is done is kept, and {again()}")
     return end.signal
-
-
-def _again(selection: Selection, told: Sequence[str]) -> str:
-    """Return the command that goes on: the same, but `--force` would begin once more what it began already."""
-    reached = {text.partition(":")[0].split()[-1] for text in told}  # messages begin with `2/5 STEP: `
-    begun = [f"`--force {name}`" for name in sorted(selection.forced & reached)]
-    return f"the same command{' without ' if begun else ''}{' and '.join(begun)}"
 
 
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:

@@ -129,13 +129,12 @@ def _of_norms(model: ModelConfig) -> dict[str, object]:
 
 def _of_combinations(model: ModelConfig) -> dict[str, object]:
     """Return norm and period of the stacks whose histories heed them: one value, or two where these differ."""
-    found: dict[str, object] = {}
-    for key in ("combination.norm", "combination.period"):
-        values = [
-            model.history_norm(decoder=decoder) if key == "combination.norm" else model.combination.period_of(history)
-            for decoder, history in ((False, model.encoder.history), (True, model.decoder.history))
-            if key in HISTORIES[history].options
-        ]
-        if values:
-            found[key] = values[0] if len(set(values)) == 1 else tuple(values)
-    return found
+    found: dict[str, dict[object, None]] = {}
+    for decoder, history in ((False, model.encoder.history), (True, model.decoder.history)):
+        resolved = {
+            "combination.norm": model.history_norm(decoder=decoder),
+            "combination.period": model.combination.period_of(history),
+        }
+        for key in resolved.keys() & HISTORIES[history].options:
+            found.setdefault(key, {})[resolved[key]] = None
+    return {key: next(iter(values)) if len(values) == 1 else tuple(values) for key, values in found.items()}

@@ -20,12 +20,10 @@ from ziggurat.cost.ledger import Ledger, Product, Work
 from ziggurat.cost.simulation import BatchShape, full_batch, simulate_update
 from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.device import random_state_kept
-from ziggurat.models.low_rank import adapt
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import linear
-from ziggurat.nn.quantised import quantise
 from ziggurat.threads import Load, sleeping_at_once
-from ziggurat.training.objective import every_branch_present
+from ziggurat.training.objective import as_trained, every_branch_present
 from ziggurat.training.parallel import Parallel
 
 __all__ = ["Measured", "Speed", "Timer", "measure_machine", "measure_speed", "shallow", "slowness"]
@@ -211,10 +209,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: 
             work.add(of_phase)
     with random_state_kept(device), with_threads(training.threads):
         model = build_model(small.model, _VOCABULARY, _VOCABULARY, exact_dropout=training.exact_dropout)
-        if training.lora is not None:
-            adapt(model, training.lora, seed=training.seed)
-        if training.quantise is not None:
-            quantise(model)
+        as_trained(model, training, seed=training.seed)
         model.to(device)
         set_recompute(model, training.recompute)
         parallel = Parallel(model, training.loss, training.precision)

@@ -20,10 +20,8 @@ from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import assemble, parameter_roles, set_recompute
 from ziggurat.models.device import random_state_kept
-from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.quantised import quantise
-from ziggurat.training.objective import every_branch_present
+from ziggurat.training.objective import as_trained, every_branch_present
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 
@@ -82,10 +80,7 @@ def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch
     with FakeTensorMode(), random_state_kept(torch.device("cpu")):
         with torch.device(device):
             model = assemble(experiment.model, *sizes, exact_dropout=experiment.training.exact_dropout)
-            if experiment.training.lora is not None:
-                adapt(model, experiment.training.lora)
-            if experiment.training.quantise is not None:
-                quantise(model)
+            as_trained(model, experiment.training)
         set_recompute(model, experiment.training.recompute)
         with every_branch_present(model):
             yield model

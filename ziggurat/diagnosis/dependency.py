@@ -7,7 +7,7 @@ of the authors' code, carried through any residual kind and any history.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, cast
@@ -155,7 +155,13 @@ def _residuals(model: Seq2Seq, stack: str) -> list[Residual]:
     return [residual for layer in layers_of(model, stack) for residual in residuals_of(layer).values()]
 
 
-def _held(recorded: Tensor, chosen: Any, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor | None:
+def _held(
+    recorded: Tensor,
+    chosen: Callable[[Tensor], Tensor],
+    norm: nn.Module,
+    inputs: tuple[Tensor, ...],
+    _output: Tensor,
+) -> Tensor | None:
     """Return the output of a norm for contributions, without its bias, with the statistics that it had in the pass.
 
     None, which lets its own output stand, for the states of the pass, of which weights are made.

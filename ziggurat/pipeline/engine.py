@@ -97,6 +97,8 @@ class Pipeline:
         assert all(other in names[: names.index(step.name)] for step in steps for other in step.after), "order"
         self.folder = folder
         self.steps = tuple(steps)
+        self.begun: list[str] = []
+        """Names of the steps that `run` began anew, in order."""
         self._hashes = Fingerprints(folder / _HASHES)
         self._times = Times(folder / TIMES)
 
@@ -154,6 +156,7 @@ class Pipeline:
                 say(f"{place}: {step.title}" + ("" if standing.state == "new" else f" ({standing.why})"))
                 if standing.state != "begun":
                     self._make_room(step, say)
+                    self.begun.append(step.name)
                 stopped = self._do(step, self._wanted(step, manifests), begun=standing.state == "begun")
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from ziggurat.data.files import fingerprint
+from ziggurat.data.subword import load_tokenizers, same_vocabulary
+from ziggurat.errors import CheckpointError, DataError
 from ziggurat.evaluation.findings import Pair, Scores
 from ziggurat.report.content import Content
 from ziggurat.report.runs import ReportRun
@@ -64,8 +65,8 @@ def _ahead_in_training(content: Content) -> str | None:
             continue
         if any(_dev_set(run) != _dev_set(content.runs[0]) for run in content.runs):
             return "Dev scores are not ranked: the dev sets are not the same."
-        if key == "best_nll" and any(_tokens(run) != _tokens(content.runs[0]) for run in content.runs):
-            return "Dev losses, which are per token, are not ranked: the vocabularies are not the same."
+        if key == "best_nll" and not _vocabularies_agree(content.runs):
+            return "Dev losses, which are per token, are not ranked: the vocabularies differ or cannot be read."
         if key == "bleu" and max(known) < _TRANSLATES:
             continue
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
@@ -87,15 +88,16 @@ def _dev_set(run: ReportRun) -> list[list[str]]:
     return [[Path(path).name for path in (corpus.source, corpus.target, corpus.path) if path] for corpus in dev]
 
 
-def _tokens(run: ReportRun) -> object:
-    """Return what tokens of the same text depend on: normalisation and the target's vocabulary, or its settings.
+def _vocabularies_agree(runs: Sequence[ReportRun]) -> bool:
+    """Return True where a dev set is cut into the same target tokens, over which losses are means, in all runs.
 
-    The same settings give other vocabularies on other training corpora.
+    Settings would not tell: the same ones give other vocabularies on other training corpora.
     """
-    data = run.experiment.data
-    files = [path for path in run.folder.glob("*.*") if path.stem in ("joint", "target")]
-    vocabulary = {path.name: fingerprint(path) for path in files if path.suffix in (".spm", ".vocab")}
-    return data.unicode, vocabulary or data.subword
+    try:
+        first, *others = [load_tokenizers(run.folder)[1] for run in runs]
+    except (DataError, CheckpointError):
+        return False
+    return all(one.unicode == first.unicode and same_vocabulary(one, first) for one in others)
 
 
 def _tested(scores: Sequence[Scores]) -> str | None:

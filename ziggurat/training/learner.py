@@ -18,13 +18,13 @@ from ziggurat.data.subword import Tokenizer, same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
 from ziggurat.models.directory import load_weights, open_model, read_weights, weights
-from ziggurat.models.low_rank import BASE, adapt, is_update
+from ziggurat.models.low_rank import BASE, is_update
 from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.nn.quantised import quantise
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
+from ziggurat.training.objective import as_trained
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel, Replicated
 from ziggurat.training.processes import Processes
@@ -196,12 +196,9 @@ class Learner:
             seed=training.seed,
             exact_dropout=training.exact_dropout,
         )
-        if training.lora is not None:
-            adapt(model, training.lora, seed=training.seed, exact_dropout=training.exact_dropout)
+        as_trained(model, training, seed=training.seed)
         model.to(self.device)
         model.decoder.aligned = AlignmentHead.of(training.loss.alignment)
-        if training.quantise is not None:
-            quantise(model)
         return model
 
     def _make_stage(self, number: int, model: Seq2Seq) -> _Stage:

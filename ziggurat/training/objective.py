@@ -21,28 +21,43 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ziggurat.config import Experiment
+from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
+from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.attention import KeptWeights
 from ziggurat.nn.precision import training_precision
+from ziggurat.nn.quantised import quantise
 from ziggurat.training.guidance import with_guidance
 from ziggurat.training.loss import Labels, LossSums, sequence_loss
 
 __all__ = [
     "Objective",
     "add_gradients",
+    "as_trained",
     "autocast",
     "batch_loss",
     "every_branch_present",
     "inter_similarity_penalty",
     "probe_loss",
+    "settle_precision",
     "with_layer_drop",
 ]
+
+
+def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:
+    """Change a model as built into the one that is trained, in place: low-rank updates of its maps, quantised products.
+
+    `seed`: of the updates' initial values; None: they are left without values. Raises ConfigError as `adapt` does.
+    """
+    if training.lora is not None:
+        adapt(model, training.lora, seed=seed, exact_dropout=training.exact_dropout)
+    if training.quantise is not None:
+        quantise(model)
 
 
 class Objective(nn.Module):
