@@ -26,6 +26,7 @@ __all__ = [
     "Tag",
     "Threads",
     "Which",
+    "WithoutLayers",
     "decoding_settings",
     "is_setting",
 ]

@@ -27,7 +27,16 @@ from ziggurat.data.units import Words
 from ziggurat.data.word_links import AlignmentFiles, LinkMaker
 from ziggurat.errors import ConfigError, DataError
 
-__all__ = ["Corpus", "Progress", "count_pairs", "find_corpora", "note_origins", "nothing_left", "side_notices"]
+__all__ = [
+    "Corpus",
+    "Progress",
+    "count_pairs",
+    "exchanged_by_name",
+    "find_corpora",
+    "note_origins",
+    "nothing_left",
+    "side_notices",
+]
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""

@@ -31,6 +31,7 @@ __all__ = [
     "ShortlistTable",
     "estimate_shortlist",
     "read_shortlist",
+    "shortlist_bytes",
     "write_shortlist",
 ]
 

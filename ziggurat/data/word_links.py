@@ -25,6 +25,7 @@ from ziggurat.errors import DataError
 __all__ = [
     "TRAINING_PAIRS",
     "AlignmentFiles",
+    "HmmLinks",
     "LinkMaker",
     "LinkTracer",
     "TracedLinks",

@@ -20,6 +20,7 @@ __all__ = [
     "Metric",
     "MissingTokenizerError",
     "Score",
+    "check_lines",
     "corpus_score",
     "evaluate",
     "sacrebleu_metric",

@@ -24,7 +24,7 @@ from ziggurat.data.subword import MAX_MODEL_BYTES
 from ziggurat.errors import DataError, printable, refuse_passing
 from ziggurat.small_files import check_regular, inside, parse_json, read_bounded
 
-__all__ = ["MarianFiles", "find_files", "is_marian", "read_ids", "read_options", "read_weights"]
+__all__ = ["Array", "MarianFiles", "find_files", "is_marian", "read_ids", "read_options", "read_weights"]
 
 Array = NDArray[Any]
 

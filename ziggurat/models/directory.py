@@ -45,6 +45,7 @@ from ziggurat.models.tensors import check_fit, load_weights, read_tensors, weigh
 __all__ = [
     "CHECKPOINTS",
     "CONFIG_FILE",
+    "ENVIRONMENT_FILE",
     "MODEL_FILE",
     "OpenedModel",
     "fill_model_directory",

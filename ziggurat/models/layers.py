@@ -34,6 +34,7 @@ __all__ = [
     "MergedDecoderLayer",
     "SourceView",
     "TransformerLayer",
+    "View",
 ]
 
 View = TypeVar("View", bound="_View")

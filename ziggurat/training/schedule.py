@@ -17,6 +17,7 @@ from ziggurat.training.checkpoint import Progress
 
 __all__ = [
     "TrainingResult",
+    "ends_after",
     "finished",
     "how_to_go_on",
     "learning_rate",
