@@ -1,12 +1,13 @@
 """Depth against width at equal CPU seconds of training: quality and decoding speed after 30 and 90 core minutes.
 
     python experiments/depth-that-pays/run.py --store STORE --cost         # first: CPU seconds of an update, in turns
-    python experiments/depth-that-pays/run.py --store STORE --work FOLDER  # goes on where it was stopped
+    python experiments/depth-that-pays/run.py --store STORE --work FOLDER --jobs 2  # goes on where it was stopped
     python experiments/depth-that-pays/run.py --work FOLDER --speed        # decoding, in turns, on an idle machine
     python experiments/depth-that-pays/run.py --table
 
 STORE is Tatoeba de-en as README.md says. A budget is a number of updates: core seconds over the seconds that an update
-takes. So it does not matter what else the machine does while a model trains.
+takes. So it does not matter what else the machine does while a model trains, and a stopped experiment goes on on another
+machine with the budgets of the first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import multiprocessing
 import statistics
 import sys
 import time
@@ -26,7 +28,7 @@ from rich.console import Console
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from measuring import commit, seconds_in_turns  # noqa: E402
+from measuring import commit, processor, seconds_in_turns  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -40,12 +42,10 @@ RESULTS = HERE / "results"
 TEST = Path("../shared/data/tatoeba-de-en/test")
 BUDGETS = (1800, 5400)
 """Core seconds: a quarter of an hour and three quarters on two cores."""
-HISTORY = [
-    "model.residual=none",
-    "model.combination.unit=sublayer",
-    "model.encoder.history=block_attention_residuals",
-    "model.decoder.history=block_attention_residuals",
-]
+PRECISION = "fp32"
+"""bf16 is emulated where the processor has no AVX-512; then it says nothing of depth."""
+HISTORY = ("model.encoder.history=dlcl", "model.decoder.history=dlcl")
+"""That of the lowest dev loss in experiments/depth-benchmark."""
 
 
 class System(NamedTuple):
@@ -69,7 +69,7 @@ class System(NamedTuple):
             "training.optimiser={kind: adam, betas: [0.9, 0.98], epsilon: 1e-8}",
             "training.schedule={kind: isqrt, peak: 2e-3, warmup_updates: 400}",
             "training.clip_norm=1.0",
-            "training.precision=bf16",
+            f"training.precision={PRECISION}",
             "training.threads=1",
             "training.tensorboard=false",
         ]
@@ -79,7 +79,7 @@ SYSTEMS = {
     "6-6": System(6),
     "wide 6-6": System(6, width=344),  # as many parameters as 18-6
     "18-6": System(18),
-    "30-6 grown": System(30, more=tuple(HISTORY), stages=((6, 0.3), (12, 0.15), (24, 0.15))),
+    "30-6 grown": System(30, more=HISTORY, stages=((6, 0.3), (12, 0.15), (24, 0.15))),
 }
 
 
@@ -155,6 +155,8 @@ def one_system(name: str, store: str, work: Path) -> None:
             "updates": last,
             "stages": ends,
             "commit": commit(),
+            "precision": PRECISION,
+            "processor": processor(),
             "dev": [[r["update"], r["nll"]] for r in records if r["kind"] == "validation"],
             "bleu": bleu.value,
             "chrf": chrf.value,
@@ -206,6 +208,7 @@ def main() -> None:
     parser.add_argument("--store")
     parser.add_argument("--work", type=Path)
     parser.add_argument("--system", choices=SYSTEMS, nargs="*", default=list(SYSTEMS))
+    parser.add_argument("--jobs", type=int, default=1, help="systems side by side, each of one thread")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -218,8 +221,9 @@ def main() -> None:
     elif o.cost and o.store:
         measure_cost(o.store)
     elif o.store and o.work:
-        for name in o.system:
-            one_system(name, o.store, o.work.resolve())
+        # A process for each: threads are set once, and none inherits what another left in memory.
+        with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
+            pool.starmap(one_system, [(name, o.store, o.work.resolve()) for name in o.system], chunksize=1)
     else:
         parser.error("--store and --work say where the data is and where runs go")
 
