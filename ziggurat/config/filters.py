@@ -129,4 +129,4 @@ class FilterConfig(Section):
     defaults."""
     held_out: Literal["keep", "pairs", "sides"] = "keep"
     """Pairs that the development corpora or `data.held_out` have too, case and punctuation aside: `pairs` drops those
-    with both sides there, `sides` those with either. They are named loudly in any case."""
+    with both sides there, `sides` those with either. What stays in training is named loudly."""

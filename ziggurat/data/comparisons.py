@@ -166,18 +166,40 @@ def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
 
 
 def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
-    """Return a notice for each held-out set that training pairs contain, unless they are dropped for it."""
-    stay = [config.filters_of(corpus.config).held_out == "keep" for corpus in corpora]
-    found = total_overlap(list(compress(corpora, stay)))
-    return [notice for name, overlap in found.items() if (notice := overlap_notice(name, overlap))]
+    """Return notices on held-out sets of which something stays in training pairs, whatever `held_out` drops."""
+
+    def total(rule: str) -> Iterator[tuple[str, Overlap]]:
+        of_rule = (config.filters_of(corpus.config).held_out == rule for corpus in corpora)
+        yield from total_overlap(list(compress(corpora, of_rule))).items()
+
+    notices = [overlap_notice(name, overlap) for name, overlap in total("keep")]
+    notices += [_notice_of_sides(name, overlap) for name, overlap in total("pairs")]
+    return [notice for notice in notices if notice]
 
 
 def overlap_notice(name: str, found: Overlap) -> str | None:
     """Return a notice on what training pairs share with the set `name`; None where it is next to nothing."""
-    if not found.pairs and found.found < max(1, _MANY * found.sentences):
+    if not found.pairs and found.found < _many(found):
         return None
     return (
         f"{CONTAMINATION} {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs; "
         f"{found.pairs:,} pairs have both sides there, {found.sides:,} one at least. Scores on it tell less than they "
         "seem to: `data.filters.held_out: pairs` (or `sides`) drops such pairs"
     )
+
+
+def _notice_of_sides(name: str, found: Overlap) -> str | None:
+    """Return a notice on pairs that stay with one side in a set, after those with both have been dropped."""
+    left = found.sides - found.pairs
+    # A sentence of everyday ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
+    if min(left, found.found) < _many(found):
+        return None
+    return (
+        f"{CONTAMINATION} {left:,} training pairs have one side among the {found.sentences:,} sentences of {name}, and "
+        f"stay ({found.pairs:,} with both were dropped): `data.filters.held_out: sides` drops them too"
+    )
+
+
+def _many(found: Overlap) -> float:
+    """Return from how many sentences on a set's overlap is worth a notice."""
+    return max(1, _MANY * found.sentences)
