@@ -359,7 +359,7 @@ except TrainingError as error:
 def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_no_folder(
     tiny_folder: Path, tmp_path: Path
 ) -> None:
-    """With 500 MiB to grow into, half of it for the trial: ten inner states of 2,048 fp32 values take 80 KiB per token."""
+    """With 500 MiB to grow into, half of it for the trial; ten inner states of 2,048 values take 80 KiB per token."""
     command = [sys.executable, "-c", CHILD, str(tiny_folder), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     budget, said = done.stdout.splitlines()

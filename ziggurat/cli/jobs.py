@@ -73,7 +73,7 @@ JobWorkers = Annotated[
         "--workers",
         min=1,
         max=1024,
-        help="Parallel processes; default: one per CPU core, 1 on a GPU; with --ray as many as it has room for.",
+        help="Parallel processes of a job; default: one per CPU core, 1 on a GPU; with --ray as many as it can hold.",
         rich_help_panel=_BULK,
     ),
 ]

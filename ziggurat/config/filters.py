@@ -105,7 +105,7 @@ class FilterConfig(Section):
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
     duplicates: bool = False
-    """Drop pairs seen before, by 64-bit hash of both sides, over all training corpora."""
+    """Drop pairs seen before, by 64-bit hash of both sides, in any training corpus with this filter."""
     control_characters: bool = False
     """Drop pairs with control characters (Unicode category Cc) other than tab. Pairs with NUL are always dropped."""
     source_script: str | None = None

@@ -172,7 +172,8 @@ class CombinationConfig(Section):
     """Train the weights (`dlcl`, `blocks`, `top_only`, `depth_weighted`); false: they keep their initial values."""
     norm: Literal["auto", "sources", "consumers", "none"] = "auto"
     """LN of each layer's output (`sources`), of each combination (`consumers`), or neither; `auto` goes by the
-    residual kind: sources for pre-norm kinds, consumers for post-norm kinds, none where nothing is normalised."""
+    residual kind: sources for pre-norm kinds, consumers for post-norm kinds, none for `rezero`, `no_norm`, `fixup` and
+    `keel`."""
     normalize_embedding: bool = False
     """Also normalise the embedding (sources), or the first combination, which has only the embedding in it."""
     softmax: bool = False

@@ -238,7 +238,7 @@ class StageConfig(Section):
     """One stage of training, with its own mix of corpora."""
 
     mix: dict[str, Annotated[float, Field(ge=0, le=1e9)]]
-    """Name of a corpus -> its share of the pairs; shares need not add up to 1. Corpora that are not named rest."""
+    """Name of a corpus -> its share of the pairs; shares need not add up to 1. Others are not used in this stage."""
     until: UntilConfig
     """The end of the stage."""
     modifiers: ModifiersConfig | None = None
