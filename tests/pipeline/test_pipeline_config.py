@@ -197,6 +197,16 @@ def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
     assert settings[0] != settings[1]
 
 
+def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None:
+    noise = {"modifiers": {"upper_case": {"probability": 0.1}}}
+    web = {"mix": {"bitext": 1, "distillation": 3}, "until": {"corpus": "bitext", "epochs": 2}}
+    clean = {"mix": {"distillation": 1}, "until": {"corpus": "distillation", "epochs": 5}} | noise
+    student = trained() | {"stages": [web, clean]}
+    settings = next(s for s in steps_of(Road(parsed(whole(student=student)))) if s.name == "quantise").settings
+    (stage,) = settings["stages"]
+    assert stage == {"mix": {"distillation": 1.0}, "until": {"corpus": "distillation"}, **noise}
+
+
 def test_the_filter_drops_no_pair_that_distillation_may_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs: list[FilterJob] = []
 

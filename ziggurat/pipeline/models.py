@@ -138,6 +138,7 @@ def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
         return train_or_go_on(road, folder / "run", experiment)
 
     settings = {"training": experiment.training.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})}
+    settings |= experiment.data.model_dump(mode="json", include={"stages"}, exclude_defaults=True)
     return Step(
         "quantise",
         "fine-tunes the student for int8",
