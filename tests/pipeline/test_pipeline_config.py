@@ -15,7 +15,7 @@ from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.load import dump, parse_as
-from ziggurat.config.pipeline import PipelineConfig
+from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
@@ -77,6 +77,10 @@ def test_errors_name_file_line_and_key() -> None:
         ("bitext.train.0.alignment=a.links", "`bitext.train.0`: `alignment` is of no use here"),
         ("bitext.train.0.target=null", "`bitext.train.0`: give both `source` and `target`"),
         ("bitext.train.0.fetch=opus/x/y/de-en", "`bitext.train.0`: give `fetch`, or `source` and `target`"),
+        ("bitext.dev.0.filters={identical: true}", "`bitext`: `dev.0.filters`: development corpora are not filtered"),
+        ("bitext.dev.0.scores=[{column: 2, min: 1}]", "`bitext`: `dev.0.scores`: development corpora are not filt"),
+        ("bitext.dev.0.weight=2", "`bitext`: `dev.0.weight`: development corpora are not drawn from; remove it"),
+        ("bitext.dev.0.tag=<web>", "`bitext`: `dev.0.tag`: no corpus of `train` has <web>: nothing would learn it"),
         ("bitext.dev=[]", "`bitext.dev` is missing: models are chosen by it; or take pairs out of the"),
         ("test=[]", "`test` is missing: `evaluation` needs a test set"),
         ("teacher=null", "`teacher` is missing: `distillation` translates with it"),
@@ -173,6 +177,15 @@ def test_corpora_of_the_models() -> None:
         ("distillation-monolingual", "w/distil-monolingual/corpus/source.txt"),
     ]
     assert corpora.dev("backward")[0].source == "w/sets/dev/0.qhi"
+
+
+def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
+    plain = Road(parsed(whole()))
+    tagged = Road(parsed(whole(), "bitext.train.0.tag=<news>", "bitext.dev.0.tag=<news>"))
+    found = {name: [corpus.tag for corpus in experiment_of(tagged, name).data.dev] for name in MODELS}
+    assert found == {"backward": [None], "teacher": ["<news>"], "student": [None]}
+    keys = [next(s for s in steps_of(road) if s.name == "teacher-data").settings.keys() for road in (plain, tagged)]
+    assert keys[1] - keys[0] == {"dev_tags"}  # the data are prepared again
 
 
 def test_corpora_of_one_name_get_files_of_their_own() -> None:

@@ -250,7 +250,7 @@ class PipelineConfig(Section):
         )
 
     def quantised(self, student: Experiment, weights: str) -> Experiment:
-        """Return the experiment of the student's fine-tuning for int8, from its `weights`, with its last mix of corpora.
+        """Return the experiment of the student's fine-tuning for int8, from its `weights`, on its last mix.
 
         Raises ConfigError, ValidationError where its parts do not fit.
         """

@@ -74,6 +74,7 @@ def data_step(road: Road, name: ModelName) -> Step:
         {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
         for c in corpora.train(name)
     ]
+    tags = [corpus.tag for corpus in corpora.dev(name)]
     return Step(
         f"{name}-data",
         f"prepares the data of the {said(name)}",
@@ -83,6 +84,7 @@ def data_step(road: Road, name: ModelName) -> Step:
             "max_pieces": road.config.cleaning.max_pieces,
             **road.config.cleaning.model_dump(mode="json", include={"max_characters"}, exclude_defaults=True),
             "corpora": train,
+            **({"dev_tags": tags} if any(tags) else {}),
         },
         work,
         corpora.inputs(name),
