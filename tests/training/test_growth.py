@@ -30,7 +30,7 @@ from ziggurat.training.growth import after_growth, carry_moments, carry_weights,
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.run import reopen_run
-from ziggurat.training.schedule import learning_rate
+from ziggurat.training.schedule import finished, learning_rate
 from ziggurat.training.store_check import StoreCheck
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
@@ -153,6 +153,17 @@ def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     progress = Progress(update=40, schedule_update=40)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
+
+
+def test_patience_counts_at_the_final_depth_alone() -> None:
+    config = TrainingConfig.model_validate({"growth": STAGES, "stop": {"patience": 2}})
+    progress = Progress(update=2)
+    for stage in range(3):
+        assert (progress.stage, progress.validations_since_best) == (stage, 0)
+        progress.validations_since_best = 2
+        assert (finished(progress, config) is not None) == (stage == 2)
+        if stage < 2:
+            after_growth(progress, config)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ class StopConfig(Section):
     """Wall time of training, summed over all resumed parts, validation and checkpoints included."""
     patience: Count | None = Field(default=None, ge=1)
     """Consecutive validations without a better metric (early stopping); those of the last stage, where there are
-    `data.stages`."""
+    `data.stages`, and those at the final depth, where the model grows (`growth`)."""
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:

@@ -116,7 +116,9 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
         return "`training.stop.epochs` reached"
     if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
         return "`training.stop.minutes` reached"
-    if stop.patience is not None and not p.stages_to_come and p.validations_since_best >= stop.patience:
+    deepest = config.growth is None or p.stage >= len(config.growth.stages)
+    patient = p.stages_to_come or not deepest  # stages of the data or of growth end as they say themselves
+    if stop.patience is not None and not patient and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
 
