@@ -29,6 +29,7 @@ from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_chec
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.recovery import next_rate
 from ziggurat.training.run import reopen_run
 from ziggurat.training.schedule import finished, learning_rate
 from ziggurat.training.store_check import StoreCheck
@@ -346,6 +347,22 @@ def test_every_schedule_restarts_at_its_highest_rate(schedule: dict[str, Any], h
     progress = Progress(update=100_000, schedule_update=100_000)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=512) == pytest.approx(highest)
+
+
+@pytest.mark.parametrize("end", [None, 9, 7, 3])
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_decay_ends_at_its_update_of_the_run(kind: str, end: int | None) -> None:
+    schedule = {"kind": kind, "peak": 1.0, "warmup_updates": 3, "floor": 0.1, "decay_updates": end}
+    config = TrainingConfig.model_validate({"growth": STAGES, "schedule": schedule, "stop": {"updates": 9}})
+    progress, found = Progress(), []
+    for _ in range(9):
+        while stage_ended(progress, config):
+            after_growth(progress, config)
+        found.append(next_rate(progress, config, 8))
+        progress.advance(1, progress.position)
+    last = end or 9
+    assert found[last - 1 :] == pytest.approx([0.1] * (10 - last))
+    assert min(found[1 : last - 1]) > 0.1  # after update 1 of the warm-up
 
 
 @pytest.mark.slow

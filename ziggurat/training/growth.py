@@ -72,7 +72,7 @@ def stage_ended(p: Progress, config: TrainingConfig) -> bool:
 
 
 def after_growth(p: Progress, config: TrainingConfig) -> None:
-    """Move `p` to the next stage; with `restart_rate`, its counter back to the end of the warm-up (Li et al.'s code)."""
+    """Move `p` to the next stage; with `restart_rate`, back to the end of the warm-up (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1
     p.losses = []  # the grown model's may be higher without being spikes
