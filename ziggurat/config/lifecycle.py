@@ -45,8 +45,8 @@ class ValidationConfig(Section):
     decode: bool = True
     """Translate the dev set and score it with sacreBLEU."""
     beam_size: Beams = Field(default=1, ge=1)
-    """Beam of that decoding; 1 is greedy. A model whose loss is above the entropy of the word frequencies of the
-    training pairs is decoded greedily."""
+    """Beam of that decoding, which never samples; 1 is greedy. A model whose loss is above the entropy of the word
+    frequencies of the training pairs is decoded greedily."""
     max_length: ReferenceLengthConfig | None = ReferenceLengthConfig()
     """Longest output of that decoding, by the length of the reference; null: as `decoding.max_length` says alone."""
     max_share: float | None = Field(default=0.25, gt=0, lt=1)
