@@ -14,14 +14,15 @@ from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.training.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import GrowthConfig, cut_short
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfig
+from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, stack_residuals
-from ziggurat.models.directory import open_model, read_tensors
+from ziggurat.models.directory import open_model, read_tensors, weights, write_model_directory
 from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.average import regular_checkpoints
@@ -468,3 +469,27 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
     assert open_model(tmp_path / "grown").experiment.model.encoder.layers == 3
     grow_model(shallow, tmp_path / "grown", layers=4, strategy="g_top", force=True)
     assert open_model(tmp_path / "grown").experiment.model.encoder.layers == 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layer", "number"), [("interpolate", 2, 3), ("top_only", 2, 2), ("interpolate", None, None)]
+)
+def test_the_layer_that_guided_alignment_taught_gets_its_new_number(
+    strategy: CopyStrategy, layer: int | None, number: int | None, tiny_folder: Path, tmp_path: Path
+) -> None:
+    experiment = tiny_experiment(tiny_folder, loss={"alignment": {"layer": layer}})
+    config = change_section(experiment.model, {"decoder": {"layers": 2}}, "model")
+    experiment, store = experiment.model_copy(update={"model": config}), Store.open(experiment.data.store)
+    shallow = build_model(config, store.source.size, store.target.size)
+    write_model_directory(tmp_path / "shallow", weights(shallow), experiment, store.path)
+    grow_model(tmp_path / "shallow", tmp_path / "grown", decoder_layers=4, strategy=strategy)
+    opened = open_model(tmp_path / "grown")
+    guided = opened.experiment.training.loss.alignment
+    assert guided is not None
+    assert guided.layer == number
+    if number is not None:
+        taught, before = (
+            weights(model)[f"decoder.layers.{place - 1}.cross_attn.q_proj.weight"]
+            for model, place in ((opened.model, number), (shallow, 2))
+        )
+        assert torch.equal(taught, before)
