@@ -186,4 +186,4 @@ class MlflowConfig(Section):
     """Tracking server or store, `http://host:5000` or `sqlite:///mlflow.db`; null: as MLFLOW_TRACKING_URI says, else
     MLflow's own default."""
     experiment: str = "ziggurat"
-    """MLflow experiment; created if it does not exist."""
+    """MLflow experiment; created if it does not exist. A resumed run stays in its own."""
