@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.small import small_config
-from ziggurat.config import ModelConfig
+from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.models.build import build_model, parameter_roles, parameter_scales
@@ -144,3 +144,12 @@ def test_the_first_updates_change_models_of_every_size_alike(axis: str) -> None:
 def test_what_it_is_not_worked_out_for_is_refused(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         small_config(2, 2, transfer=BASE, **change)
+
+
+def test_a_schedule_that_goes_by_the_width_itself_is_refused() -> None:
+    data = {"source_language": "de", "target_language": "en", "store": "s", "train": [{"source": "a", "target": "b"}]}
+    content = {"data": data, "model": {"d_model": 64, "heads": 4, "transfer": {**BASE, "width": 32}}}
+    schedule = {"kind": "noam", "factor": 2.0, "warmup_updates": 50}
+    with pytest.raises(ValueError, match=r"`kind: isqrt` with `peak: 0.05`"):
+        Experiment.model_validate({**content, "training": {"schedule": schedule}})
+    Experiment.model_validate({**content, "training": {"schedule": {"kind": "isqrt", "peak": 0.05}}})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +12,15 @@ from tests.composition import covering, model
 from tests.small import moved, small_config
 from tests.test_composition import VOCABULARY, padded_batch, stepwise
 from ziggurat.config import ModelConfig
-from ziggurat.config.lora import LoraConfig, LoraMap
+from ziggurat.config.lora import LoraConfig
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.directory import load_weights, weights
-from ziggurat.models.low_rank import adapt, is_update, merged
+from ziggurat.models.low_rank import adapt, is_update, maps_of, merged
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.roles import Role
 
-LORA = LoraConfig(rank=3, alpha=4.5, maps=list(get_args(LoraMap)))
+LORA = LoraConfig(rank=3, alpha=4.5)
 SCALE = 1.5
 COVERING = list(covering(1))
 QUICK = 5
@@ -41,7 +41,8 @@ def logits(made: Seq2Seq) -> Tensor:
 def check(config: ModelConfig, *, steps: bool) -> None:
     plain = moved(build_model(config, VOCABULARY, VOCABULARY, seed=3).double().eval(), 0.1)
     adapted = build_model(config, VOCABULARY, VOCABULARY, seed=3)
-    adapt(adapted, LORA, seed=1)
+    assert config.family == "rnmt" or {"query", "value"} <= set(maps_of(adapted))  # the default
+    adapt(adapted, LORA.model_copy(update={"maps": maps_of(adapted)}), seed=1)
     adapted = adapted.double().eval()
     names = {name for name, _ in plain.named_parameters()}
     assert {name for name, _ in adapted.named_parameters() if not is_update(name)} == names
@@ -103,9 +104,10 @@ def test_roles_choose_the_parts_of_fused_maps() -> None:
     assert found == {f"{k}.down": (2, n) for k, n in wanted.items()} | {f"{k}.up": (n, 2) for k, n in wanted.items()}
 
 
-def test_a_model_without_such_maps_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"`training\.lora\.maps: \[gate\]`: this model has no such map"):
-        adapt(build_model(small_config(1, 1), VOCABULARY, VOCABULARY), LoraConfig(maps=["gate"]))
+def test_maps_that_the_model_lacks_are_refused_by_name() -> None:
+    said = r"maps: \[query, gate\]`: this model has no `gate`; it has query, key, value, output, feed_forward$"
+    with pytest.raises(ConfigError, match=said):
+        adapt(build_model(small_config(1, 1), VOCABULARY, VOCABULARY), LoraConfig(maps=["query", "gate"]))
 
 
 def test_updates_that_do_not_fit_are_refused() -> None:

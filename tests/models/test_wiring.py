@@ -345,10 +345,12 @@ def test_softmax_makes_combinations_indifferent_to_a_constant_in_each_row(side: 
         assert torch.allclose(hidden(), before, atol=1e-10, rtol=0) == softmax
 
 
-def test_the_share_of_dropped_branches_grows_with_the_layer_of_each_stack() -> None:
+@pytest.mark.parametrize("planned", [None, 2, 4])
+def test_the_share_of_dropped_branches_grows_with_the_layer_of_each_stack(planned: int | None) -> None:
     depths = (3, 5)
-    model = built({"encoder.layers": depths[0], "decoder.layers": depths[1], "dropout.sublayer": 0.3})
-    for stack, depth in zip((model.encoder, model.decoder), depths, strict=True):
+    wiring = {f"wiring.planned_{stack}_layers": planned for stack in ("encoder", "decoder")}
+    model = built({"encoder.layers": depths[0], "decoder.layers": depths[1], "dropout.sublayer": 0.3, **wiring})
+    for stack, depth in zip((model.encoder, model.decoder), (max(depths[0], planned or 0), depths[1]), strict=True):
         for number, layer in enumerate(stack.layers, start=1):  # type: ignore[arg-type, union-attr]
             branches = [m for m in layer.modules() if isinstance(m, StochasticBranch)]
             assert len(branches) == len([m for m in layer.modules() if isinstance(m, Residual)])

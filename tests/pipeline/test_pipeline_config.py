@@ -15,7 +15,7 @@ from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.load import dump, parse_as
-from ziggurat.config.pipeline import PipelineConfig
+from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
@@ -77,6 +77,10 @@ def test_errors_name_file_line_and_key() -> None:
         ("bitext.train.0.alignment=a.links", "`bitext.train.0`: `alignment` is of no use here"),
         ("bitext.train.0.target=null", "`bitext.train.0`: give both `source` and `target`"),
         ("bitext.train.0.fetch=opus/x/y/de-en", "`bitext.train.0`: give `fetch`, or `source` and `target`"),
+        ("bitext.dev.0.filters={identical: true}", "`bitext`: `dev.0.filters`: development corpora are not filtered"),
+        ("bitext.dev.0.scores=[{column: 2, min: 1}]", "`bitext`: `dev.0.scores`: development corpora are not filt"),
+        ("bitext.dev.0.weight=2", "`bitext`: `dev.0.weight`: development corpora are not drawn from; remove it"),
+        ("bitext.dev.0.tag=<web>", "`bitext`: `dev.0.tag`: no corpus of `train` has <web>: nothing would learn it"),
         ("bitext.dev=[]", "`bitext.dev` is missing: models are chosen by it; or take pairs out of the"),
         ("test=[]", "`test` is missing: `evaluation` needs a test set"),
         ("teacher=null", "`teacher` is missing: `distillation` translates with it"),
@@ -175,6 +179,15 @@ def test_corpora_of_the_models() -> None:
     assert corpora.dev("backward")[0].source == "w/sets/dev/0.qhi"
 
 
+def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
+    plain = Road(parsed(whole()))
+    tagged = Road(parsed(whole(), "bitext.train.0.tag=<news>", "bitext.dev.0.tag=<news>"))
+    found = {name: [corpus.tag for corpus in experiment_of(tagged, name).data.dev] for name in MODELS}
+    assert found == {"backward": [None], "teacher": ["<news>"], "student": [None]}
+    keys = [next(s for s in steps_of(road) if s.name == "teacher-data").settings.keys() for road in (plain, tagged)]
+    assert keys[1] - keys[0] == {"dev_tags"}  # the data are prepared again
+
+
 def test_corpora_of_one_name_get_files_of_their_own() -> None:
     corpus = {"source": "a/train.qlo.gz", "target": "a/train.qhi.gz"}
     config = parsed(whole(bitext={"train": [corpus, corpus, {**corpus, "name": "my own/text"}], "dev": [corpus]}))
@@ -195,6 +208,16 @@ def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
         next(s for s in steps_of(of) if s.name == "teacher-data").settings for of in (road, Road(parsed(whole())))
     ]
     assert settings[0] != settings[1]
+
+
+def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None:
+    noise = {"modifiers": {"upper_case": {"probability": 0.1}}}
+    web = {"mix": {"bitext": 1, "distillation": 3}, "until": {"corpus": "bitext", "epochs": 2}}
+    clean = {"mix": {"distillation": 1}, "until": {"corpus": "distillation", "epochs": 5}} | noise
+    student = trained() | {"stages": [web, clean]}
+    settings = next(s for s in steps_of(Road(parsed(whole(student=student)))) if s.name == "quantise").settings
+    (stage,) = settings["stages"]
+    assert stage == {"mix": {"distillation": 1.0}, "until": {"corpus": "distillation"}, **noise}
 
 
 def test_the_filter_drops_no_pair_that_distillation_may_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

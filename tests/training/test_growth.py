@@ -14,14 +14,15 @@ from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.training.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import GrowthConfig, cut_short
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfig
+from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, stack_residuals
-from ziggurat.models.directory import open_model, read_tensors
+from ziggurat.models.directory import open_model, read_tensors, weights, write_model_directory
 from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.average import regular_checkpoints
@@ -29,8 +30,9 @@ from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_chec
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.recovery import next_rate
 from ziggurat.training.run import reopen_run
-from ziggurat.training.schedule import learning_rate
+from ziggurat.training.schedule import finished, learning_rate
 from ziggurat.training.store_check import StoreCheck
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
@@ -153,6 +155,17 @@ def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     progress = Progress(update=40, schedule_update=40)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
+
+
+def test_patience_counts_at_the_final_depth_alone() -> None:
+    config = TrainingConfig.model_validate({"growth": STAGES, "stop": {"patience": 2}})
+    progress = Progress(update=2)
+    for stage in range(3):
+        assert (progress.stage, progress.validations_since_best) == (stage, 0)
+        progress.validations_since_best = 2
+        assert (finished(progress, config) is not None) == (stage == 2)
+        if stage < 2:
+            after_growth(progress, config)
 
 
 @pytest.mark.slow
@@ -337,6 +350,22 @@ def test_every_schedule_restarts_at_its_highest_rate(schedule: dict[str, Any], h
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=512) == pytest.approx(highest)
 
 
+@pytest.mark.parametrize("end", [None, 9, 7, 3])
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_a_decay_ends_at_its_update_of_the_run(kind: str, end: int | None) -> None:
+    schedule = {"kind": kind, "peak": 1.0, "warmup_updates": 3, "floor": 0.1, "decay_updates": end}
+    config = TrainingConfig.model_validate({"growth": STAGES, "schedule": schedule, "stop": {"updates": 9}})
+    progress, found = Progress(), []
+    for _ in range(9):
+        while stage_ended(progress, config):
+            after_growth(progress, config)
+        found.append(next_rate(progress, config, 8))
+        progress.advance(1, progress.position)
+    last = end or 9
+    assert found[last - 1 :] == pytest.approx([0.1] * (10 - last))
+    assert min(found[1 : last - 1]) > 0.1  # after update 1 of the warm-up
+
+
 @pytest.mark.slow
 def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "linear", "peak": 1e-3, "warmup_updates": 2, "floor": 0.0}
@@ -440,3 +469,27 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
     assert open_model(tmp_path / "grown").experiment.model.encoder.layers == 3
     grow_model(shallow, tmp_path / "grown", layers=4, strategy="g_top", force=True)
     assert open_model(tmp_path / "grown").experiment.model.encoder.layers == 4
+
+
+@pytest.mark.parametrize(
+    ("strategy", "layer", "number"), [("interpolate", 2, 3), ("top_only", 2, 2), ("interpolate", None, None)]
+)
+def test_the_layer_that_guided_alignment_taught_gets_its_new_number(
+    strategy: CopyStrategy, layer: int | None, number: int | None, tiny_folder: Path, tmp_path: Path
+) -> None:
+    experiment = tiny_experiment(tiny_folder, loss={"alignment": {"layer": layer}})
+    config = change_section(experiment.model, {"decoder": {"layers": 2}}, "model")
+    experiment, store = experiment.model_copy(update={"model": config}), Store.open(experiment.data.store)
+    shallow = build_model(config, store.source.size, store.target.size)
+    write_model_directory(tmp_path / "shallow", weights(shallow), experiment, store.path)
+    grow_model(tmp_path / "shallow", tmp_path / "grown", decoder_layers=4, strategy=strategy)
+    opened = open_model(tmp_path / "grown")
+    guided = opened.experiment.training.loss.alignment
+    assert guided is not None
+    assert guided.layer == number
+    if number is not None:
+        taught, before = (
+            weights(model)[f"decoder.layers.{place - 1}.cross_attn.q_proj.weight"]
+            for model, place in ((opened.model, number), (shallow, 2))
+        )
+        assert torch.equal(taught, before)

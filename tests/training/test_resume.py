@@ -20,11 +20,14 @@ from rich.console import Console
 from tests.conftest import forkserver, tiny_experiment
 from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, same_records, train_part
 from ziggurat.config import Experiment
+from ziggurat.config.lifecycle import MlflowConfig
+from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
+from ziggurat.tracking.tracker import keep
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.loop import TrainingResult, train
-from ziggurat.training.run import reopen_run
+from ziggurat.training.run import create_run, reopen_run
 from ziggurat.training.update import train_update
 
 MATRIX = [Case(*cell) for cell in product(("fp32", "bf16"), (False, True), (1, 2), ("none", "layers"))]
@@ -408,6 +411,17 @@ def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, b
     with pytest.raises(ConfigError, match=r"start a new run for that \(`training.start_from`"):
         reopen_run(run, ["model.encoder.layers=3"])
     assert reopen_run(run, []).training.stop.updates == UPDATES
+
+
+def test_a_resumed_run_stays_in_its_experiment_at_mlflow(tiny_folder: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", ["training.mlflow.experiment=new"]
+    experiment = tiny_experiment(tiny_folder, mlflow={"experiment": "old"})
+    create_run(run, experiment, Store.open(experiment.data.store))
+    assert reopen_run(run, other).training.mlflow == MlflowConfig(experiment="new")  # it has not begun there
+    keep(run, "mlflow", "abc")
+    with pytest.raises(ConfigError, match=r"stays in the experiment old: .*remove .*tracking/mlflow\.id to begin"):
+        reopen_run(run, other)
+    assert reopen_run(run, ["training.mlflow=null"]).training.mlflow is None
 
 
 @pytest.mark.parametrize(

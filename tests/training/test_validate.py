@@ -14,6 +14,7 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, records
 from ziggurat.config import Experiment
+from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.decoding.translator import Translator
@@ -203,6 +204,17 @@ def test_groups_of_the_search_do_not_stop_a_greedy_validation(tiny_folder: Path)
         result = validator.measure(model)
         assert result is not None
         assert result.chrf is not None
+
+
+def test_validation_searches_by_beam_where_translation_samples(tiny_folder: Path) -> None:
+    experiment = tiny_experiment(tiny_folder, validation={"beam_size": 3, "metric": "chrf"})
+    sampling = {"search": "sample", "temperature": 2.0, "top_k": 5, "top_p": 0.5, "epsilon": 0.1, "mbr": 4, "seed": 7}
+    samples = change_section(experiment.decoding, sampling, "decoding")
+    changed = experiment.model_copy(update={"decoding": samples})
+    assert untrained(changed)[0].decoding == untrained(experiment)[0].decoding
+    one, other = Progress(), Progress()
+    assert rank_anew(one, experiment) == rank_anew(other, changed) == []
+    assert one.best_by == other.best_by
 
 
 def test_a_run_of_the_version_before_is_told_why_its_scores_do_not_compare(tiny_folder: Path) -> None:

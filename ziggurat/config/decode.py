@@ -42,11 +42,15 @@ class MaxLengthConfig(Section):
     """Upper limit, whatever the source length."""
 
 
+_WITHOUT_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
+
+
 class DecodingConfig(Section):
     """Search, for `translate` and validation."""
 
     search: Literal["beam", "sample"] = "beam"
-    """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones."""
+    """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones; validation searches
+    by beam all the same."""
     beam_size: Beams = Field(default=4, ge=1)
     """Hypotheses per sentence; 1 is greedy search. `search: sample` ignores it."""
     n_best: Beams = Field(default=1, ge=1)
@@ -122,10 +126,13 @@ class DecodingConfig(Section):
             raise ValueError(f"`n_best` ({self.n_best}) is larger than `beam_size` ({self.beam_size})")
         if self.beam_size % self.diverse_groups:
             raise ValueError(f"`diverse_groups` ({self.diverse_groups}) must divide `beam_size` ({self.beam_size})")
-        ordinary = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
-        if needed := [f"`{key}`" for key, value in ordinary.items() if getattr(self, key) != value]:
+        if needed := [f"`{key}`" for key, value in _WITHOUT_SAMPLING.items() if getattr(self, key) != value]:
             raise ValueError(f"{', '.join(needed)}: for sampling only; set `search: sample` as well")
         return self
+
+    def by_beam(self) -> DecodingConfig:
+        """Return the settings with the search by beam in place of sampling."""
+        return self.model_copy(update={"search": "beam", "seed": 0, **_WITHOUT_SAMPLING})
 
     def _check_sampling(self) -> None:
         if self.diverse_groups > 1:

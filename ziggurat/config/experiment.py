@@ -59,6 +59,13 @@ class Experiment(Section):
             )
         if self.model.transfer is not None and self.training.optimiser.kind == "muon":
             raise ValueError("`model.transfer` scales the rates of Adam: `training.optimiser.kind` cannot be muon")
+        if self.model.transfer is not None and self.training.schedule.kind == "noam":
+            schedule = self.training.schedule
+            peak = schedule.factor * (self.model.transfer.width * schedule.warmup_updates) ** -0.5
+            raise ValueError(
+                "`model.transfer` scales rates by the width, and so does `training.schedule.kind: noam`: choose "
+                f"`kind: isqrt` with `peak: {peak:.3g}`, the highest rate of noam for the base"
+            )
         if reasons := alignment_refused(self.training.loss.alignment, self.model, self.training.growth is not None):
             raise ValueError(f"`training.loss.alignment`: {'; '.join(reasons)}")
         if self.training.quantise is not None and (reasons := _quantisation_refused(self.model)):

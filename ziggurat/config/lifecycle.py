@@ -45,8 +45,8 @@ class ValidationConfig(Section):
     decode: bool = True
     """Translate the dev set and score it with sacreBLEU."""
     beam_size: Beams = Field(default=1, ge=1)
-    """Beam of that decoding; 1 is greedy. A model whose loss is above the entropy of the word frequencies of the
-    training pairs is decoded greedily."""
+    """Beam of that decoding, which never samples; 1 is greedy. A model whose loss is above the entropy of the word
+    frequencies of the training pairs is decoded greedily."""
     max_length: ReferenceLengthConfig | None = ReferenceLengthConfig()
     """Longest output of that decoding, by the length of the reference; null: as `decoding.max_length` says alone."""
     max_share: float | None = Field(default=0.25, gt=0, lt=1)
@@ -76,7 +76,7 @@ class StopConfig(Section):
     """Wall time of training, summed over all resumed parts, validation and checkpoints included."""
     patience: Count | None = Field(default=None, ge=1)
     """Consecutive validations without a better metric (early stopping); those of the last stage, where there are
-    `data.stages`."""
+    `data.stages`, and those at the final depth, where the model grows (`growth`)."""
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
@@ -186,4 +186,4 @@ class MlflowConfig(Section):
     """Tracking server or store, `http://host:5000` or `sqlite:///mlflow.db`; null: as MLFLOW_TRACKING_URI says, else
     MLflow's own default."""
     experiment: str = "ziggurat"
-    """MLflow experiment; created if it does not exist."""
+    """MLflow experiment; created if it does not exist. A resumed run stays in its own."""

@@ -33,7 +33,7 @@ class LoraConfig(Section):
     """Dropout on what the updates read."""
     maps: list[LoraMap] = Field(default=["query", "value"], min_length=1, max_length=6)
     """Maps that have updates, in all layers: of attention `query`, `key`, `value` and `output`, both of every
-    `feed_forward` network, and `gate`, that of average attention and SSRU."""
+    `feed_forward` network, and `gate`, that of average attention and SSRU. RNMT+ has `query` and `key` alone."""
 
     @model_validator(mode="after")
     def _each_map_once(self) -> Self:

@@ -107,7 +107,7 @@ class DropoutConfig(Section):
     """On the N + 1 logits of each transparent merge (Bapna et al. 2018)."""
     sublayer: float = Field(default=0.0, ge=0, lt=1)
     """Stochastic sub-layers (Pham et al. 2019): the top layer's branches are dropped with this probability, layer
-    l of L with l/L of it."""
+    l of L with l/L of it. L is the number of layers, or the planned one (`wiring`) where that is larger."""
     sublayer_unit: Literal["batch", "sample"] = "batch"
     """The unit that a branch is dropped for: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
 

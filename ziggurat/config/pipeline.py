@@ -16,6 +16,7 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.filters import FilterConfig
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
+from ziggurat.config.modifiers import UntilConfig
 from ziggurat.config.pipeline_corpora import (
     BitextConfig,
     CleaningConfig,
@@ -249,7 +250,7 @@ class PipelineConfig(Section):
         )
 
     def quantised(self, student: Experiment, weights: str) -> Experiment:
-        """Return the experiment of the student's fine-tuning for int8, from its `weights`.
+        """Return the experiment of the student's fine-tuning for int8, from its `weights`, on its last mix.
 
         Raises ConfigError, ValidationError where its parts do not fit.
         """
@@ -265,4 +266,9 @@ class PipelineConfig(Section):
             "checkpoint": {"every_updates": min(updates, before.checkpoint.every_updates)},
         }
         training = change_section(change_section(before, changes, "training"), self.quantisation.training, "training")
-        return Experiment(data=student.data, model=student.model, training=training, decoding=student.decoding)
+        data = student.data
+        if data.stages:  # a run begins with the first one; the student was trained with the last one in the end
+            last = data.stages[-1]
+            for_good = last.model_copy(update={"until": UntilConfig(corpus=last.until.corpus)})
+            data = data.model_copy(update={"stages": [for_good]})
+        return Experiment(data=data, model=student.model, training=training, decoding=student.decoding)

@@ -96,10 +96,22 @@ class BitextConfig(Section):
     train: list[BitextCorpus] = Field(min_length=1, max_length=1000)
     """Training corpora."""
     dev: list[BitextCorpus] = Field(default_factory=list, max_length=100)
-    """Development corpora; they are not cleaned."""
+    """Development corpora; they are not cleaned. A `tag` is put before the sentences for models that learn from a
+    corpus with the same one."""
     hold_out: HoldOutConfig | None = None
     """Take pairs for development and test out of the cleaned training corpora: no pair that shares a side with them
     stays there."""
+
+    @model_validator(mode="after")
+    def _dev_has_no_keys_of_training(self) -> Self:
+        tags = {corpus.tag for corpus in self.train}
+        for number, corpus in enumerate(self.dev):
+            for key, why in (("filters", "filtered"), ("scores", "filtered"), ("weight", "drawn from")):
+                if getattr(corpus, key) != BitextCorpus.model_fields[key].get_default(call_default_factory=True):
+                    raise ValueError(f"`dev.{number}.{key}`: development corpora are not {why}; remove it")
+            if corpus.tag is not None and corpus.tag not in tags:
+                raise ValueError(f"`dev.{number}.tag`: no corpus of `train` has {corpus.tag}: nothing would learn it")
+        return self
 
 
 class TestSetConfig(Section):

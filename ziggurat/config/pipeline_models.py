@@ -182,7 +182,10 @@ class FilterStepConfig(Section):
 
 
 class QuantisationConfig(Section):
-    """Fine-tuning of the student in which products are rounded to bytes, as int8 translation computes them."""
+    """Fine-tuning of the student in which products are rounded to bytes, as int8 translation computes them.
+
+    Of the student's `stages` it has the last one's mix and modifiers.
+    """
 
     updates: Count = Field(default=500, ge=1)
     """Updates."""

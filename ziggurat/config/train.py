@@ -141,7 +141,8 @@ class ScheduleConfig(Section):
     floor: Real = Field(default=1e-9, ge=0)
     """Lowest rate after the warm-up (isqrt, linear, cosine)."""
     decay_updates: Count | None = Field(default=None, ge=1)
-    """Update at which `linear` and `cosine` reach `floor`; default: `training.stop.updates`."""
+    """Update of the run at which `linear` and `cosine` reach `floor`, whatever growth and roll backs do to the rate;
+    default: `training.stop.updates`."""
     base: Real = Field(default=1e-4, gt=0)
     """gnmt+: rate for the batch of one replica."""
     replicas: Size = Field(default=1, ge=1)

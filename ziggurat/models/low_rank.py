@@ -28,7 +28,7 @@ from ziggurat.nn.low_rank import LowRank
 from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["BASE", "adapt", "base_file", "is_update", "merged", "with_base"]
+__all__ = ["BASE", "adapt", "base_file", "is_update", "maps_of", "merged", "with_base"]
 
 BASE = "base"
 """Folder of a run with the weights that its low-rank updates belong to."""
@@ -53,23 +53,19 @@ def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None, exact_
         seed: of the initial values of A; None: the updates are left without values.
         exact_dropout: see ziggurat.nn.dropout.Dropout.
 
-    Raises ConfigError when the model has none of these maps.
+    Raises ConfigError when the model lacks one of these maps.
     """
-    maps: dict[int, Linear | ShiftedLinear] = {
-        module.weight.untyped_storage()._cdata: module
-        for module in model.modules()
-        if isinstance(module, Linear | ShiftedLinear)
-    }
+    there = maps_of(model)
+    if missing := [name for name in config.maps if name not in there]:
+        raise ConfigError(
+            f"`training.lora.maps: [{', '.join(config.maps)}]`: this model has no `{missing[0]}`; it has "
+            + ", ".join(there)
+        )
     roles = frozenset().union(*(_ROLES[name] for name in config.maps))
-    chosen: dict[int, list[Slot]] = defaultdict(list)
+    maps, chosen = _linear_maps(model), defaultdict[int, list[Slot]](list)
     for slot in model_slots(model):
         if slot.role in roles and slot.place[0] in maps:
             chosen[slot.place[0]].append(slot)
-    if not chosen:
-        raise ConfigError(
-            f"`training.lora.maps: [{', '.join(config.maps)}]`: this model has no such map; choose among "
-            + ", ".join(_ROLES)
-        )
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed or 0)
     for place, slots in chosen.items():
@@ -91,6 +87,22 @@ def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None, exact_
         if seed is not None:
             updates.reset(generator)
         maps[place].low_rank = updates
+
+
+def maps_of(model: Seq2Seq) -> list[LoraMap]:
+    """Return the maps of a model that can have updates."""
+    maps = _linear_maps(model)
+    roles = {slot.role for slot in model_slots(model) if slot.place[0] in maps}
+    return [name for name, wanted in _ROLES.items() if wanted & roles]
+
+
+def _linear_maps(model: Seq2Seq) -> dict[int, Linear | ShiftedLinear]:
+    """Return the linear maps of a model by the place of their weights in memory."""
+    return {
+        module.weight.untyped_storage()._cdata: module
+        for module in model.modules()
+        if isinstance(module, Linear | ShiftedLinear)
+    }
 
 
 def is_update(name: str) -> bool:

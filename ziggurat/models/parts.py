@@ -169,9 +169,11 @@ class StackParts:
         dropout, config = self.dropout(self.config.dropout.residual), self.config.dropout
         if not config.sublayer:
             return dropout
-        # The final depth, so that growing does not change the rates of the layers that are there.
-        depth = self.config.planned_decoder_layers if self.decoder else self.config.planned_encoder_layers
-        return StochasticBranch(dropout, config.sublayer * layer / depth, config.sublayer_unit)
+        # The final depth, so that growing does not change the rates of the layers that are there. A model may be deeper
+        # than was planned, as `ziggurat grow` leaves it.
+        planned = self.config.planned_decoder_layers if self.decoder else self.config.planned_encoder_layers
+        rate = config.sublayer * layer / max(planned, self.stack.layers)
+        return StochasticBranch(dropout, rate, config.sublayer_unit)
 
     def feed_forward(self) -> nn.Module:
         """Return a feed-forward network."""

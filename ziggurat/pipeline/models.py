@@ -74,6 +74,7 @@ def data_step(road: Road, name: ModelName) -> Step:
         {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
         for c in corpora.train(name)
     ]
+    tags = [corpus.tag for corpus in corpora.dev(name)]
     return Step(
         f"{name}-data",
         f"prepares the data of the {said(name)}",
@@ -83,6 +84,7 @@ def data_step(road: Road, name: ModelName) -> Step:
             "max_pieces": road.config.cleaning.max_pieces,
             **road.config.cleaning.model_dump(mode="json", include={"max_characters"}, exclude_defaults=True),
             "corpora": train,
+            **({"dev_tags": tags} if any(tags) else {}),
         },
         work,
         corpora.inputs(name),
@@ -138,6 +140,7 @@ def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
         return train_or_go_on(road, folder / "run", experiment)
 
     settings = {"training": experiment.training.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})}
+    settings |= experiment.data.model_dump(mode="json", include={"stages"}, exclude_defaults=True)
     return Step(
         "quantise",
         "fine-tunes the student for int8",

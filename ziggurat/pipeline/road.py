@@ -119,12 +119,19 @@ class Corpora:
         return [self._turned(corpus, name) for corpus in found]
 
     def dev(self, name: ModelName) -> list[CorpusConfig]:
-        """Return the development corpora of a model."""
-        sets = [self._road.sides("sets", "dev", str(number)) for number in range(len(self._config.bitext.dev))]
+        """Return the development corpora of a model, with the tags that its training corpora have, too."""
+        learnt = {corpus.tag for corpus in self.train(name)}
+        sets = [
+            (self._road.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learnt else None)
+            for number, corpus in enumerate(self._config.bitext.dev)
+        ]
         held = self._config.bitext.hold_out
         if held is not None and held.dev:
-            sets.append(self._road.sides("clean", "held-out", "dev"))
-        return [self._turned(CorpusConfig(source=str(source), target=str(target)), name) for source, target in sets]
+            sets.append((self._road.sides("clean", "held-out", "dev"), None))
+        return [
+            self._turned(CorpusConfig(source=str(source), target=str(target), tag=tag), name)
+            for (source, target), tag in sets
+        ]
 
     def inputs(self, name: ModelName) -> dict[str, list[str]]:
         """Return what the data of a model depend on, for `Step.after`."""

@@ -21,7 +21,7 @@ from typing import Any
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.experiment import settings_by_key
 from ziggurat.config.lifecycle import MlflowConfig, WandbConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, printable
 from ziggurat.tracking.tracker import FOLDER, Pixels, Tracker, keep, kept
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Wandb",
     "open_trackers",
     "refuse_missing_trackers",
+    "refuse_other_experiment",
 ]
 
 
@@ -48,6 +49,16 @@ def refuse_missing_trackers(config: TrainingConfig) -> None:
                 f"`training.{package}` needs the package {package}: pip install 'ziggurat-mt[{extra}]', "
                 f"or set `training.{package}: {without}`"
             )
+
+
+def refuse_other_experiment(run: Path, before: MlflowConfig | None, after: MlflowConfig | None) -> None:
+    """Raise ConfigError when a resumed run names another experiment of MLflow: its run there cannot move."""
+    if before and after and after.experiment != before.experiment and kept(run, "mlflow") is not None:
+        raise ConfigError(
+            f"{run}: its run at MLflow stays in the experiment {printable(before.experiment, 60)}: leave "
+            f"`training.mlflow.experiment` as it is, or remove {run / FOLDER / 'mlflow.id'} to begin a new run in "
+            f"{printable(after.experiment, 60)}"
+        )
 
 
 def open_trackers(run: Path, experiment: Experiment, update: int) -> list[Listener]:

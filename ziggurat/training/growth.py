@@ -18,7 +18,7 @@ from ziggurat.data.checksums import made_by
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import open_model, refuse_replacing, weights, write_model_directory
-from ziggurat.models.grow import added_layers, at_depth, deepening, grow_moments, grow_weights
+from ziggurat.models.grow import Deepening, added_layers, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import whole
 from ziggurat.training.checkpoint import Progress
@@ -54,6 +54,19 @@ def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
     return experiment.model_copy(update={"model": model, "training": training})
 
 
+def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
+    """Return the configuration with the new number of the decoder layer that guided alignment taught, if it names one.
+
+    Of the copies of a layer the first is the one that was trained, as for ziggurat.models.grow.added_layers.
+    """
+    guided = experiment.training.loss.alignment
+    if guided is None or guided.layer is None:
+        return experiment
+    number = plan.decoder.sources.index(guided.layer - 1) + 1
+    loss = experiment.training.loss.model_copy(update={"alignment": guided.model_copy(update={"layer": number})})
+    return experiment.model_copy(update={"training": experiment.training.model_copy(update={"loss": loss})})
+
+
 def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
     """Return the configuration of the model of stage `stage`, from 0."""
     model = stage_model(experiment, stage)
@@ -76,6 +89,7 @@ def after_growth(p: Progress, config: TrainingConfig) -> None:
     assert config.growth is not None
     p.stage += 1
     p.losses = []  # the grown model's may be higher without being spikes
+    p.validations_since_best = 0  # they were of a shallower model
     if config.growth.restart_rate:
         # Less 1: the next update has t = schedule_update + 1, and is to have the peak. During the warm-up the counter
         # stays.
@@ -156,6 +170,6 @@ def grow_model(
     sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
     deeper = [word for pair in sizes if pair[1] is not None for word in pair]
     again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
-    grown_experiment = _of_depth(opened.experiment, config)
+    grown_experiment = _with_guided_layer(_of_depth(opened.experiment, config), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return config, count_parameters(grown)

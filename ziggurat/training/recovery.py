@@ -87,10 +87,9 @@ def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, wait_for_sav
 
 def next_rate(p: Progress, config: TrainingConfig, d_model: int) -> float:
     """Return the learning rate of the next update: the schedule's, times the factors of all roll backs so far."""
-    last = config.stop.updates
-    if last is not None:  # growth and roll backs set the counter back; the decay still ends with the run
-        last -= p.update - p.schedule_update
-    return p.rate_factor * learning_rate(config.schedule, p.schedule_update + 1, d_model=d_model, last_update=last)
+    t, behind = p.schedule_update + 1, p.update - p.schedule_update
+    rate = learning_rate(config.schedule, t, d_model=d_model, last_update=config.stop.updates, behind=behind)
+    return p.rate_factor * rate
 
 
 class Recovery:

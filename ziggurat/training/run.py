@@ -34,6 +34,7 @@ from ziggurat.models.device import usable_device
 from ziggurat.models.directory import ENVIRONMENT_FILE, fill_model_directory
 from ziggurat.models.low_rank import BASE
 from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_folders, read_meta
+from ziggurat.tracking.trackers import refuse_other_experiment
 from ziggurat.training.processes import Processes
 
 __all__ = [
@@ -119,7 +120,8 @@ def create_run(run: Path, experiment: Experiment, store: Store, base: Mapping[st
 def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     """Return the configuration of an existing run with overrides, such as `training.stop.updates=...`.
 
-    Raises ConfigError when there is no run, or an override would change the model or the data under way.
+    Raises ConfigError when there is no run, or an override would change the model or the data under way, or the
+    experiment of its run at MLflow.
     """
     if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
         raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)")
@@ -134,6 +136,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     for key in _FIXED:
         if getattr(after.training, key) != getattr(before.training, key):
             raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
+    refuse_other_experiment(run, before.training.mlflow, after.training.mlflow)
     usable_device(after.training.device, "training.device")
     return after
 

@@ -33,7 +33,9 @@ def peak_update(config: ScheduleConfig) -> int:
     return max(1, config.warmup_updates * (config.replicas if config.kind == "gnmt+" else 1))
 
 
-def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_update: int | None = None) -> float:
+def learning_rate(
+    config: ScheduleConfig, update: int, *, d_model: int, last_update: int | None = None, behind: int = 0
+) -> float:
     """Return the rate of update t = 1, 2, ...
 
     Args:
@@ -41,6 +43,8 @@ def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_upd
         update: t.
         d_model: width of the model, for noam.
         last_update: the update at which `linear` and `cosine` end where `decay_updates` is not set.
+        behind: updates by which growth and roll backs have set t back; ends are of the run, so they come by as much
+            sooner.
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
@@ -63,7 +67,8 @@ def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_upd
     end = config.decay_updates or last_update
     if end is None:
         raise ValueError(f"{config.kind} needs an end")
-    done = min(1.0, (t - warmup) / max(1, end - warmup))  # a run may end within its warm-up
+    end -= behind
+    done = 1.0 if t >= end else (t - warmup) / (end - warmup)
     share = 1.0 - done if config.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.floor + (config.peak - config.floor) * share
 
@@ -116,7 +121,9 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
         return "`training.stop.epochs` reached"
     if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
         return "`training.stop.minutes` reached"
-    if stop.patience is not None and not p.stages_to_come and p.validations_since_best >= stop.patience:
+    grows = config.growth is not None and p.stage < len(config.growth.stages)
+    last = not p.stages_to_come and not grows  # earlier stages end as they say themselves
+    if stop.patience is not None and last and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
 

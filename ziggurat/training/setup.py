@@ -238,7 +238,7 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
     now: dict[str, Any] = {"metric": validation.metric}
     if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
         now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
-        now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
+        now["decoding"] = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
     before, p.best_by = p.best_by, now
     earlier = bool(before) and "max_length" in now and "max_length" not in before
     if earlier:  # versions without this key let translations grow as long as `decoding.max_length` allows

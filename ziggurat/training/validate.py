@@ -68,9 +68,12 @@ class _DecodingClock:
 
 
 def _with_beam(decoding: DecodingConfig, beam: int) -> DecodingConfig:
-    """Return the settings with another beam, which groups that do not divide it cannot share."""
+    """Return the settings of a search with another beam, which groups that do not divide it cannot share.
+
+    Never those of sampling: random translations have no score to choose checkpoints by.
+    """
     groups = 1 if beam % decoding.diverse_groups else decoding.diverse_groups
-    return decoding.model_copy(update={"beam_size": beam, "n_best": 1, "diverse_groups": groups})
+    return decoding.by_beam().model_copy(update={"beam_size": beam, "n_best": 1, "diverse_groups": groups})
 
 
 class Validator:
