@@ -1,7 +1,7 @@
 """Depth against width at equal CPU seconds of training: quality and decoding speed after 30 and 90 core minutes.
 
     python experiments/depth-that-pays/run.py --store STORE --cost         # first: CPU seconds of an update, in turns
-    python experiments/depth-that-pays/run.py --store STORE --work FOLDER --jobs 2  # goes on where it was stopped
+    python experiments/depth-that-pays/run.py --store STORE --work FOLDER  # goes on where it was stopped
     python experiments/depth-that-pays/run.py --work FOLDER --speed        # decoding, in turns, on an idle machine
     python experiments/depth-that-pays/run.py --table
 

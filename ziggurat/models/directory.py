@@ -45,7 +45,6 @@ from ziggurat.models.tensors import check_fit, load_weights, read_tensors, weigh
 __all__ = [
     "CHECKPOINTS",
     "CONFIG_FILE",
-    "ENVIRONMENT_FILE",
     "MODEL_FILE",
     "OpenedModel",
     "fill_model_directory",
@@ -63,8 +62,6 @@ __all__ = [
     "write_model_directory",
     "write_tensors",
 ]
-
-ENVIRONMENT_FILE = "environment.json"
 
 
 @dataclass(frozen=True)

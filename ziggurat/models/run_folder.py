@@ -22,6 +22,7 @@ from ziggurat.small_files import parse_json, read_bounded
 __all__ = [
     "CHECKPOINTS",
     "CONFIG_FILE",
+    "ENVIRONMENT_FILE",
     "META_FILE",
     "MODEL_FILE",
     "best_link",
@@ -42,6 +43,7 @@ __all__ = [
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.yaml"
 META_FILE = "meta.json"
+ENVIRONMENT_FILE = "environment.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
 _PATIENCE_SECONDS = 0.5

@@ -13,8 +13,7 @@ from pydantic import RootModel
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.diagnosis.records import Record, read_records
 from ziggurat.errors import CheckpointError, ConfigError, DataError
-from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE
-from ziggurat.models.run_folder import refuse_missing
+from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE, refuse_missing
 from ziggurat.small_files import read_json, read_json_lines
 
 __all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
