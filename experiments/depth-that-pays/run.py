@@ -6,8 +6,8 @@
     python experiments/depth-that-pays/run.py --table
 
 STORE is Tatoeba de-en as README.md says. A budget is a number of updates: core seconds over the seconds that an update
-takes. So it does not matter what else the machine does while a model trains, and a stopped experiment goes on on another
-machine with the budgets of the first.
+takes. So it does not matter what else the machine does while a model trains, and a stopped experiment may go on
+elsewhere, with the budgets of the first machine.
 """
 
 from __future__ import annotations
