@@ -214,6 +214,12 @@ def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]
             theirs.translate(["a"], **asked)
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no"):
             ServedTranslator(exported[1], **asked)
+    for asked in ({"precision": "int8"}, {"precision": "auto"}):
+        with pytest.raises(ConfigError, match=r"precision: (int8|auto)`: this export is float32.*--quantization"):
+            theirs.translate(["a"], **asked)
+        with pytest.raises(ConfigError, match="this export is float32"):
+            ServedTranslator(exported[1], **asked)
+    assert theirs.translate(["a"], precision="float32")
     assert unserved(theirs.decoding) == []
     assert max(len(t.hypotheses) for t in theirs.translate(SENTENCES, n_best=2)) == 2
     with pytest.raises(TypeError, match="list of texts"):

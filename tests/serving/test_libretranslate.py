@@ -222,6 +222,7 @@ def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypat
         ({"beam_sise": 9}, False, "unknown key `decoding.beam_sise`; did you mean `decoding.beam_size`"),
         ({"beam_size": 99_999}, False, "decoding.beam_size"),
         ({"search": "sample"}, True, "decoding.search: sample"),
+        ({"precision": "int8"}, True, "decoding.precision: int8"),
     ],
 )
 def test_settings_that_a_model_cannot_have_are_refused_before_the_port_is_open(

@@ -64,7 +64,7 @@ _SUPPORTED = {
     *("beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"),
     *("alignments", "shortlist"),
 }
-_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
+_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not read them when it translates
 
 _EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goes into the folder"
 
@@ -115,8 +115,8 @@ def unserved(decoding: DecodingConfig) -> list[str]:
     return found
 
 
-def refuse_unserved(asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a setting that was asked for is one that CTranslate2 does not have.
+def refuse_unserved(asked: Mapping[str, Any], made: ExportReport) -> None:
+    """Raise ConfigError where a setting that was asked for is one that CTranslate2, or this export, does not have.
 
     Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
     hide this reason.
@@ -125,6 +125,11 @@ def refuse_unserved(asked: Mapping[str, Any]) -> None:
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
     if missing := ", ".join(own_settings(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
+    if (wanted := asked.get("precision")) not in (None, made.precision):
+        raise ConfigError(
+            f"`decoding.precision: {printable(str(wanted))}`: this export is {made.quantization or 'float32'}, as it "
+            "was written; `ziggurat export --to ctranslate2 --quantization` makes one in another precision"
+        )
 
 
 def served_folder(
