@@ -56,6 +56,11 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["evaluate", "nowhere"], "`--reference FILE` is missing"),
         (["evaluate", "--hypothesis", "none.txt", "--reference", "none.txt"], "none.txt: no such file"),
         (["average", "nowhere"], "nowhere: not a run"),
+        (
+            ["export", "nowhere", "--to", "onnx", "--out", "x", "--tolerance", "0.1"],
+            "`--reference FILE`, which is missing",
+        ),
+        (["diagnose", "demo", "--coordinates", "--device", "nothing"], "`training.device: nothing` cannot be used"),
         (["unknown"], "No such command 'unknown'"),
         (["train", "--nonsense"], "No such option"),
     ],

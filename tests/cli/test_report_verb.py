@@ -71,6 +71,7 @@ def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text:
         (["--format", "gif"], "choose from png, svg, pdf"),
         (["--source", "x"], "belong together"),
         (["--source", "x", "--reference", "y"], "no such file"),
+        (["--source", "x", "--reference", "y", "--translations", "9"], "leave out one of them"),
         (["--out", "nowhere/x.html"], "does not exist"),
     ],
 )

@@ -249,3 +249,5 @@ def test_directories_that_are_not_plain_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"config\.json"):
         import_checkpoint(tmp_path, tmp_path / "out")
+    with pytest.raises(ConfigError, match="leave out `--dictionary`"):
+        import_checkpoint(tmp_path, tmp_path / "out", dictionaries=[tmp_path / "dict.txt"])

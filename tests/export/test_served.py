@@ -15,9 +15,12 @@ import pytest
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from ziggurat.cli import main
+from ziggurat.cli.engine import ModelOptions, open_engine
+from ziggurat.config import load_experiment
+from ziggurat.config.load import change_section
 from ziggurat.data.files import fingerprint
 from ziggurat.decoding import engines
-from ziggurat.decoding.engines import tells_alignments, unserved
+from ziggurat.decoding.engines import read_report, tells_alignments, unserved
 from ziggurat.decoding.next_words import translate_next_words
 from ziggurat.decoding.results import side_by_side
 from ziggurat.decoding.served import ServedTranslator
@@ -211,6 +214,12 @@ def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]
             theirs.translate(["a"], **asked)
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no"):
             ServedTranslator(exported[1], **asked)
+    for asked in ({"precision": "int8"}, {"precision": "auto"}):
+        with pytest.raises(ConfigError, match=r"precision: (int8|auto)`: this export is float32.*--quantization"):
+            theirs.translate(["a"], **asked)
+        with pytest.raises(ConfigError, match="this export is float32"):
+            ServedTranslator(exported[1], **asked)
+    assert theirs.translate(["a"], precision="float32")
     assert unserved(theirs.decoding) == []
     assert max(len(t.hypotheses) for t in theirs.translate(SENTENCES, n_best=2)) == 2
     with pytest.raises(TypeError, match="list of texts"):
@@ -281,23 +290,51 @@ def inside(exported: tuple[Path, Path]) -> tuple[Path, Path, Path]:
 
 
 @pytest.mark.slow
-def test_only_an_equal_export_competes_with_the_model(inside: tuple[Path, Path, Path], text: Path) -> None:
+def test_only_an_equal_export_competes_with_the_model(
+    inside: tuple[Path, Path, Path], text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, file, export = inside
-    weights = fingerprint(file)
-    assert engines.equal_export(model, weights, {}) == export
-    assert engines.equal_export(model, weights, {"beam_size": 1, "length_penalty": {"kind": "power", "alpha": 1.0}})
+    experiment = load_experiment(model / "config.yaml")
+
+    def equal(weights: Path = file, **asked: object) -> Path | None:
+        decoding = change_section(experiment.decoding, asked, "decoding")
+        return engines.equal_export(model, fingerprint(weights), experiment.model, decoding)
+
+    assert equal() == export
+    assert equal(beam_size=1, length_penalty={"kind": "power", "alpha": 1.0}) == export
     for unlike in (
         {"endings": "candidates"},
         {"length_penalty": {"kind": "power", "alpha": 1.0}},
         {"min_length": 1},
         {"precision": "bfloat16"},
         {"prune": 3.0},
+        {"max_length": {"limit": 2000}},  # more than the export has positions
     ):
-        assert engines.equal_export(model, weights, unlike) is None, unlike
-    assert engines.equal_export(model, fingerprint(model / "config.yaml"), {}) is None  # made of other weights
+        assert equal(**unlike) is None, unlike
+    assert equal(model / "config.yaml") is None  # made of other weights
+    assert equal(alignments=True) == export
+    with monkeypatch.context() as earlier:
+        earlier.setattr(engines, "read_report", lambda at: read_report(at).model_copy(update={"alignments": False}))
+        assert equal(alignments=True) is None
     export_model(model, "ctranslate2", export, verify=text, quantization="int8", force=True)
-    assert engines.equal_export(model, weights, {}) is None
-    assert engines.equal_export(model, weights, {"precision": "int8"}) == export
+    assert equal() is None
+    assert equal(precision="int8") == export
+    export_model(model, "ctranslate2", export, verify=text, without_layers="decoder.2", force=True)
+    assert equal() is None
+
+
+@pytest.mark.slow
+def test_an_export_that_translates_for_its_model_searches_as_the_model_does(
+    exported: tuple[Path, Path], written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the settings were when it was made."""
+    model = written(decoding={**EXACT, "beam_size": 1, "max_length": {"ratio": 0.0, "extra": 3, "limit": 3}})
+    exported[1].rename(model / "ctranslate2")
+    monkeypatch.setattr(engines, "faster", lambda *_: (True, 2.0))
+    with open_engine([str(model)], ModelOptions(None, "cpu", 1), trial=SENTENCES[:1]) as translator:
+        assert isinstance(translator, ServedTranslator)
+        found = [translation.text for translation in translator.translate(SENTENCES)]
+    assert found == [translation.text for translation in load_translator(model).translate(SENTENCES)]
 
 
 @pytest.mark.slow

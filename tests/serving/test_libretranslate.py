@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +19,7 @@ from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import ConfigError
 from ziggurat.serving.access import new_key
-from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.config import ModelConfigEntry, ServeConfig
 from ziggurat.serving.pool import ModelSource
 from ziggurat.serving.server import app_of
 
@@ -221,6 +222,7 @@ def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypat
         ({"beam_sise": 9}, False, "unknown key `decoding.beam_sise`; did you mean `decoding.beam_size`"),
         ({"beam_size": 99_999}, False, "decoding.beam_size"),
         ({"search": "sample"}, True, "decoding.search: sample"),
+        ({"precision": "int8"}, True, "decoding.precision: int8"),
     ],
 )
 def test_settings_that_a_model_cannot_have_are_refused_before_the_port_is_open(
@@ -243,6 +245,30 @@ def test_mistakes_of_the_command_and_its_file_are_named(tmp_path: Path, capfd: p
             main(["serve", *arguments])
         assert stop.value.code == 2
         assert said in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "differs"),
+    [
+        (["--threads", "2"], {"threads": 2}),
+        (["--device", "auto"], {"device": "auto"}),
+        (
+            ["beam_size=1", "length_penalty.alpha=0.2"],
+            {"decoding": {"beam_size": 1, "min_length": 0, "length_penalty": {"kind": "gnmt", "alpha": 0.2}}},
+        ),
+    ],
+)
+def test_what_is_typed_replaces_that_alone(
+    typed: list[str], differs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding = {"min_length": 0, "length_penalty": {"kind": "gnmt", "alpha": 1.0}}
+    entry = {"path": "a", "threads": 1, "device": "cuda:1", "decoding": decoding}
+    (file := tmp_path / "serve.yaml").write_text(json.dumps({"models": [entry]}), encoding="utf-8")
+    found: list[ServeConfig] = []
+    monkeypatch.setattr("ziggurat.serving.server.run_server", lambda config, say: found.append(config))
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", str(file), *typed])
+    assert found[0].models == [ModelConfigEntry.model_validate({**entry, **differs})]
 
 
 def test_a_text_in_the_target_language_comes_back(serve: Serve) -> None:

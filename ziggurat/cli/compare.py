@@ -59,9 +59,13 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
     models = [path for path in paths if Path(path).is_dir()]
     references = [read_text(path) for path in options.references]
     files, sources = _read(options, references, [path for path in paths if path not in models], models)
-    if not models and (options.opening.settings or options.output):
-        raise ConfigError("decoding settings and `--output` are for models; all systems are files of translations")
-    scoring = options.scoring
+    scoring, opening = options.scoring, options.opening
+    of_models = opening.settings or options.output or scoring.tag or opening.which or opening.threads
+    if not models and (of_models or opening.engine != "auto" or (opening.device != "auto" and scoring.comet is None)):
+        raise ConfigError(
+            "decoding settings, `--output`, `--tag`, `--which`, `--engine`, `--threads` and (but for COMET) `--device` "
+            "are for models; all systems are files of translations"
+        )
     # The tables of sentences need BLEU and chrF, whatever is asked for.
     needed = list(dict.fromkeys((*scoring.metrics, "bleu", "chrf")))
     test_set = scoring.test_set(references, sources)
@@ -85,7 +89,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
             assert sources is not None
             with (
                 warnings_shown(),
-                open_engine([path], options.opening, lines=len(sources), trial=trial_of(sources)) as translator,
+                open_engine([path], opening, lines=len(sources), trial=trial_of(sources)) as translator,
             ):
                 if not language_known:
                     test_set = scoring.test_set(references, sources, translator.target_language)

@@ -11,7 +11,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.models.run_folder import refuse_missing
 
 if TYPE_CHECKING:
+    from ziggurat.config import DecodingConfig
     from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
@@ -144,11 +145,10 @@ def open_engine(
         yield _open_served(folder, options, workers)
         return
     compared = options.engine == "auto" and trial and not (token_scores or beside_lines)
-    export = _equal_export(paths, options) if compared else None
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(_open_torch(paths, options, workers, lines))
-        if export is not None:
-            theirs = _open_served(export, options, workers, quiet=True)
+        if compared and (export := _equal_export(paths, options, ours.decoding)) is not None:
+            theirs = _open_served(export, replace(options, settings=dict(ours.decoding)), workers, quiet=True)
             taken, times = faster(ours, theirs, trial, workers)
             say(
                 f"{export} is {times:.2f} times as fast as PyTorch here: "
@@ -187,8 +187,11 @@ def _open_torch(
         yield translator
 
 
-def _equal_export(paths: Sequence[str], options: ModelOptions) -> Path | None:
-    """Return the export inside a single model if it would translate on the same device and to the same end."""
+def _equal_export(paths: Sequence[str], options: ModelOptions, decoding: DecodingConfig) -> Path | None:
+    """Return the export inside a single model if it would translate on the same device and to the same end.
+
+    `decoding` has the settings that PyTorch translates with.
+    """
     if len(paths) > 1 or options.without_layers is not None or options.device.partition(":")[0] not in ("auto", "cpu"):
         return None
     with importing():
@@ -196,13 +199,13 @@ def _equal_export(paths: Sequence[str], options: ModelOptions) -> Path | None:
 
         from ziggurat.data.files import fingerprint
         from ziggurat.decoding.engines import equal_export
-        from ziggurat.models.directory import CHECKPOINTS, locate_weights
+        from ziggurat.models.directory import CHECKPOINTS, locate_weights, weights_experiment
 
     if options.device == "auto" and torch.cuda.is_available():
         return None  # the trial would compare a GPU with a CPU
     path = Path(paths[0])
-    weights, _ = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
-    return equal_export(path, fingerprint(weights), options.settings)
+    weights, root = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
+    return equal_export(path, fingerprint(weights), weights_experiment(weights.parent, root).model, decoding)
 
 
 def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines: int | None) -> int:

@@ -67,7 +67,9 @@ def export(
     reference: Annotated[
         Path | None, typer.Option("--reference", help="Translation of the `--verify` text: BLEU must not fall.")
     ] = None,
-    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="By how much BLEU may fall.")] = 0.2,
+    tolerance: Annotated[
+        float | None, typer.Option("--tolerance", min=0, help="With --reference: by how much BLEU may fall [0.2].")
+    ] = None,
     check: Annotated[
         str | None, typer.Option("--check", help="Only list the targets that this configuration can be exported to.")
     ] = None,
@@ -89,6 +91,8 @@ def export(
         raise ConfigError("give a model, `--to TARGET` and `--out FOLDER` (or `--check CONFIG`)")
     if reference is not None and verify is None:
         raise ConfigError("`--reference` is the translation of the text in `--verify FILE`, which is missing")
+    if tolerance is not None and reference is None:
+        raise ConfigError("`--tolerance` is of BLEU against the translation in `--reference FILE`, which is missing")
     for path in (verify, reference):
         if path is not None:
             check_input(str(path))
@@ -97,7 +101,8 @@ def export(
     from ziggurat.export.package import package_choices
 
     package = package_choices(metadata or [], splitter) if metadata or splitter is not None else None
-    gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
+    most = Gate.tolerance if tolerance is None else tolerance
+    gate = None if verify is None or reference is None else Gate(verify, reference, most)
     report = export_model(
         model,
         to,

@@ -48,7 +48,13 @@ def diagnose(
     store: Annotated[
         Path | None, typer.Option("--store", help="Prepared data; default: data.store of the configuration.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device",
+            help="auto, cpu, cuda, cuda:1, ...; default: auto, or with --coordinates the configuration's.",
+        ),
+    ] = None,
     layers: Annotated[
         bool,
         typer.Option(
@@ -79,7 +85,7 @@ def diagnose(
     if coordinates:
         if layers or translate or store is not None:
             raise ConfigError("`--coordinates` is of a configuration: leave out `--layers`, `--translate`, `--store`")
-        check_coordinates(str(run), json=json)
+        check_coordinates(str(run), device, json=json)
         return
     refuse_missing(run)
     if translate and not layers:
@@ -87,7 +93,7 @@ def diagnose(
     from ziggurat.diagnosis.records import DEPTH_FILE
     from ziggurat.training.diagnose import diagnose as diagnose_run
 
-    records = diagnose_run(run, store=store, device=device, layers=layers, translate=translate, say=say)
+    records = diagnose_run(run, store=store, device=device or "auto", layers=layers, translate=translate, say=say)
     if json:
         print_json({"records": [record.as_dict() for record in records]})
     else:
@@ -165,6 +171,8 @@ def report(
         raise ConfigError(f"`--format {unknown[0]}`: choose from {', '.join(FORMATS)}")
     if (source is None) != (reference is None):
         raise ConfigError("`--source` and `--reference` belong together")
+    if source is not None and translations is not None:
+        raise ConfigError("`--translations N` is of the dev set, `--source` is translated whole: leave out one of them")
     check_one_stream(source, reference)
     for path in (source, reference):
         if path is not None:

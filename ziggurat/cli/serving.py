@@ -10,7 +10,7 @@ import typer
 from ziggurat.cli import importing
 from ziggurat.cli.options import decoding_settings, is_setting
 from ziggurat.cli.output import say
-from ziggurat.config.load import change_section, parse_as, read_config
+from ziggurat.config.load import change_section, joined, parse_as, read_config
 from ziggurat.errors import ConfigError
 
 __all__ = ["serve"]
@@ -42,7 +42,9 @@ def serve(
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each model.")
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; default: the file's, else auto.")
+    ] = None,
 ) -> None:
     """Serve translations over HTTP, to programs written for LibreTranslate.
 
@@ -62,11 +64,8 @@ def serve(
         print(make_key(keys, new_key))
         return
     settings = decoding_settings([text for text in models or [] if is_setting(text)], "--input")
-    named = [
-        {"path": path, "threads": threads, "device": device, "decoding": settings}
-        for path in models or []
-        if not is_setting(path)
-    ]
+    shared = {key: value for key, value in (("threads", threads), ("device", device)) if value is not None}
+    named = [{"path": path, **shared, "decoding": settings} for path in models or [] if not is_setting(path)]
     found = ServeConfig()
     if config is not None:
         found = parse_as(ServeConfig, read_config(config), str(config))
@@ -77,11 +76,8 @@ def serve(
         "metrics_token": metrics,
     }
     given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-    shared = {"threads": threads, "device": device} if threads is not None or device != "auto" else {}
-    of_file = [entry.model_dump() for entry in found.models]
-    for entry in of_file:  # what is typed goes before what is written
-        entry |= {key: value for key, value in shared.items() if value is not None}
-        entry["decoding"] = {**entry["decoding"], **settings}
+    # What is typed goes before what is written.
+    of_file = [joined(entry.model_dump(), {**shared, "decoding": settings}) for entry in found.models]
     given["models"] = [*named, *of_file]
     found = change_section(found, given, "")
     if not found.models:

@@ -223,10 +223,15 @@ def _figure(tried: Sequence[Tried]) -> Figure:
     return Figure("loss-by-rate", "Tuning", "Loss by learning rate", caption, in_words(panels), panels)
 
 
-def check_coordinates(config: str, *, json: bool) -> None:
-    """Print by how much the first ten updates change models of several widths and depths, and whether that is flat."""
+def check_coordinates(config: str, device: str | None = None, *, json: bool) -> None:
+    """Print by how much the first ten updates change models of several widths and depths, and whether that is flat.
+
+    `device` replaces that of the configuration.
+    """
     saved = Path(config) / CONFIG_FILE  # of a run or model
     experiment = load_experiment(saved) if saved.is_file() else load_named(config)
+    if device is not None:
+        experiment = change_section(experiment, {"training": {"device": device}}, "")
     from ziggurat.trainability.trial import open_data
     from ziggurat.trainability.tuning import Size, coordinates, resized, spread
 

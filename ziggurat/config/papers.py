@@ -18,6 +18,7 @@ from pydantic import Field
 
 from ziggurat.config.base import Section
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.load import joined
 from ziggurat.config.reference import entries
 from ziggurat.config.yaml_text import parse_yaml, to_yaml
 
@@ -242,7 +243,7 @@ def _resolve(file: _PaperFile, row: _SystemRow) -> PaperRecipe:
     content: dict[str, Any] = {}
     used = [file.fragments[name] for name in row.use]
     for part in (*(fragment.set for fragment in used), row.set):
-        content = _merged(content, part)
+        content = joined(content, part)
     return PaperRecipe(
         row.name,
         file.paper,
@@ -253,15 +254,6 @@ def _resolve(file: _PaperFile, row: _SystemRow) -> PaperRecipe:
         tuple(fragment.comment for fragment in used if fragment.comment),
         _ordered(content),  # merging leaves the keys in the order of the fragments, which no reader expects
     )
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `old` updated by `new`: mappings are merged, anything else is replaced."""
-    merged = dict(old)
-    for key, value in new.items():
-        before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 @cache

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
-from ziggurat.config import DecodingConfig, load_experiment
-from ziggurat.config.load import change_section
+from ziggurat.config import DecodingConfig, ModelConfig, load_experiment
 from ziggurat.data.workspace import recover
 from ziggurat.decoding.lines import Notices, TranslationWarning
 from ziggurat.errors import CheckpointError, ConfigError, printable
@@ -38,6 +37,7 @@ __all__ = [
     "faster",
     "is_served",
     "own_settings",
+    "positions_for",
     "read_report",
     "refuse_unserved",
     "served_folder",
@@ -64,7 +64,7 @@ _SUPPORTED = {
     *("beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"),
     *("alignments", "shortlist"),
 }
-_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
+_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not read them when it translates
 
 _EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goes into the folder"
 
@@ -115,8 +115,8 @@ def unserved(decoding: DecodingConfig) -> list[str]:
     return found
 
 
-def refuse_unserved(asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a setting that was asked for is one that CTranslate2 does not have.
+def refuse_unserved(asked: Mapping[str, Any], made: ExportReport) -> None:
+    """Raise ConfigError where a setting that was asked for is one that CTranslate2, or this export, does not have.
 
     Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
     hide this reason.
@@ -125,6 +125,11 @@ def refuse_unserved(asked: Mapping[str, Any]) -> None:
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
     if missing := ", ".join(own_settings(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
+    if (wanted := asked.get("precision")) not in (None, made.precision):
+        raise ConfigError(
+            f"`decoding.precision: {printable(str(wanted))}`: this export is {made.quantization or 'float32'}, as it "
+            "was written; `ziggurat export --to ctranslate2 --quantization` makes one in another precision"
+        )
 
 
 def served_folder(
@@ -162,29 +167,39 @@ def served_folder(
     return Path(exported[0]) if exported else inside
 
 
-def equal_export(path: str | Path, weights: str, asked: dict[str, Any]) -> Path | None:
+def positions_for(model: ModelConfig, decoding: DecodingConfig) -> int:
+    """Return the positions of either side that this search takes; begin- or end-of-sentence and a tag are counted."""
+    if model.embedding.positions == "learned":
+        return model.embedding.max_positions
+    return max(decoding.max_source_pieces, decoding.max_length.limit) + 2
+
+
+def equal_export(path: str | Path, weights: str, model: ModelConfig, decoding: DecodingConfig) -> Path | None:
     """Return the export inside a run or model directory if its translations are PyTorch's, but for rounding; else None.
 
     Args:
         path: the run or model directory.
-        weights: fingerprint of the file with the weights that PyTorch would translate with.
-        asked: keys of the `decoding` section that replace the saved ones.
+        weights: fingerprint of the file with the weights that PyTorch translates with.
+        model: the model that these weights are.
+        decoding: settings that PyTorch translates with; the export has to be opened with them, too, since its own may
+            be others by now.
 
-    That is so if it was made of these weights, has the precision that is asked for, and the search is one that both
-    engines do alike: `endings: beam` without a length penalty, or greedy (with a penalty CTranslate2 stops earlier,
-    ziggurat.decoding.served).
+    That is so if it was made of these weights with all their layers, in the same precision and for texts as long, and
+    the search is one that both engines do alike: `endings: beam` without a length penalty, or greedy (with a penalty
+    CTranslate2 stops earlier, ziggurat.decoding.served).
     """
     inside = Path(path) / _EXPORT_INSIDE
     if importlib.util.find_spec("ctranslate2") is None or not is_served(inside):
         return None
     try:
-        made = read_report(inside)
-        decoding = change_section(load_experiment(Path(path) / "config.yaml").decoding, asked, "decoding")
-        shortlisted = load_experiment(inside / "config.yaml").decoding.shortlist is not None
+        made, exported = read_report(inside), load_experiment(inside / "config.yaml")
     except (CheckpointError, ConfigError):
         return None  # whatever is wrong is told by the engine that comes to open it
-    same = made.precision == decoding.precision and not shortlisted and _searches_alike(decoding)
-    return inside if same and made.weights == weights else None
+    # Of the same weights, an export without some layers is another model.
+    same = made.weights == weights and exported.model == model and made.precision == decoding.precision
+    able = made.positions >= positions_for(model, decoding) and (made.alignments or not decoding.alignments)
+    alike = exported.decoding.shortlist is None and _searches_alike(decoding)
+    return inside if same and able and alike else None
 
 
 def _searches_alike(decoding: DecodingConfig) -> bool:
@@ -192,7 +207,8 @@ def _searches_alike(decoding: DecodingConfig) -> bool:
     penalty = decoding.length_penalty
     plain = decoding.beam_size == 1 or penalty.kind == "none" or not penalty.alpha
     # A shortest length shifts CTranslate2's scores: it rules tokens out before it normalises.
-    return decoding.endings == "beam" and plain and decoding.min_length == 0 and not unserved(decoding)
+    ordinary = decoding.endings == "beam" and decoding.shortlist is None and not unserved(decoding)
+    return ordinary and plain and decoding.min_length == 0
 
 
 class ExportReport(Form):

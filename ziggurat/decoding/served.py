@@ -82,11 +82,11 @@ class ServedTranslator:
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
         experiment = load_experiment(Path(path) / "config.yaml")
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
-        refuse_unserved(decoding)
+        self._made = read_report(Path(path))
+        refuse_unserved(decoding, self._made)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
-        report = read_report(Path(path))
-        self.max_positions, self.aligned = report.positions, report.alignments
+        self.max_positions, self.aligned = self._made.positions, self._made.alignments
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
@@ -150,7 +150,7 @@ class ServedTranslator:
     def _settings(self, tag: str | None, token_scores: bool = False, **changes: Any) -> Call:
         """Return the settings of a call. Raises ConfigError."""
         asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
-        refuse_unserved(asked)
+        refuse_unserved(asked, self._made)
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")

@@ -63,6 +63,10 @@ def import_checkpoint(
     if is_marian(checkpoint):
         model = read_marian(checkpoint, dictionaries, models, pair)
     elif checkpoint.is_dir():
+        if dictionaries:
+            raise ConfigError(
+                f"{checkpoint}: a folder of transformers has its vocabulary in vocab.json; leave out `--dictionary`"
+            )
         model = read_huggingface(checkpoint, models, pair)
     elif checkpoint.suffix == ".bin":
         raise DataError(

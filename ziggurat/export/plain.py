@@ -20,7 +20,7 @@ from ziggurat.config import DecodingConfig, Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.decoding.engines import own_settings
+from ziggurat.decoding.engines import own_settings, positions_for
 from ziggurat.export.anatomy import Anatomy, LayerMatrices, StackMatrices, dissect
 from ziggurat.models.build import assemble, build_model
 from ziggurat.models.directory import OpenedModel, load_weights, weights
@@ -120,10 +120,7 @@ class ExportedModel:
     @property
     def positions(self) -> int:
         """Positions of either side in exported tables; begin- or end-of-sentence and a tag are counted."""
-        embedding, decoding = self.experiment.model.embedding, self.experiment.decoding
-        if embedding.positions == "learned":
-            return embedding.max_positions
-        return max(decoding.max_source_pieces, decoding.max_length.limit) + 2
+        return positions_for(self.experiment.model, self.experiment.decoding)
 
     def seq2seq(self) -> Seq2Seq:
         """Return the model in torch, in evaluation mode on the CPU."""

@@ -58,6 +58,7 @@ __all__ = [
     "refuse_replacing",
     "verify",
     "weights",
+    "weights_experiment",
     "weights_origin",
     "write_model_directory",
     "write_tensors",
@@ -181,8 +182,7 @@ def open_model(
 
     Args:
         path: the folder.
-        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first of these
-            that is there.
+        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there.
         device: where to put the model; see ziggurat.models.device.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.models.prune).
 
@@ -194,11 +194,10 @@ def open_model(
     weights_file, root = locate_weights(path, which)
     for folder in dict.fromkeys((root, weights_file.parent)):
         check_folder(folder)
-    experiment = _experiment(weights_file.parent, root)
+    experiment = weights_experiment(weights_file.parent, root)
     source, target = tokenizers = load_tokenizers(root)
     check_fit(experiment.model, (source.size, target.size), base_file(weights_file) or weights_file)
-    # Without initial values: the file has every parameter (load_weights checks that), and buffers are made with the
-    # modules.
+    # Without initial values: the file has every parameter (load_weights checks), and modules make their buffers.
     tensors, origin = read_weights(weights_file), weights_origin(path, weights_file)
     if any(left_out):
         smaller, tensors = prune(experiment.model, tensors, left_out)
@@ -255,7 +254,7 @@ def _has_config(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file() or (run_of(path) / CONFIG_FILE).is_file()
 
 
-def _experiment(folder: Path, root: Path) -> Experiment:
+def weights_experiment(folder: Path, root: Path) -> Experiment:
     """Return the configuration of the weights in `folder` of the run `root`: a growing run has several depths."""
     if (folder / CONFIG_FILE).is_file():
         return load_experiment(folder / CONFIG_FILE)

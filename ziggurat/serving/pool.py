@@ -15,7 +15,7 @@ from typing import Any
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.languages import language_name
 from ziggurat.config.load import change_section
-from ziggurat.decoding.engines import SERVED_FILE, is_served, refuse_unserved, tells_alignments
+from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, tells_alignments
 from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
@@ -64,7 +64,7 @@ class ModelSource:
         found = load_experiment(self.path / "config.yaml")
         try:
             if self.is_exported:
-                refuse_unserved(self.decoding)
+                refuse_unserved(self.decoding, read_report(self.path))
             change_section(found.decoding, self.decoding, "decoding")
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from None
