@@ -18,6 +18,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.build import refuse_two_vocabularies
 from ziggurat.models.device import usable_device
 from ziggurat.models.low_rank import BASE
 from ziggurat.threads import share_cores
@@ -101,6 +102,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     if not resume:
         refuse_existing(run)
         refuse_other_store(experiment, store)
+        refuse_two_vocabularies(experiment.model, store.source, store.target)
     refuse_without_links(experiment, store)
     # As early as possible: it reads every file of the store, beside all that follows.
     store_check = StoreCheck(store, processes)
