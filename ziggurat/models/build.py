@@ -19,7 +19,6 @@ from torch.overrides import TorchFunctionMode
 from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
-from ziggurat.data.subword import Tokenizer, same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.init import ModelDepth, Role, Slot, assign_roles, constant_omega, initialise
 from ziggurat.init.transfer import Scale, scales
@@ -41,22 +40,9 @@ __all__ = [
     "model_slots",
     "parameter_roles",
     "parameter_scales",
-    "refuse_two_vocabularies",
     "set_recompute",
     "stack_residuals",
 ]
-
-
-def refuse_two_vocabularies(config: ModelConfig, source: Tokenizer, target: Tokenizer) -> None:
-    """Raise ConfigError where one row of a shared embedding would stand for one piece here and another there.
-
-    Equal sizes do not tell: two vocabularies that were trained apart have the same one by default.
-    """
-    if config.embedding.sharing == "all" and source is not target and not same_vocabulary(source, target):
-        raise ConfigError(
-            "`model.embedding.sharing: all` needs one vocabulary for both sides, but the data have two; use `decoder`, "
-            "or prepare the data with a joint vocabulary"
-        )
 
 
 def build_model(

@@ -17,8 +17,9 @@ from ziggurat.data.corpus import MANIFEST, read_manifest
 from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
-from ziggurat.models.build import assemble, count_parameters, refuse_two_vocabularies
+from ziggurat.models.build import assemble, count_parameters
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.vocabularies import refuse_two_vocabularies
 
 __all__ = ["Inspection", "VocabularySizes", "bare_model", "inspect_experiment", "parts", "vocabulary_sizes"]
 

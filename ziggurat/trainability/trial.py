@@ -28,8 +28,8 @@ from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.diagnosis.probe import measure
-from ziggurat.models.build import refuse_two_vocabularies
 from ziggurat.models.device import random_state_kept, usable_device
+from ziggurat.models.vocabularies import refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
