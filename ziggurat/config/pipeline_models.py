@@ -11,7 +11,7 @@ from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, 
 from ziggurat.config.data import SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
-from ziggurat.config.model import ModelConfig
+from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.train import TrainingConfig
@@ -79,6 +79,8 @@ class TrainedConfig(Section):
         for key in ("subword", "unicode"):
             if key in data:
                 taken[key] = data[key]
+        if isinstance(model := content.get("model"), dict) and "model" in taken:
+            taken["model"] = without_sizes(taken["model"], model.get("preset"))
         return _overlaid(taken, content)
 
     @model_validator(mode="after")
