@@ -15,6 +15,7 @@ from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.train import TrainingConfig
+from ziggurat.config.unheeded import unread_files
 from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.errors import ConfigError
 
@@ -89,6 +90,8 @@ class TrainedConfig(Section):
             raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
         if self.training.start_from is not None:
             raise ValueError("`training.start_from` is not for a pipeline, whose models begin from nothing")
+        if unread := unread_files(self.subword):
+            raise ValueError(unread[0].replace("data.subword", "subword"))
         return self
 
 

@@ -13,10 +13,12 @@ from torch import nn
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.data import DataConfig
 from ziggurat.config.methods import Method, methods_in_use
+from ziggurat.config.unheeded import unread_files
 from ziggurat.data.corpus import MANIFEST, read_manifest
 from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
+from ziggurat.errors import ConfigError
 from ziggurat.models.build import assemble, count_parameters
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.vocabularies import refuse_two_vocabularies
@@ -111,6 +113,8 @@ def _vocabularies(data: DataConfig, folder: Path | None) -> tuple[tuple[Tokenize
         stale = f"; {store} was prepared with others"
     if data.subword.kind in ("existing", "vocabulary"):
         return existing_tokenizers(data.subword, data.unicode, _tags(data)), f"the files of data.subword{stale}"
+    if unread := unread_files(data.subword):
+        raise ConfigError(unread[0])
     return None, f"data.subword{stale}"
 
 
