@@ -28,6 +28,10 @@ METHODS = {"deepnorm": "deepnorm", "no_norm": "t_fixup", "fixup": "fixup"}
 """Residual -> the initialisation that goes with it."""
 
 
+RNMT = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
+PLANNED = {"wiring": {"planned_encoder_layers": 30}}
+
+
 @pytest.mark.parametrize(
     ("values", "keys"),
     [
@@ -40,10 +44,21 @@ METHODS = {"deepnorm": "deepnorm", "no_norm": "t_fixup", "fixup": "fixup"}
         ({"decoder": {"residual": "admin"}, "wiring": {"omega_trainable": False}}, []),
         ({"init": {"exponent": 0.5}}, ["model.init.exponent"]),
         ({"init": {"kind": "depth_scaled", "exponent": 0.5}}, []),
-        ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}, "layer_norm_epsilon": 1e-3,
-          "init": {"qkv": "separate"}}, ["model.layer_norm_epsilon", "model.init.qkv"]),
+        ({**RNMT, "layer_norm_epsilon": 1e-3, "init": {"qkv": "separate"}},
+         ["model.layer_norm_epsilon", "model.init.qkv"]),
+        ({**RNMT, "d_ff": 99}, ["model.d_ff"]),
+        ({**RNMT, "preset": "big"}, []),
         ({"attention": {"share_value": False}, "dropout": {"transparent": 0.2}},
          ["model.attention.share_value", "model.dropout.transparent"]),
+        ({"encoder": {"history": "dense"}, "combination": {"groups": 2}}, ["model.combination.groups"]),
+        ({"encoder": {"history": "depth_weighted"}, "decoder": {"history": "average"}, "combination": {"groups": 2}},
+         []),
+        ({"encoder": {"history": "dlcl"}, "combination": {"norm": "none", "normalize_embedding": True}},
+         ["model.combination.normalize_embedding"]),
+        ({"encoder": {"history": "dlcl", "residual": "pre"}, "decoder": {"history": "dlcl"}, "residual": "rezero",
+          "combination": {"normalize_embedding": True}}, []),
+        (PLANNED, ["model.wiring.planned_encoder_layers"]),
+        ({**PLANNED, "dropout": {"sublayer": 0.1}}, []),
     ],
 )  # fmt: skip
 def test_settings_without_meaning_are_named(values: dict[str, Any], keys: list[str]) -> None:
@@ -74,6 +89,10 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"training.validation": {"decode": False, "beam_size": 2, "max_sentences": 9, "max_length": None}},
          ["validation.beam_size", "validation.max_length", "validation.max_sentences"]),
         ({"training.validation": {"metric": "bleu", "max_share": 0.5}}, ["validation.max_share"]),
+        ({"training.checkpoint": {"keep_best_per_direction": 2}, "data.dev": [{"path": "a.tsv"}, {"path": "b.tsv"}]},
+         ["checkpoint.keep_best_per_direction"]),
+        ({"training.checkpoint": {"keep_best_per_direction": 2},
+          "data.dev": [{"path": "a.tsv"}, {"path": "b.tsv", "source_language": "fr"}]}, []),
         ({"decoding": {"diverse_strength": 0.9}}, ["diverse_strength"]),
         ({"decoding": {"diverse_strength": 0.9, "diverse_groups": 2}}, []),
         ({"decoding.length_penalty": {"kind": "none", "alpha": 1.0}}, ["length_penalty.alpha"]),
@@ -87,7 +106,7 @@ def test_settings_without_meaning_in_other_sections_are_told(settings: dict[str,
     for path, values in settings.items():
         section, _, key = path.partition(".")
         changes[section] = {**changes.get(section, {}), **({key: values} if key else values)}
-    (section,) = {path.partition(".")[0] for path in settings}
+    section = next(iter(settings)).partition(".")[0]
     said = notices(Experiment.model_validate(changes))
     assert said == [f"`{section}.{key}` is set, but has no effect beside the other choices" for key in keys]
 
@@ -141,6 +160,8 @@ def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
          []),
         ({"encoder": {"residual": "ln_scaling"}, "init": {"kind": "depth_scaled"}}, ["cancels the gain"]),
         ({"residual": "ln_scaling"}, []),
+        ({"init": {"kind": "uniform"}}, [r"is RNMT\+'s: of a Transformer it sets embeddings"]),
+        ({**RNMT, "init": {"kind": "uniform"}}, []),
     ],
 )  # fmt: skip
 def test_half_chosen_methods_and_those_that_work_against_each_other_are_told(

@@ -154,11 +154,13 @@ class InitFacts(Facts):
         elsewhere: what it does to a stack whose residual it was not made for; "": what any stack can have.
         three_branches: the method's name, where its constants count three branches to every decoder layer.
         rnmt: RNMT+ can have it.
+        depth: weights start by the depth of the stacks, not by the numbers of their layers alone.
     """
 
     elsewhere: str = ""
     three_branches: str = ""
     rnmt: bool = False
+    depth: bool = False
 
 
 _VASWANI = "Vaswani et al. 2017"
@@ -226,10 +228,11 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     ),
 }
 
-_ANY_COMBINATION = frozenset({"combination.dropout", "combination.groups", "combination.unit"})
+_ANY_COMBINATION = frozenset({"combination.dropout", "combination.unit"})
+_GROUPS = frozenset({"combination.groups"})
 _OVER_LAYERS = _ANY_COMBINATION | {"combination.norm", "combination.normalize_embedding", "combination.window"}
 _ATTENTIVE = frozenset({"combination.unit"})
-_LEARNED = _OVER_LAYERS | {"combination.learnable", "combination.start", "combination.softmax"}
+_LEARNED = _OVER_LAYERS | _GROUPS | {"combination.learnable", "combination.start", "combination.softmax"}
 
 HISTORIES: dict[HistoryKind, HistoryFacts] = {
     "latest": HistoryFacts(None),
@@ -240,7 +243,7 @@ HISTORIES: dict[HistoryKind, HistoryFacts] = {
     "top_only": HistoryFacts(_DLCL, _LEARNED),
     "depth_weighted": HistoryFacts(
         "Pagliardini et al. 2024",
-        _ANY_COMBINATION | {"combination.learnable", "combination.period", "combination.dilation"},
+        _ANY_COMBINATION | _GROUPS | {"combination.learnable", "combination.period", "combination.dilation"},
     ),
     "attention_residuals": HistoryFacts("Kimi Team 2026", _ATTENTIVE),
     "block_attention_residuals": HistoryFacts("Kimi Team 2026", _ATTENTIVE | {"combination.period"}, period=6),
@@ -275,14 +278,15 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
     "xavier": InitFacts("Glorot and Bengio 2010", _QKV, rnmt=True),
     "depth_scaled": InitFacts(_MATT, _QKV | {"init.alpha", "init.exponent"}),
     "admin": InitFacts(_ADMIN, _QKV | {"init.omega", "init.profile_tokens"}),  # elsewhere it is Glorot's
-    "deepnorm": InitFacts(_DEEPNET, elsewhere=_SMALLER_BRANCHES, three_branches="DeepNorm"),
+    "deepnorm": InitFacts(_DEEPNET, elsewhere=_SMALLER_BRANCHES, three_branches="DeepNorm", depth=True),
     "magneto": InitFacts(
         _MAGNETO,
         _QKV,
         elsewhere="makes value, output and feed-forward weights larger by depth",
         three_branches="Magneto",
+        depth=True,
     ),
-    "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup"),
-    "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero"),
+    "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup", depth=True),
+    "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero", depth=True),
     "uniform": InitFacts("Chen et al. 2018", _QKV | {"init.uniform"}, rnmt=True),
 }

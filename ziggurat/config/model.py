@@ -64,7 +64,8 @@ class ModelConfig(Section):
     d_model: Width = Field(default=512, ge=2)
     """Width of the residual stream."""
     d_ff: Width = Field(default=2048, ge=1)
-    """Width inside the feed-forward networks (swiglu: two thirds of it, for the same number of parameters)."""
+    """Width inside the feed-forward networks (swiglu: two thirds of it, for the same number of parameters;
+    rnmt has none)."""
     heads: Width = Field(default=8, ge=1)
     """Attention heads; must divide `d_model`."""
     residual: ResidualKind = "pre"

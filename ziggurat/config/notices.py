@@ -43,6 +43,11 @@ def _halves(model: ModelConfig) -> Iterator[str]:
                     f"`init.kind: {kind}` is for all layers: it {elsewhere} in those of the {side} with {these} "
                     f"too, which were not made for that (`model.{side}.ranges`)"
                 )
+    if model.init.kind == "uniform" and model.family != "rnmt":
+        yield (
+            "`init.kind: uniform` is RNMT+'s: of a Transformer it sets embeddings and output projection alone, and the "
+            "maps in its layers start as in `xavier`"
+        )
     yield from _three_branches(model)
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         paper = residuals[side] == ("none",) * stack.layers and model.combination.unit == "sublayer"
@@ -101,6 +106,9 @@ def notices(experiment: Experiment) -> list[str]:
     model, training = experiment.model, experiment.training
     unused = [*unheeded_in_data(experiment.data), *unheeded(model), *unheeded_in_training(training)]
     unused += unheeded_in_decoding(experiment.decoding)
+    one_direction = len(set(map(experiment.data.languages_of, experiment.data.dev))) == 1
+    if one_direction and training.checkpoint.keep_best_per_direction:
+        unused.append("training.checkpoint.keep_best_per_direction")
     said = language_notices(experiment.data)
     said += [f"`{key}` is set, but has no effect beside the other choices" for key in unused]
     if training.compile == "layers" and model.combination.unit == "sublayer":

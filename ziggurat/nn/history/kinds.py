@@ -103,12 +103,12 @@ def _triangle(options: HistoryOptions) -> Tensor:
 
 def dense(options: HistoryOptions) -> History:
     """Return a Dlcl whose weights stay 1: dense residual connections (Wang et al. 2019, figure 2b)."""
-    return Dlcl(dataclasses.replace(options, start="one", learnable=False, softmax=False))
+    return Dlcl(dataclasses.replace(options, start="one", learnable=False, softmax=False, groups=1))
 
 
 def average(options: HistoryOptions) -> History:
     """Return a Dlcl whose rows stay averages (Wang et al. 2019, table 6)."""
-    return Dlcl(dataclasses.replace(options, start="average", learnable=False, softmax=False))
+    return Dlcl(dataclasses.replace(options, start="average", learnable=False, softmax=False, groups=1))
 
 
 class Blocks(Dlcl):
