@@ -261,7 +261,8 @@ class TestRefusals:
     def test_nothing_left(self, project: Project, kind: str) -> None:
         project.add("train", ["", "a"], ["b", " "])
         (project.folder / "v").write_text("a\n")
-        project.settings["subword"] = {"kind": kind, "source_vocabulary": str(project.folder / "v")}
+        files = {"source_vocabulary": str(project.folder / "v")} if kind == "vocabulary" else {}
+        project.settings["subword"] = {"kind": kind, **files}
         self.refused(project, r"2 of 2 pairs skipped \(empty 2\), nothing left to train on")
 
     def test_truncated_gzip(self, project: Project) -> None:
