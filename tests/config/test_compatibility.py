@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from tests.composition import refusal
+from tests.config.update_golden import load_once
 from ziggurat.config.compatibility import unheeded, unlike
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.notices import notices
+from ziggurat.config.recipes import recipe_names
+from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 from ziggurat.training.schedule import learning_rate
 
 DATA = {
@@ -23,6 +26,10 @@ DATA = {
 
 METHODS = {"deepnorm": "deepnorm", "no_norm": "t_fixup", "fixup": "fixup"}
 """Residual -> the initialisation that goes with it."""
+
+
+RNMT = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
+PLANNED = {"wiring": {"planned_encoder_layers": 30}}
 
 
 @pytest.mark.parametrize(
@@ -37,14 +44,77 @@ METHODS = {"deepnorm": "deepnorm", "no_norm": "t_fixup", "fixup": "fixup"}
         ({"decoder": {"residual": "admin"}, "wiring": {"omega_trainable": False}}, []),
         ({"init": {"exponent": 0.5}}, ["model.init.exponent"]),
         ({"init": {"kind": "depth_scaled", "exponent": 0.5}}, []),
-        ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}, "layer_norm_epsilon": 1e-3,
-          "init": {"qkv": "separate"}}, ["model.layer_norm_epsilon", "model.init.qkv"]),
+        ({**RNMT, "layer_norm_epsilon": 1e-3, "init": {"qkv": "separate"}},
+         ["model.layer_norm_epsilon", "model.init.qkv"]),
+        ({**RNMT, "d_ff": 99}, ["model.d_ff"]),
+        ({**RNMT, "preset": "big"}, []),
         ({"attention": {"share_value": False}, "dropout": {"transparent": 0.2}},
          ["model.attention.share_value", "model.dropout.transparent"]),
+        ({"encoder": {"history": "dlcl"}, "combination": {"norm": "none", "normalize_embedding": True}},
+         ["model.combination.normalize_embedding"]),
+        ({"encoder": {"history": "dlcl", "residual": "pre"}, "decoder": {"history": "dlcl"}, "residual": "rezero",
+          "combination": {"normalize_embedding": True}}, []),
+        (PLANNED, ["model.wiring.planned_encoder_layers"]),
+        ({**PLANNED, "dropout": {"sublayer": 0.1}}, []),
     ],
 )  # fmt: skip
 def test_settings_without_meaning_are_named(values: dict[str, Any], keys: list[str]) -> None:
     assert unheeded(ModelConfig.model_validate(values)) == keys
+
+
+EXISTING = {"kind": "existing", "source_model": "a.spm"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        ({"data.subword": {"vocabulary_size": 99, "joint": True, "sample_pairs": 9}}, []),
+        ({"data.subword": {**EXISTING, "vocabulary_size": 99, "byte_fallback": False, "character_coverage": 0.9}},
+         ["subword.vocabulary_size", "subword.byte_fallback", "subword.character_coverage"]),
+        ({"data.subword": {"kind": "vocabulary", "source_vocabulary": "a", "joint": False, "sample_pairs": 9}},
+         ["subword.joint", "subword.sample_pairs"]),
+        ({"data.subword": {"source_model": "a.spm"}}, ["subword.source_model"]),
+        ({"data.dev": [{"path": "a.tsv"}, {"path": "b.tsv", "weight": 2}]}, ["dev.1.weight"]),
+        ({"data.filters": {"min_script_share": 0.9}}, ["filters.min_script_share"]),
+        ({"data.filters": {"min_script_share": 0.9, "target_script": "Latin"}}, []),
+        ({"data.filters": {"min_script_share": 0.9},
+          "data.train": [{"path": "a.tsv", "filters": {"source_script": "Latin"}}]}, []),
+        ({"data.alignment": {"symmetrise": "union", "pairs": 9}}, ["alignment.symmetrise", "alignment.pairs"]),
+        ({"data.alignment": {"compute": "eflomal", "symmetrise": "union", "pairs": 9}}, ["alignment.pairs"]),
+        ({"data.alignment": {"compute": "hmm", "symmetrise": "union", "pairs": 9}}, []),
+        ({"training.validation": {"beam_size": 2, "max_sentences": 9, "max_length": None, "max_share": 0.5}}, []),
+        ({"training.validation": {"decode": False, "beam_size": 2, "max_sentences": 9, "max_length": None}},
+         ["validation.beam_size", "validation.max_length", "validation.max_sentences"]),
+        ({"training.validation": {"metric": "bleu", "max_share": 0.5}}, ["validation.max_share"]),
+        ({"training.checkpoint": {"keep_best_per_direction": 2}, "data.dev": [{"path": "a.tsv"}, {"path": "b.tsv"}]},
+         ["checkpoint.keep_best_per_direction"]),
+        ({"training.checkpoint": {"keep_best_per_direction": 2},
+          "data.dev": [{"path": "a.tsv"}, {"path": "b.tsv", "source_language": "fr"}]}, []),
+        ({"decoding": {"diverse_strength": 0.9}}, ["diverse_strength"]),
+        ({"decoding": {"diverse_strength": 0.9, "diverse_groups": 2}}, []),
+        ({"decoding.length_penalty": {"kind": "none", "alpha": 1.0}}, ["length_penalty.alpha"]),
+        ({"decoding.length_penalty": {"kind": "gnmt", "alpha": 1.0, "length_ratio": 1.1}},
+         ["length_penalty.length_ratio"]),
+        ({"decoding.length_penalty": {"kind": "lingvo", "coverage": 0.1, "length_ratio": 1.1}}, []),
+    ],
+)  # fmt: skip
+def test_settings_without_meaning_in_other_sections_are_told(settings: dict[str, Any], keys: list[str]) -> None:
+    changes: dict[str, Any] = {"data": DATA}
+    for path, values in settings.items():
+        section, _, key = path.partition(".")
+        changes[section] = {**changes.get(section, {}), **({key: values} if key else values)}
+    section = next(iter(settings)).partition(".")[0]
+    said = notices(Experiment.model_validate(changes))
+    assert said == [f"`{section}.{key}` is set, but has no effect beside the other choices" for key in keys]
+
+
+@pytest.mark.slow
+def test_recipes_set_nothing_that_has_no_effect() -> None:
+    """Sections outside the model, which is that of a paper's table."""
+    for name in recipe_names():
+        experiment = load_once(name)
+        unheeded = unheeded_in_data(experiment.data), unheeded_in_training(experiment.training)
+        assert (*unheeded, unheeded_in_decoding(experiment.decoding)) == ([], [], []), name
 
 
 def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
@@ -87,6 +157,8 @@ def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
          []),
         ({"encoder": {"residual": "ln_scaling"}, "init": {"kind": "depth_scaled"}}, ["cancels the gain"]),
         ({"residual": "ln_scaling"}, []),
+        ({"init": {"kind": "uniform"}}, [r"is RNMT\+'s: of a Transformer it sets embeddings"]),
+        ({**RNMT, "init": {"kind": "uniform"}}, []),
     ],
 )  # fmt: skip
 def test_half_chosen_methods_and_those_that_work_against_each_other_are_told(

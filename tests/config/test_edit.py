@@ -66,6 +66,7 @@ def test_what_the_user_wrote_stays_and_changed_keys_are_put_into_it() -> None:
         ("model:\n  encoder: &stack {layers: 3}\n  decoder: *stack\n", ["model.encoder.layers=4"]),
         ("model:\n  encoder: &stack {layers: 3}\n  decoder: {<<: *stack}\n", ["model.decoder.layers=4"]),
         ("model:\n  encoder:\n    layers: 3\n  decoder:\n    layers: 3\n", ["model.encoder={layers: 5}"]),
+        ("model:\n  d_model: 192\n", ["model.preset=base", "model.d_ff=64"]),
         ('"model": {"preset": "base"}\n', ["data.store='a, b]'", "data.target_language='no'"]),
         ("model: {preset: base} # no line feed", []),
         ("model:\n\n\n", []),

@@ -161,6 +161,23 @@ def test_preset_fills_only_what_is_not_written() -> None:
     assert (model.d_model, model.d_ff, model.heads) == (1024, 8192, 16)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "sizes"),
+    [
+        (["model.preset=tiny"], (128, 512, 4)),
+        (["model.d_ff=99", "model.preset=tiny"], (128, 99, 4)),
+        (["model={d_ff: 99}", "model.preset=tiny"], (128, 99, 4)),
+        (["model.preset=null"], (192, 7, 8)),
+        (["model.heads=4"], (192, 7, 4)),
+    ],
+)
+def test_a_preset_that_overrides_takes_the_place_of_sizes(overrides: list[str], sizes: tuple[int, ...]) -> None:
+    text = MINIMAL + "model: {preset: base, d_model: 192, d_ff: 7}\n"
+    model = parse_experiment(text, "x", overrides).model
+    assert (model.d_model, model.d_ff, model.heads) == sizes
+    assert parse_experiment(dump(parse_experiment(text, "x")), "saved", overrides).model == model
+
+
 def test_two_vocabularies_cannot_share_all_embeddings() -> None:
     text = MINIMAL.replace("store: s", "store: s, subword: {joint: false}")
     with pytest.raises(ConfigError, match="needs one vocabulary for both sides"):

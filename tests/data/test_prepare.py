@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
+from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.data import inputs, sampling
 from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.inputs import find_corpora
@@ -259,7 +261,8 @@ class TestRefusals:
     def test_nothing_left(self, project: Project, kind: str) -> None:
         project.add("train", ["", "a"], ["b", " "])
         (project.folder / "v").write_text("a\n")
-        project.settings["subword"] = {"kind": kind, "source_vocabulary": str(project.folder / "v")}
+        files = {"source_vocabulary": str(project.folder / "v")} if kind == "vocabulary" else {}
+        project.settings["subword"] = {"kind": kind, **files}
         self.refused(project, r"2 of 2 pairs skipped \(empty 2\), nothing left to train on")
 
     def test_truncated_gzip(self, project: Project) -> None:
@@ -364,6 +367,24 @@ def test_vocabulary_kind_reproduces_segmented_text(project: Project) -> None:
     assert store.train.pairs([0])[1][0].tolist() == [0, 1, 2]
     assert store.dev is not None
     assert store.dev.texts([0]) == (["der Tu@@ rm"], ["the tower"])
+
+
+@pytest.mark.parametrize(
+    ("subword", "said"),
+    [
+        ({"source_model": "a.spm"}, r"source_model` is read with `kind: existing` only, not with `kind: bpe`"),
+        ({"kind": "unigram", "target_vocabulary": "a"}, r"target_vocabulary` .* `data\.subword\.kind=vocabulary`"),
+        ({"kind": "existing", "source_model": "a.spm", "source_vocabulary": "a"}, r"source_vocabulary` is read"),
+    ],
+)
+def test_files_of_vocabularies_that_are_not_read_are_refused(
+    project: Project, subword: dict[str, str], said: str
+) -> None:
+    project.settings["subword"] = subword
+    with pytest.raises(ConfigError, match=said):
+        project.prepare()
+    with pytest.raises(ValidationError, match=said.replace(r"data\.", "")):
+        TrainedConfig.model_validate({"subword": subword})
 
 
 def test_existing_models_of_another_store(project: Project, tmp_path: Path) -> None:

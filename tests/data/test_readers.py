@@ -314,6 +314,7 @@ def test_missing_files_name_the_key(tmp_path: Path) -> None:
         ({"path": "a.tsv", "columns": [1, 1]}, "data.train.0.columns"),
         ({"path": "a.txt", "format": "text"}, "data.train.0.format"),
         ({"source": "a", "target": "b", "format": "tsv"}, "data.train.0.format"),
+        ({"source": "a", "target": "b", "columns": [0, 1]}, "data.train.0.columns"),
     ],
 )
 def test_impossible_formats_name_the_key(

@@ -18,6 +18,7 @@ from tests.decoding.doubles import CopyModel
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.model import ModelConfig
+from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
@@ -340,12 +341,22 @@ def test_several_directories_open_as_one_translator(tmp_path: Path, tokenizer: S
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_other_vocabularies_are_refused(tmp_path: Path, tokenizer: SentencePieceTokenizer, side: str) -> None:
-    other = SentencePieceTokenizer(tokenizer.model, tags=["<new>", "<bt>"])  # as large, but ids differ
+@pytest.mark.parametrize(
+    ("tags", "unicode", "said"),
+    [
+        (["<new>", "<bt>"], "none", "its {side} vocabulary is not that of"),  # as large, but ids differ
+        (["<bt>", "<new>"], "nfkc", "normalised by `data.unicode: nfkc`, but that of .* by `none`"),
+    ],
+)
+def test_other_vocabularies_are_refused(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, side: str, tags: list[str], unicode: UnicodeForm, said: str
+) -> None:
+    tokenizer = SentencePieceTokenizer(tokenizer.model, tags=["<bt>", "<new>"])
+    other = SentencePieceTokenizer(tokenizer.model, unicode, tags)
     assert other.size == tokenizer.size
     sides = {"source": tokenizer, "target": tokenizer, side: other}
     paths = [directory(tmp_path / "a", tokenizer, tokenizer, 1), directory(tmp_path / "b", **sides, layers=1)]
-    with pytest.raises(ConfigError, match=f"its {side} vocabulary is not that of") as refused:
+    with pytest.raises(ConfigError, match=said.format(side=side)) as refused:
         load_translator(paths, device="cpu")
     assert all(str(path) in str(refused.value) for path in paths)
     assert len(load_translator([paths[1]] * 2, device="cpu").models) == 2

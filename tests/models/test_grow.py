@@ -132,6 +132,8 @@ def test_constants_of_depth_stay() -> None:
     alphas = {layer.ffn_residual.skip for m in (shallow, grown) for layer in m.encoder.layers}  # type: ignore[union-attr]
     assert len(alphas) == 1
     assert alphas == {0.81 * (4**4 * deep.decoder.layers) ** (1 / 16)}
+    plain = small_model({"residual": "pre"})
+    assert at_depth(plain, 9, 9).wiring == plain.wiring, "a model without such constants has no planned depth"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from tests.composition import model as small_model
 from tests.models.sentences import MASK, SOURCE, TARGET, V
-from ziggurat.config.kinds import HISTORIES
+from ziggurat.config.compatibility import depth_matters
+from ziggurat.config.kinds import HISTORIES, HistoryKind, InitKind, ResidualKind
 from ziggurat.models.build import build_model
 from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Seq2Seq
@@ -443,3 +444,24 @@ def test_layer_drop_with_combined_sublayers_skips_whole_layers() -> None:
         assert 0 < len(called) < 2 * DEPTH
         assert called[::2] == [(n, "self_attn_residual") for n, _ in called[::2]]
         assert called[1::2] == [(n, "ffn_residual") for n, _ in called[::2]]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *({"residual": kind} for kind in get_args(ResidualKind)),
+        *({"init.kind": kind, "residual": "admin"} for kind in get_args(InitKind)),
+        *({"init.omega": omega, "init.kind": "admin", "residual": "admin"} for omega in ("log", "linear", "one")),
+        *({"encoder.history": kind, "decoder.history": kind} for kind in get_args(HistoryKind)),
+        {"wiring.layer_scale": 0.1, "residual": "layer_scale"},
+    ],
+    ids=lambda choices: "-".join(map(str, choices.values())),
+)
+def test_planned_depths_mean_something_where_they_change_a_model(choices: dict[str, Any]) -> None:
+    """Its values at the start, or what it computes with them."""
+    sized = [{**choices, "encoder.layers": 2, "wiring.planned_encoder_layers": planned} for planned in (None, 30)]
+    values = []
+    for model in (built(each).eval() for each in sized):
+        output = model.decode(TARGET, model.encode(SOURCE, MASK))
+        values.append(torch.cat([output.flatten(), *(parameter.flatten() for parameter in model.parameters())]))
+    assert depth_matters(small_model(sized[1])) == (not torch.equal(*values))

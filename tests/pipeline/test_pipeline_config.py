@@ -16,6 +16,7 @@ from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import MODELS, PipelineConfig
+from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
@@ -135,6 +136,9 @@ def test_a_recipe_is_the_ground_of_a_section() -> None:
     assert config.student.model.decoder == recipe.model.decoder
     assert config.student.training == recipe.training
     assert config.student.subword == recipe.data.subword
+    over = {"recipe": "student-12-1-base", "model": {"preset": "tiny", "d_ff": 99}}
+    model = TrainedConfig.model_validate(over).model
+    assert (model.d_model, model.d_ff, model.heads, model.encoder.layers) == (128, 99, 4, 12)
 
 
 def names(config: PipelineConfig) -> list[str]:

@@ -17,12 +17,19 @@ from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, records
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.lifecycle import CheckpointConfig, StopConfig
+from ziggurat.config.load import change_section
 from ziggurat.config.train import TrainingConfig
 from ziggurat.data.corpus import Store
+from ziggurat.data.prepare import prepare
+from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
-from ziggurat.models.directory import open_model, read_tensors
+from ziggurat.models.directory import open_model, read_tensors, write_model_directory
+from ziggurat.models.inspection import inspect_experiment
+from ziggurat.models.tensors import weights
+from ziggurat.trainability.trial import open_data
 from ziggurat.training.average import average_run, mean_weights, regular_checkpoints
 from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, save_checkpoint
+from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.progress import UpdateWindow
 from ziggurat.training.retention import prune
@@ -296,6 +303,38 @@ def test_a_store_of_other_settings_is_refused(tiny_folder: Path, tmp_path: Path)
     other = experiment.data.model_copy(update={**corpora, "train": heavier})
     with pytest.raises(ConfigError, match=r"data\.train\.0\.weight \(1\.0 -> 2\.0\)"):
         train(tmp_path / "run", experiment.model_copy(update={"data": other}), console=QUIET)
+
+
+def test_one_embedding_for_two_vocabularies_of_one_size_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    """No key of the configuration says that the folder's vocabularies are two."""
+    tiny = tiny_experiment(tiny_folder)
+    two = tiny.data.subword.model_copy(update={"joint": False})
+    prepare(tiny.data.model_copy(update={"store": str(tmp_path / "two"), "subword": two}))
+    subword = {"kind": "existing", "source_model": str(tmp_path / "two")}
+    changes = {"data": {"store": str(tmp_path / "again"), "subword": subword}}
+    experiment = change_section(tiny, changes, "")
+    with pytest.raises(ConfigError, match="one vocabulary for both sides") as refused:
+        inspect_experiment(experiment)
+    prepare(experiment.data)
+    with pytest.raises(ConfigError) as again, open_data(experiment):
+        pass
+    with pytest.raises(ConfigError) as last:
+        train(tmp_path / "run", experiment, console=QUIET)
+    assert str(refused.value) == str(again.value) == str(last.value)
+    apart = change_section(experiment, {"model": {"embedding": {"sharing": "decoder"}}}, "")
+    assert inspect_experiment(apart).vocabulary.origin == str(tmp_path / "again")
+
+
+def test_weights_that_learnt_text_of_another_normalisation_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    """A SentencePiece file does not tell of it, so a store made with that file has the same pieces."""
+    experiment = tiny_experiment(tiny_folder)
+    store = Store.open(experiment.data.store)
+    learner = Learner(experiment, store, torch.device("cpu"))
+    joint = SentencePieceTokenizer((store.path / "joint.spm").read_bytes(), "nfkc")
+    save_tokenizers(tmp_path, joint, joint)
+    write_model_directory(tmp_path / "model", weights(learner.model), experiment, tmp_path)
+    with pytest.raises(ConfigError, match=r"normalised by `data\.unicode: nfkc`.* by `none`; .* data\.unicode=nfkc`"):
+        learner.start_from(str(tmp_path / "model"))
 
 
 def test_time_left_goes_by_the_limit_that_comes_first() -> None:

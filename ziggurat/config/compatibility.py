@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
-from ziggurat.config.model import ModelConfig
+from ziggurat.config.model import PRESETS, ModelConfig
 
-__all__ = ["unheeded", "unlike"]
+__all__ = ["depth_matters", "unheeded", "unlike"]
 
 _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
-_CONDITIONAL = _OF_SOME_KINDS | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
+_PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})
+_CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
 """Keys that mean something beside certain choices only."""
 
 
@@ -19,9 +20,11 @@ def unheeded(model: ModelConfig) -> list[str]:
     """Return the keys of `model` that are set but mean nothing beside its other choices."""
     heeded = _heeded(model)
     found = []
-    # RNMT+ has no matrix that holds queries, keys and values, and its epsilon is always lingvo's 1e-8.
+    # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, and lingvo's epsilon, 1e-8.
     if model.family == "rnmt":
         heeded -= {"init.qkv"}
+        if model.d_ff not in _unsaid_d_ff(model):
+            found.append("model.d_ff")
         if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:
             found.append("model.layer_norm_epsilon")
     for name in ("combination", "wiring", "attention", "embedding", "init", "dropout"):
@@ -31,6 +34,12 @@ def unheeded(model: ModelConfig) -> list[str]:
             if option in _CONDITIONAL and option not in heeded and getattr(section, key) != field.default:
                 found.append(f"model.{option}")
     return found
+
+
+def _unsaid_d_ff(model: ModelConfig) -> set[int]:
+    """Return the values of `d_ff` that nobody wrote: the default, and that of the preset."""
+    presets = [PRESETS[model.preset]] if model.preset else []
+    return {ModelConfig.model_fields["d_ff"].default, *(preset["d_ff"] for preset in presets)}
 
 
 def _heeded(model: ModelConfig) -> set[str]:
@@ -44,7 +53,29 @@ def _heeded(model: ModelConfig) -> set[str]:
         heeded.add("attention.qk_length")
     if model.dropout.sublayer > 0:
         heeded.add("dropout.sublayer_unit")
+    if depth_matters(model):
+        heeded |= _PLANNED
+    normed = (
+        model.history_norm(decoder=decoder)
+        for decoder, stack in ((False, model.encoder), (True, model.decoder))
+        if "combination.normalize_embedding" in HISTORIES[stack.history].options
+    )
+    if set(normed) <= {"none"}:
+        heeded.discard("combination.normalize_embedding")
     return heeded
+
+
+def depth_matters(model: ModelConfig) -> bool:
+    """Return whether `model` starts or computes by the depth of its stacks, which growth and pruning keep as it was."""
+    every, init = {*model.residuals(decoder=False), *model.residuals(decoder=True)}, model.init
+    return (
+        model.transfer is not None
+        or model.dropout.sublayer > 0
+        or any(RESIDUALS[kind].depth_constants for kind in every)
+        or ("layer_scale" in every and model.wiring.layer_scale is None)
+        or INITIALISATIONS[init.kind].depth
+        or (init.kind == "admin" and init.omega in ("log", "linear"))
+    )
 
 
 def _chosen(model: ModelConfig) -> Iterator[Facts]:

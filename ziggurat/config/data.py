@@ -124,7 +124,7 @@ class SubwordConfig(Section):
     byte_fallback: bool = True
     """Spell unknown characters as bytes, so that no text is unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
-    """Share of the training text's characters that get a piece (SentencePiece)."""
+    """`bpe`, `unigram`: share of the training text's characters that get a piece (SentencePiece)."""
     symbols: list[Annotated[str, Field(pattern=r"^[^\s\u2581\ufdd0]+$", max_length=100)]] | None = Field(
         default=None, max_length=1000
     )

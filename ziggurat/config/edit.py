@@ -14,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.load import apply_override, dump, parse_experiment
+from ziggurat.config.load import apply_override, dump, make_room_for_presets, parse_experiment
 from ziggurat.config.recipes import NamedText
 from ziggurat.config.yaml_text import compose, dotted, in_line, parse_yaml, to_yaml
 from ziggurat.errors import ConfigError, printable
@@ -35,6 +35,7 @@ def edited(named: NamedText, overrides: Sequence[str], changes: Mapping[str, Any
     """
     content, _ = parse_yaml(named.text, named.label)
     put: list[tuple[_Path, Any]] = []
+    make_room_for_presets(content, overrides)
     for override in (*overrides, *(f"{key}={in_line(value)}" for key, value in changes.items())):
         path = apply_override(content, override)
         put.append((path, _at(content, path)))

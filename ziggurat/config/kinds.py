@@ -154,11 +154,13 @@ class InitFacts(Facts):
         elsewhere: what it does to a stack whose residual it was not made for; "": what any stack can have.
         three_branches: the method's name, where its constants count three branches to every decoder layer.
         rnmt: RNMT+ can have it.
+        depth: weights start by the depth of the stacks, not by the numbers of their layers alone.
     """
 
     elsewhere: str = ""
     three_branches: str = ""
     rnmt: bool = False
+    depth: bool = False
 
 
 _VASWANI = "Vaswani et al. 2017"
@@ -275,14 +277,15 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
     "xavier": InitFacts("Glorot and Bengio 2010", _QKV, rnmt=True),
     "depth_scaled": InitFacts(_MATT, _QKV | {"init.alpha", "init.exponent"}),
     "admin": InitFacts(_ADMIN, _QKV | {"init.omega", "init.profile_tokens"}),  # elsewhere it is Glorot's
-    "deepnorm": InitFacts(_DEEPNET, elsewhere=_SMALLER_BRANCHES, three_branches="DeepNorm"),
+    "deepnorm": InitFacts(_DEEPNET, elsewhere=_SMALLER_BRANCHES, three_branches="DeepNorm", depth=True),
     "magneto": InitFacts(
         _MAGNETO,
         _QKV,
         elsewhere="makes value, output and feed-forward weights larger by depth",
         three_branches="Magneto",
+        depth=True,
     ),
-    "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup"),
-    "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero"),
+    "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup", depth=True),
+    "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero", depth=True),
     "uniform": InitFacts("Chen et al. 2018", _QKV | {"init.uniform"}, rnmt=True),
 }

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.model import without_sizes
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
 from ziggurat.errors import ConfigError, printable
 from ziggurat.small_files import read_bounded
@@ -26,6 +27,7 @@ __all__ = [
     "dump",
     "joined",
     "load_experiment",
+    "make_room_for_presets",
     "parse_as",
     "parse_experiment",
     "read_config",
@@ -70,6 +72,7 @@ def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Exp
 def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[str] = ()) -> AnySection:
     """Return YAML text, which errors call `name`, as the section `root`; errors are worded as for an experiment."""
     content, lines = parse_yaml(text, name)
+    make_room_for_presets(content, overrides)
     overridden = {apply_override(content, override, root) for override in overrides}
     try:
         return root.model_validate(content)
@@ -82,6 +85,24 @@ def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[s
 def dump(config: BaseModel) -> str:
     """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
     return to_yaml(config.model_dump(mode="json"))
+
+
+def make_room_for_presets(content: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Take out of `content` the sizes whose place a `preset` among the overrides takes, before any of them is applied.
+
+    Sizes that are overridden too win over it, whatever the order.
+    """
+    for override in overrides:
+        name, _, value = override.partition("=")
+        *above, key = name.strip().split(".", _MAX_PARTS)
+        if key == "preset" and above[-1:] == ["model"]:
+            section: Any = content
+            for part in above:
+                section = section.get(part) if isinstance(section, dict) else None
+            if isinstance(section, dict):
+                kept = without_sizes(section, value.strip())
+                section.clear()
+                section.update(kept)
 
 
 def apply_override(content: dict[str, Any], override: str, root: type[BaseModel] = Experiment) -> tuple[str | int, ...]:

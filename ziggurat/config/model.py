@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -30,7 +31,7 @@ from ziggurat.config.model_sections import (
 )
 from ziggurat.config.refusals import refused
 
-__all__ = ["PRESETS", "ModelConfig"]
+__all__ = ["PRESETS", "ModelConfig", "without_sizes"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 128, "d_ff": 512, "heads": 4},
@@ -38,22 +39,33 @@ PRESETS: dict[str, dict[str, Any]] = {
     "base": {"d_model": 512, "d_ff": 2048, "heads": 8},
     "big": {"d_model": 1024, "d_ff": 4096, "heads": 16},
 }
-"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is written wins over its preset."""
+"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is written beside it wins over its preset."""
+
+
+def without_sizes(below: Mapping[str, Any], preset: Any) -> dict[str, Any]:
+    """Return settings of a model without those that `preset`, which is written over them, brings with it.
+
+    Otherwise it would have no effect on a model that says its sizes, as each saved configuration does.
+    """
+    sizes = PRESETS.get(preset, {}) if isinstance(preset, str) else {}
+    return {key: value for key, value in below.items() if key not in sizes}
 
 
 class ModelConfig(Section):
     """An encoder-decoder as a composition of independent choices."""
 
     preset: Literal["tiny", "small", "base", "big"] | None = None
-    """Fills `d_model`, `d_ff` and `heads` where they are not given: `tiny` 128, 512, 4; `small` 256, 1024, 4; `base`
-    512, 2048, 8; `big` 1024, 4096, 16 (the last two: Vaswani et al. 2017)."""
+    """Fills `d_model`, `d_ff` and `heads` where they are not given beside it: `tiny` 128, 512, 4; `small` 256, 1024, 4;
+    `base` 512, 2048, 8; `big` 1024, 4096, 16 (the last two: Vaswani et al. 2017). As an override, or over a pipeline's
+    recipe, it takes the place of the sizes there."""
     family: Family = "transformer"
     """`transformer`, or `rnmt`: RNMT+ (Chen et al. 2018), whose cell size is `d_model` and whose attention has
     `heads` heads."""
     d_model: Width = Field(default=512, ge=2)
     """Width of the residual stream."""
     d_ff: Width = Field(default=2048, ge=1)
-    """Width inside the feed-forward networks (swiglu: two thirds of it, for the same number of parameters)."""
+    """Width inside the feed-forward networks (swiglu: two thirds of it, for the same number of parameters;
+    rnmt has none)."""
     heads: Width = Field(default=8, ge=1)
     """Attention heads; must divide `d_model`."""
     residual: ResidualKind = "pre"

@@ -96,7 +96,8 @@ class DropoutConfig(Section):
     """Dropout probabilities; all act in training only and, where not said otherwise, rescale by 1/(1-p)."""
 
     residual: float = Field(default=0.1, ge=0, lt=1)
-    """On every sub-layer's output before it joins the residual stream (rnmt: on every LSTM layer's output)."""
+    """On every sub-layer's output before it joins the residual stream (rnmt: on every LSTM layer's output
+    but that of the decoder's first, as in lingvo)."""
     attention: float = Field(default=0.0, ge=0, lt=1)
     """On attention weights."""
     activation: float = Field(default=0.0, ge=0, lt=1)
@@ -175,7 +176,8 @@ class CombinationConfig(Section):
     residual kind: sources for pre-norm kinds, consumers for post-norm kinds, none for `rezero`, `no_norm`, `fixup` and
     `keel`."""
     normalize_embedding: bool = False
-    """Also normalise the embedding (sources), or the first combination, which has only the embedding in it."""
+    """Also normalise the embedding (`norm: sources`), or the first combination, which has only the embedding in it
+    (`consumers`)."""
     softmax: bool = False
     """Take the softmax of each row's parameters as its weights."""
     window: Count | None = Field(default=None, ge=1)
@@ -183,7 +185,7 @@ class CombinationConfig(Section):
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the combination."""
     groups: Width = Field(default=1, ge=1)
-    """Weights per source: 1 is a scalar, d_model one per channel, g one per group of d_model/g channels."""
+    """Learned weights per source: 1 is a scalar, d_model one per channel, g one per group of d_model/g channels."""
     unit: Literal["layer", "sublayer"] = "layer"
     """Combine the outputs of whole layers (the paper) or of every sub-layer."""
     period: Count | None = Field(default=None, ge=1)
@@ -224,7 +226,7 @@ class WiringConfig(Section):
     the stream smaller without making its gradient smaller (Chen et al. 2025)."""
     planned_encoder_layers: Layers | None = Field(default=None, ge=1)
     """Encoder depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set
-    it to the final depth if the model will be grown."""
+    it to the final depth if a model with such constants will be grown."""
     planned_decoder_layers: Layers | None = Field(default=None, ge=1)
     """The same for the decoder; null: `decoder.layers`."""
 
@@ -250,8 +252,8 @@ class InitConfig(Section):
     the bounds of layer l times alpha l^-exponent (Zhang et al. 2019). `admin`: xavier, and `omega` sets the skip
     vectors of `residual: admin` (Liu et al. 2020). `deepnorm`: Xavier normal with gain beta (Wang et al. 2022).
     `magneto`: xavier, larger by depth for `residual: sub_ln` (Wang et al. 2022).
-    `t_fixup`: Huang et al. 2020. `fixup`: Zhang et al. 2019 as in zero's code. `uniform`: U(-0.04, 0.04) as in
-    RNMT+."""
+    `t_fixup`: Huang et al. 2020. `fixup`: Zhang et al. 2019 as in zero's code. `uniform`: U(-0.04, 0.04) for
+    the LSTM and projection matrices of RNMT+ and for embeddings, the rest as in `xavier`."""
     qkv: Literal["fused", "separate", "fused_self"] = "fused"
     """Glorot bound of the query, key and value projections: that of one d x 3d matrix (`fused`), of three d x d
     matrices (`separate`), or of one matrix in self-attention and three in cross-attention (`fused_self`, zero).
@@ -266,4 +268,4 @@ class InitConfig(Section):
     profile_tokens: Size = Field(default=8192, ge=1)
     """`admin`: size of the batch that omega is profiled on, in tokens of the longer sides, padding not counted."""
     uniform: Real = Field(default=0.04, gt=0)
-    """`uniform`: bound of the distribution."""
+    """`uniform`: bound of that distribution."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
 from ziggurat.config.compatibility import unheeded
 from ziggurat.config.data import DataConfig
 from ziggurat.config.experiment import Experiment
@@ -13,37 +11,9 @@ from ziggurat.config.growth import cut_short
 from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
 from ziggurat.config.languages import language_doubt
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.train import TrainingConfig
+from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 
 __all__ = ["language_notices", "notices"]
-
-_HEEDED_BY_SCHEDULE = {
-    "isqrt": {"peak", "warmup_updates", "initial", "floor"},
-    "noam": {"factor", "warmup_updates"},
-    "linear": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
-    "cosine": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
-    "constant": {"peak", "warmup_updates", "initial"},
-    "gnmt+": {"warmup_updates", "base", "replicas", "decay_start", "decay_end"},
-}
-
-
-def _unheeded_in_training(training: TrainingConfig) -> list[str]:
-    heeded = {"kind", *_HEEDED_BY_SCHEDULE[training.schedule.kind]}
-    unused = [f"training.schedule.{key}" for key in _changed(training.schedule) if key not in heeded]
-    if training.optimiser.kind != "muon" and "momentum" in _changed(training.optimiser):
-        unused.append("training.optimiser.momentum")
-    divergence, batch = training.divergence, training.batch
-    idle = {"rate_factor", "max_roll_backs"} if divergence.action == "stop" else set()
-    idle |= {"window"} if divergence.loss_spike is None else set()
-    unused += [f"training.divergence.{key}" for key in _changed(divergence) if key in idle]
-    unused += [
-        f"training.batch.{key}" for key in _changed(batch) if key in ("fit_limit", "fit_margin") and not batch.fit
-    ]
-    return unused
-
-
-def _changed(section: BaseModel) -> list[str]:
-    return [key for key, field in type(section).model_fields.items() if getattr(section, key) != field.default]
 
 
 def _halves(model: ModelConfig) -> Iterator[str]:
@@ -73,6 +43,11 @@ def _halves(model: ModelConfig) -> Iterator[str]:
                     f"`init.kind: {kind}` is for all layers: it {elsewhere} in those of the {side} with {these} "
                     f"too, which were not made for that (`model.{side}.ranges`)"
                 )
+    if model.init.kind == "uniform" and model.family != "rnmt":
+        yield (
+            "`init.kind: uniform` is RNMT+'s: of a Transformer it sets embeddings and output projection alone, and the "
+            "maps in its layers start as in `xavier`"
+        )
     yield from _three_branches(model)
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         paper = residuals[side] == ("none",) * stack.layers and model.combination.unit == "sublayer"
@@ -129,7 +104,11 @@ def language_notices(data: DataConfig) -> list[str]:
 def notices(experiment: Experiment) -> list[str]:
     """Return a sentence on every choice of `experiment` that is allowed, but probably a mistake."""
     model, training = experiment.model, experiment.training
-    unused = [*unheeded(model), *_unheeded_in_training(training)]
+    unused = [*unheeded_in_data(experiment.data), *unheeded(model), *unheeded_in_training(training)]
+    unused += unheeded_in_decoding(experiment.decoding)
+    one_direction = len(set(map(experiment.data.languages_of, experiment.data.dev))) == 1
+    if one_direction and training.checkpoint.keep_best_per_direction:
+        unused.append("training.checkpoint.keep_best_per_direction")
     said = language_notices(experiment.data)
     said += [f"`{key}` is set, but has no effect beside the other choices" for key in unused]
     if training.compile == "layers" and model.combination.unit == "sublayer":

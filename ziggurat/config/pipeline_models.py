@@ -11,10 +11,11 @@ from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, 
 from ziggurat.config.data import SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
-from ziggurat.config.model import ModelConfig
+from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.train import TrainingConfig
+from ziggurat.config.unheeded import unread_files
 from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.errors import ConfigError
 
@@ -79,6 +80,8 @@ class TrainedConfig(Section):
         for key in ("subword", "unicode"):
             if key in data:
                 taken[key] = data[key]
+        if isinstance(model := content.get("model"), dict) and "model" in taken:
+            taken["model"] = without_sizes(taken["model"], model.get("preset"))
         return _overlaid(taken, content)
 
     @model_validator(mode="after")
@@ -87,6 +90,8 @@ class TrainedConfig(Section):
             raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
         if self.training.start_from is not None:
             raise ValueError("`training.start_from` is not for a pipeline, whose models begin from nothing")
+        if unread := unread_files(self.subword):
+            raise ValueError(unread[0].replace("data.subword", "subword"))
         return self
 
 

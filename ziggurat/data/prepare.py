@@ -20,6 +20,7 @@ import xxhash
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.experiment import shown
+from ziggurat.config.unheeded import unread_files
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
@@ -33,7 +34,7 @@ from ziggurat.data.store_checks import InputWatch, differences, other_files, pro
 from ziggurat.data.table import TableWriter
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
 
 __all__ = ["CLEANING", "CorpusReport", "Inputs", "PrepareReport", "prepare", "reusable_store"]
 
@@ -50,10 +51,12 @@ class Inputs:
         config: The `data` section.
         progress: Called with (phase, done, total or None).
 
-    Raises as `find_corpora` and `provenance` do.
+    Raises ConfigError for files of vocabularies that are named but not read, and as `find_corpora` and `provenance` do.
     """
 
     def __init__(self, config: DataConfig, progress: Progress) -> None:
+        if unread := unread_files(config.subword):
+            raise ConfigError(unread[0])
         self.corpora, self.watch = find_corpora(config), InputWatch()
         # Fingerprints are taken before the passes and compared after them: the files are read several times.
         self.settings = provenance(config, self.corpora, progress, self.watch.fingerprint)

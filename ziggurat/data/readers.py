@@ -88,6 +88,10 @@ class CorpusReader:
             return cls(name, [(path,) for path in found], kind, _columns_of(config, key, kind, languages))
         if config.format not in ("auto", "text"):
             raise ConfigError(f"{key}.format: {config.format} holds both sides in one file; give `path` instead")
+        if config.columns:
+            raise ConfigError(
+                f"{key}.columns: text files have none, whole lines are read; give `path`, one file with both"
+            )
         source = find_files(config.source or "", f"{key}.source")
         target = find_files(config.target or "", f"{key}.target")
         if len(source) != len(target):

@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ziggurat.data.subword import same_vocabulary
 from ziggurat.decoding.shortlist import Shortlist, ShortlistedOutput
 from ziggurat.decoding.state import length_batches, padded
 from ziggurat.errors import ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.vocabularies import refuse_other_vocabulary
 
 __all__ = [
     "EnsembleScorer",
@@ -147,7 +147,7 @@ def open_members(
     """Open runs or model directories that translate together; `device` and `without_layers` as in open_model.
 
     `which` (as in open_model) holds for every run among them; a model directory has only one model. Raises ConfigError
-    for no path, or for models whose vocabularies differ on either side, and the errors of open_model.
+    for no path, or for models whose vocabularies or normalisations differ on either side, and the errors of open_model.
     """
     if not paths:
         raise ConfigError("name at least one run or model directory")
@@ -161,13 +161,9 @@ def open_members(
         )
         for path in paths
     ]
+    way_out = "an ensemble needs the same (prepare the data of one with the other's: `data.subword.kind: existing`)"
     for path, model in zip(paths[1:], opened[1:], strict=True):
-        for side, ours, theirs in zip(("source", "target"), opened[0].tokenizers, model.tokenizers, strict=True):
-            if not same_vocabulary(ours, theirs):
-                raise ConfigError(
-                    f"{path}: its {side} vocabulary is not that of {paths[0]}; the models of an ensemble need the same "
-                    "ones (prepare the data of one with the other's: `data.subword.kind: existing`)"
-                )
+        refuse_other_vocabulary(model.tokenizers, opened[0].tokenizers, str(path), str(paths[0]), way_out)
     return opened
 
 

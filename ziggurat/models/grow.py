@@ -12,6 +12,7 @@ from typing import NamedTuple, assert_never, cast
 import torch
 from torch import Tensor
 
+from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.growth import CopyStrategy, first_unlike, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
@@ -93,9 +94,11 @@ def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | Non
     Constants that depend on depth, such as DeepNorm's, stay those of `config`, so that layers compute the same in
     both: in a run with stages of growth they are those of the final depth from the start.
     """
-    planned: dict[str, int] = {"planned_encoder_layers": config.planned_encoder_layers}
-    if decoder_layers not in (None, config.decoder.layers):
-        planned["planned_decoder_layers"] = config.planned_decoder_layers
+    planned: dict[str, int] = {}
+    if depth_matters(config):
+        planned["planned_encoder_layers"] = config.planned_encoder_layers
+        if decoder_layers not in (None, config.decoder.layers):
+            planned["planned_decoder_layers"] = config.planned_decoder_layers
     return config.model_copy(
         update={
             "encoder": config.encoder.model_copy(update={"layers": encoder_layers}),

@@ -13,12 +13,15 @@ from torch import nn
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.data import DataConfig
 from ziggurat.config.methods import Method, methods_in_use
+from ziggurat.config.unheeded import unread_files
 from ziggurat.data.corpus import MANIFEST, read_manifest
 from ziggurat.data.store_checks import unlike_store
-from ziggurat.data.subword import load_tokenizers
+from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
+from ziggurat.errors import ConfigError
 from ziggurat.models.build import assemble, count_parameters
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.vocabularies import refuse_two_vocabularies
 
 __all__ = ["Inspection", "VocabularySizes", "bare_model", "inspect_experiment", "parts", "vocabulary_sizes"]
 
@@ -68,7 +71,10 @@ def inspect_experiment(experiment: Experiment, folder: Path | None = None) -> In
 
     Raises ConfigError and DataError as vocabulary_sizes and build_model do.
     """
-    sizes = vocabulary_sizes(experiment.data, folder)
+    tokenizers, origin = _vocabularies(experiment.data, folder)
+    if tokenizers is not None and folder is None:  # a model that is trained already is shown as it is
+        refuse_two_vocabularies(experiment.model, *tokenizers)
+    sizes = _sizes(experiment.data, tokenizers, origin)
     model = bare_model(experiment.model, sizes.source, sizes.target)
     stacks = {side: cast(nn.ModuleList, getattr(model, side).layers) for side in ("encoder", "decoder")}
     return Inspection(
@@ -89,26 +95,41 @@ def vocabulary_sizes(data: DataConfig, folder: Path | None = None) -> Vocabulary
 
     Raises DataError: a folder or file that cannot be read.
     """
+    return _sizes(data, *_vocabularies(data, folder))
+
+
+def _vocabularies(data: DataConfig, folder: Path | None) -> tuple[tuple[Tokenizer, Tokenizer] | None, str]:
+    """Return the tokenizers that there are, of either side, and the place they were read from, in words.
+
+    None: they are still to be trained.
+    """
     if folder is not None:
-        source, target = load_tokenizers(folder)
-        return VocabularySizes(source.size, target.size, str(folder))
+        return load_tokenizers(folder), str(folder)
     store = Path(data.store).expanduser()
     stale = ""
     if (store / MANIFEST).is_file():
-        manifest = read_manifest(store)
-        if not any(difference.startswith(_VOCABULARY) for difference in unlike_store(data, manifest)):
-            return VocabularySizes(**manifest["vocabulary"], origin=str(store))
+        if not any(difference.startswith(_VOCABULARY) for difference in unlike_store(data, read_manifest(store))):
+            return load_tokenizers(store), str(store)
         stale = f"; {store} was prepared with others"
-    tags = list(dict.fromkeys(corpus.tag for corpus in (*data.train, *data.dev) if corpus.tag is not None))
+    if data.subword.kind in ("existing", "vocabulary"):
+        return existing_tokenizers(data.subword, data.unicode, _tags(data)), f"the files of data.subword{stale}"
+    if unread := unread_files(data.subword):
+        raise ConfigError(unread[0])
+    return None, f"data.subword{stale}"
+
+
+def _sizes(data: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer] | None, origin: str) -> VocabularySizes:
+    if tokenizers is not None:
+        return VocabularySizes(tokenizers[0].size, tokenizers[1].size, origin)
     subword = data.subword
-    if subword.kind in ("existing", "vocabulary"):
-        source, target = existing_tokenizers(subword, data.unicode, tags)
-        return VocabularySizes(source.size, target.size, f"the files of data.subword{stale}")
-    size = subword.vocabulary_size + len(tags)
+    size = subword.vocabulary_size + len(_tags(data))
     if subword.joint:
-        return VocabularySizes(size, size, f"data.subword{stale}")
-    target_size = subword.target_vocabulary_size or subword.vocabulary_size
-    return VocabularySizes(size, target_size, f"data.subword{stale}")
+        return VocabularySizes(size, size, origin)
+    return VocabularySizes(size, subword.target_vocabulary_size or subword.vocabulary_size, origin)
+
+
+def _tags(data: DataConfig) -> list[str]:
+    return list(dict.fromkeys(corpus.tag for corpus in (*data.train, *data.dev) if corpus.tag is not None))
 
 
 def bare_model(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:

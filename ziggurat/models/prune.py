@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
+from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError, printable
@@ -96,10 +97,11 @@ def prune(
     if reasons := unprunable(config, left_out):
         raise ConfigError(f"layers cannot be left out: {'; '.join(reasons)}")
     values = config.model_dump()
-    values["wiring"] |= {
-        "planned_encoder_layers": config.planned_encoder_layers,
-        "planned_decoder_layers": config.planned_decoder_layers,
-    }
+    if depth_matters(config):
+        values["wiring"] |= {
+            "planned_encoder_layers": config.planned_encoder_layers,
+            "planned_decoder_layers": config.planned_decoder_layers,
+        }
     numbers: dict[str, dict[int, int]] = {}
     for stack, section in (("encoder", config.encoder), ("decoder", config.decoder)):
         left = [n for n in range(1, section.layers + 1) if n not in left_out.of(stack)]

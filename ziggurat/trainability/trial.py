@@ -29,6 +29,7 @@ from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.diagnosis.probe import measure
 from ziggurat.models.device import random_state_kept, usable_device
+from ziggurat.models.vocabularies import refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
@@ -234,11 +235,14 @@ def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
     """Context with the store that `experiment` trains on, and its description.
 
     Where nothing is prepared yet, a store of the embedded language pair (docs/embedded-data.md) is made for the
-    duration of the context. Raises DataError for a store that cannot be read.
+    duration of the context. Raises DataError for a store that cannot be read, ConfigError for one with two
+    vocabularies where the model has one embedding.
     """
     store = Path(experiment.data.store).expanduser()
     if (store / MANIFEST).is_file():
-        yield Store.open(store), f"the data of {store}"
+        opened = Store.open(store)
+        refuse_two_vocabularies(experiment.model, opened.source, opened.target)
+        yield opened, f"the data of {store}"
         return
     with tempfile.TemporaryDirectory(prefix="ziggurat-") as folder:
         files = write_corpus(folder, train=_EMBEDDED_PAIRS, dev=1, test=1)

@@ -20,10 +20,10 @@ from ziggurat.evaluation.scores import evaluate
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.prune import LeftOut, unprunable
 from ziggurat.models.run_folder import locked
+from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.depth_records import measured, probe_batch, record_of
-from ziggurat.training.learner import refuse_other_vocabulary
 from ziggurat.training.objective import probe_loss, settle_precision
 
 __all__ = ["diagnose"]
@@ -101,9 +101,9 @@ def diagnose(
 def _batch(opened: OpenedModel, store: Path | None) -> Batch:
     """Return the pairs of the store on which a model is measured. Raises ConfigError for another vocabulary."""
     data = Store.open(store or opened.experiment.data.store)
-    refuse_other_vocabulary(
-        opened.tokenizers, data, opened.origin, "name the data that it was trained on with `--store`"
-    )
+    named = "name the data that it was trained on with `--store`"
+    theirs = (data.source, data.target)
+    refuse_other_vocabulary(opened.tokenizers, theirs, opened.origin, f"the store {data.path}", named)
     return probe_batch(opened.experiment, data)
 
 

@@ -14,13 +14,13 @@ from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.compatibility import unlike
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.subword import Tokenizer, same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
 from ziggurat.models.directory import load_weights, open_model, read_weights, weights
 from ziggurat.models.low_rank import BASE, is_update
 from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
@@ -31,7 +31,7 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.profile import profile_admin
 from ziggurat.training.sharded import Sharded
 
-__all__ = ["Learner", "refuse_other_vocabulary"]
+__all__ = ["Learner"]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Learner:
         """Take the weights of a run or a model directory; return a description of it for the log.
 
         Raises CheckpointError when there is no model, ConfigError when its architecture differs or its vocabularies
-        are not the store's.
+        or normalisation of text are not the store's.
         """
         opened = open_model(path)
         theirs, ours = opened.experiment.model, self.architecture
@@ -141,11 +141,14 @@ class Learner:
                 f"`training.start_from: {path}`: the same weights would compute something else here, because of "
                 f"{'; '.join(changed)}; {hint}"
             )
+        unicode, here = opened.tokenizers[0].unicode, (self.store.source, self.store.target)
+        form = "" if unicode == here[0].unicode else f" data.unicode={unicode}"
         refuse_other_vocabulary(
             opened.tokenizers,
-            self.store,
+            here,
             f"`training.start_from: {path}`",
-            f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}`",
+            f"the store {self.store.path}",
+            f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}{form}`",
         )
         whole = {**self.kept_weights(), **weights(opened.model)} if self._adapts else weights(opened.model)
         load_weights(self.model, whole, f"`training.start_from: {path}`")
@@ -236,13 +239,3 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
             "leave out others; use `ddp`"
         )
     return Sharded(model, config.loss, config.precision, processes)
-
-
-def refuse_other_vocabulary(tokenizers: Sequence[Tokenizer], store: Store, name: str, way_out: str) -> None:
-    """Raise ConfigError when a token has another id in the store than in a model, which the message calls `name`.
-
-    `tokenizers` are the model's.
-    """
-    for side, its, ours in zip(("source", "target"), tokenizers, (store.source, store.target), strict=True):
-        if not same_vocabulary(ours, its):
-            raise ConfigError(f"{name}: its {side} vocabulary is not that of the store {store.path}; {way_out}")

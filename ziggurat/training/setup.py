@@ -20,6 +20,7 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
 from ziggurat.models.low_rank import BASE
+from ziggurat.models.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
 from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
@@ -27,7 +28,7 @@ from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.guidance import refuse_without_links
-from ziggurat.training.learner import Learner, refuse_other_vocabulary
+from ziggurat.training.learner import Learner
 from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.objective import settle_precision
@@ -101,6 +102,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     if not resume:
         refuse_existing(run)
         refuse_other_store(experiment, store)
+        refuse_two_vocabularies(experiment.model, store.source, store.target)
     refuse_without_links(experiment, store)
     # As early as possible: it reads every file of the store, beside all that follows.
     store_check = StoreCheck(store, processes)
@@ -224,9 +226,11 @@ def _refuse_other_data(setup: Setup) -> None:
 
     Its folder has the vocabularies with which it will translate, so at least these must be the store's.
     """
-    refuse_other_store(setup.experiment, setup.store)
+    store = setup.store
+    refuse_other_store(setup.experiment, store)
     again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start anew"
-    refuse_other_vocabulary(load_tokenizers(setup.run), setup.store, str(setup.run), again)
+    its, theirs = load_tokenizers(setup.run), (store.source, store.target)
+    refuse_other_vocabulary(its, theirs, str(setup.run), f"the store {store.path}", again)
 
 
 def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
