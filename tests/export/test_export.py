@@ -81,6 +81,8 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
     if to == "ctranslate2":
         with pytest.raises(ConfigError, match=r"CTranslate2 has no .*endings: fairseq"):
             ServedTranslator(tmp_path / "out", endings="fairseq")
+        with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding.endings: candidates`"):
+            ServedTranslator(tmp_path / "out", endings="candidates")
 
 
 @pytest.mark.slow

@@ -125,6 +125,8 @@ def refuse_unserved(asked: Mapping[str, Any], made: ExportReport) -> None:
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
     if missing := ", ".join(own_settings(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
+    if asked.get("endings") == "candidates":  # exports are written with `beam`, which is how it ends
+        raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (take `beam`)")
     if (wanted := asked.get("precision")) not in (None, made.precision):
         raise ConfigError(
             f"`decoding.precision: {printable(str(wanted))}`: this export is {made.quantization or 'float32'}, as it "
