@@ -16,7 +16,16 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.table import PairTable
 from ziggurat.small_files import Form, shaped
 
-__all__ = ["CorpusFacts", "Side", "corpus_facts", "corpus_range", "decoded", "overlaps_in", "summed_facts"]
+__all__ = [
+    "CorpusFacts",
+    "Side",
+    "corpus_facts",
+    "corpus_range",
+    "decoded",
+    "held_out_rule",
+    "overlaps_in",
+    "summed_facts",
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,8 @@ class CorpusFacts:
     Attributes:
         name, split, tag, weight, read, kept, dropped, repaired, licences: As in the manifest.
         examples: Source and target of a few dropped pairs, by reason.
-        overlap: What its pairs share with each held-out set.
+        overlap: What its pairs share with each held-out set, before any is dropped for it.
+        held_out: The rule by which such pairs are dropped (`data.filters.held_out`); "" of corpora that are summed up.
         sides: Source and target; None of corpora that are summed up, or without a pair.
         sampled: Pairs that scripts and languages are of.
     """
@@ -63,6 +73,7 @@ class CorpusFacts:
     licences: Mapping[str, str]
     examples: Mapping[str, Sequence[Sequence[str]]]
     overlap: Mapping[str, Overlap]
+    held_out: str
     sides: tuple[Side, Side] | None
     sampled: int
 
@@ -82,6 +93,12 @@ def overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
     """Return the overlaps in the manifest or in its entry of a corpus. Raises DataError where they are nonsense."""
     found = shaped({"held_out": entry.get("held_out", {})}, _Overlaps, "manifest: held_out")
     return {name: Overlap(**overlap.model_dump()) for name, overlap in found.held_out.items()}
+
+
+def held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
+    """Return `data.filters.held_out` of a training corpus; stores of earlier versions kept all pairs."""
+    of_all, own = config.get("filters", {}), config["train"][corpus].get("filters") or {}
+    return str(own.get("held_out") or of_all.get("held_out") or "keep")
 
 
 def corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
@@ -111,6 +128,7 @@ def corpus_facts(
         licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
         examples=examples,
         overlap=overlaps_in(entry),
+        held_out=held_out_rule(config, number) if split == "train" else "",
         sides=sides,
         sampled=len(places),
     )
@@ -147,4 +165,4 @@ def summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFact
             total[reason] = total.get(reason, 0) + count
     read, kept, repaired = (sum(entry.get(key, 0) for entry in entries) for key in ("read", "kept", "repaired"))
     name = f"{len(entries):,} smaller corpora"
-    return CorpusFacts(name, split, None, None, read, kept, total, repaired, {}, {}, {}, None, 0)
+    return CorpusFacts(name, split, None, None, read, kept, total, repaired, {}, {}, {}, "", None, 0)
