@@ -87,6 +87,11 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     assert (news.sampled, source.language, target.language) == (5, "de", "en")
     lengths = store.train.source_lengths[:5]
     assert (source.pieces, source.longest) == (float(lengths.mean()), int(lengths.max()))
+    # The tag that the store puts before a source is no piece of the sentence.
+    assert web.sides is not None
+    its = len(store.source.encode(["Das ist neu hier."])[0])
+    assert (web.sides[0].pieces, web.sides[0].longest, int(store.train.source_lengths[5])) == (its, its, its + 1)
+    assert [curve.source.tolist() for curve in data_content._curves(store)] == [lengths.tolist(), [its]]
     assert next(iter(source.languages or {})) == "de"
     assert source.confidence is not None
     letters = Counter("Cyrillic" if "а" <= c.lower() <= "я" else "Latin" for c in RUSSIAN if c.isalpha())

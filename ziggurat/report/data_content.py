@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field
 
 from ziggurat.cleaning.held_out import HeldOut, Overlap, side_hashes
@@ -27,6 +26,7 @@ from ziggurat.report.data_facts import (
     decoded,
     held_out_rule,
     overlaps_in,
+    sentence_lengths,
     summed_facts,
 )
 from ziggurat.report.data_figures import MOST_CURVES, LengthCurve, length_figures
@@ -179,7 +179,7 @@ def _curves(store: Store) -> list[LengthCurve]:
     for number in _largest(entries, MOST_CURVES):
         first, last = corpus_range(table, number)
         chosen = slice(first, last, max(1, -(-(last - first) // _MEASURED)))
-        lengths = np.array(table.source_lengths[chosen]), np.array(table.target_lengths[chosen])
+        lengths = sentence_lengths(table, chosen, entries[number]["tag"])
         if last > first:
             found.append(LengthCurve(entries[number]["name"], number, *lengths))
     return found

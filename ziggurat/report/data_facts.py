@@ -24,6 +24,7 @@ __all__ = [
     "decoded",
     "held_out_rule",
     "overlaps_in",
+    "sentence_lengths",
     "summed_facts",
 ]
 
@@ -118,7 +119,7 @@ def corpus_facts(
         texts = decoded(store, table, places)
         own = config[split][number]
         codes = [own.get(f"{side}_language") or config[f"{side}_language"] for side in ("source", "target")]
-        lengths = [column[first:last] for column in (table.source_lengths, table.target_lengths)]
+        lengths = sentence_lengths(table, slice(first, last), entry["tag"])
         source, target = (_side(code, text, n) for code, text, n in zip(codes, texts, lengths, strict=True))
         sides = source, target
     return CorpusFacts(
@@ -132,6 +133,12 @@ def corpus_facts(
         sides=sides,
         sampled=len(places),
     )
+
+
+def sentence_lengths(table: PairTable, chosen: slice, tag: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the pieces of sources and targets of a corpus; its tag, which is stored with the source, is none of it."""
+    source, target = np.array(table.source_lengths[chosen]), np.array(table.target_lengths[chosen])
+    return source - (tag is not None), target
 
 
 def decoded(store: Store, table: PairTable, places: Any) -> tuple[list[str], list[str]]:
