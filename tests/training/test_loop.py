@@ -396,8 +396,13 @@ def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: P
 def test_epochs_end_a_run(tiny_folder: Path, tmp_path: Path) -> None:
     result = go(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2}, log_every_updates=1)
     assert "epochs" in result.reason
-    first = re.findall(r"(\S+) left", (tmp_path / "run" / "log.txt").read_text())[0]
-    assert first != "?", "the part of an epoch counts"
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.findall(r"(\S+) left", log)[0] != "?", "the part of an epoch counts"
+    # The log names the epoch of the latest update, the records count those that are finished.
+    ended = records(tmp_path / "run", "train")
+    told = [int(epoch) for epoch in re.findall(r"  epoch (\d+)  loss", log)]
+    assert told == [1, *(r["epoch"] + 1 for r in ended[:-1])]
+    assert (told[-1], ended[-1]["epoch"]) == (2, 2)
     seen = json.loads((checkpoint_folders(tmp_path / "run")[-1] / "meta.json").read_text())["progress"]
     assert (seen["epoch"], seen["batch"]) == (2, 0)
 

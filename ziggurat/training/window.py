@@ -129,11 +129,13 @@ class UpdateWindow:
     def line(self, p: Progress, share: float | None, depth: DepthReporter | None = None) -> str:
         """Return one line for the log; `share` of the training is done."""
         v = self.record(p)
+        # The record counts finished epochs; the epoch of the latest update is the last of them where it has just ended.
+        epoch = max(1, p.epoch + (p.batch > 0))
         if not self.updates:
-            return f"update {p.update}  epoch {p.epoch + 1}  all {self.tried} updates skipped"
+            return f"update {p.update}  epoch {epoch}  all {self.tried} updates skipped"
         aligned = f"alignment {v['alignment_loss']:.3f}  " if self.aligned else ""
         return (
-            f"update {p.update}  epoch {p.epoch + 1}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
+            f"update {p.update}  epoch {epoch}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
             f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {shown_r(depth)}"
             f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
             f"{duration(p.seconds)}  {time_left(p, share)} left"
