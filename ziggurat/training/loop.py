@@ -112,8 +112,8 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
         nothing = f"nothing to do after update {p.update}: {reason}"
         log.say(f"{nothing}; to go on, {how_to_go_on(p, config.stop, setup.run)}" if advice else nothing, "yellow")
     else:
-        waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
-        log.say(f"stopped after update {p.update}: {reason} ({waited})")
+        waited = f"waited {duration(saver.waited_seconds)} for checkpoints{' since the last start' if begun else ''}"
+        log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training; {waited})")
     if signals.heeded is not None and advice:
         log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
     if signals.heeded is None and setup.processes.first:

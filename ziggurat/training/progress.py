@@ -171,6 +171,8 @@ class Reporter:
         self._metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
         self._validating += seconds
         share = self._validating / max(seconds, p.seconds + seconds - self._begun_seconds)
-        took = duration(seconds) + (f", all validations {share:.0%} of the time" if share >= _TOLD_SHARE else "")
+        # A resumed run may begin with a validation that was due: before an update there is nothing to compare with.
+        told = share >= _TOLD_SHARE and not self._first
+        took = duration(seconds) + (f", all validations {share:.0%} of the time" if told else "")
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{took}]"
         self._log.say(text, "bold" if better else None)
