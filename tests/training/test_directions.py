@@ -149,7 +149,8 @@ def test_bleu_without_layers_is_the_mean_of_the_directions_by_their_tags(
     store = Store.open(recipe.data.store)
     assert store.dev is not None
     trained = [direction for direction in directions_of(store) if direction.trained]
-    answers = {}  # a translator that knows the references, and is wrong where it translates from German
+    # A translator that knows the references, and is wrong where it translates from German into English.
+    answers: dict[tuple[str | None, str], str] = {}
     for direction in trained:
         for source, reference in zip(*store.dev.texts(direction.rows), strict=True):
             wrong = direction.name == "de-en"
