@@ -159,3 +159,5 @@ def test_effective_depth_counts_layers_until_the_loss_rises() -> None:
     assert effective_depth([0, 0.2, 0.3], 1.0) == 3
     assert effective_depth([0, -0.1, -0.1], 1.0) == 1
     assert effective_depth([0, math.nan], 1.0) == 2
+    assert math.isnan(effective_depth([0, math.nan], math.nan))  # a model that has diverged
+    assert math.isnan(effective_depth([0, 0], math.inf))

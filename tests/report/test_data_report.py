@@ -35,21 +35,22 @@ def write(folder: Path, name: str, pairs: list[tuple[str, str]]) -> dict[str, st
     return {"source": str(folder / f"{name}.de"), "target": str(folder / f"{name}.en")}
 
 
-def prepared(folder: Path) -> Path:
+def prepared(folder: Path, held_out: str = "keep", of_news: str | None = None) -> Path:
     """Return a store of two training corpora, with planted development sentences, duplicates and hostile text."""
     right = list(zip(GERMAN, ENGLISH, strict=True))
     news = [*right, *right[:2], (HOSTILE, HOSTILE), ("Eins 1", "One 1"), (GERMAN[1] + " Ja.", RUSSIAN)]
     web = [("Das ist neu hier.", "This is new here."), ("", "x"), ("Ja", "x " * 300)]
     (folder / "test.de").write_text("Morgen gehen wir.\nDas ist neu hier!\n", "utf-8")
+    own = {} if of_news is None else {"held_out": of_news}
     settings = {
         "source_language": "de", "target_language": "en", "store": str(folder / "store"),
         "train": [
-            {**write(folder, "news", news), "name": f"News {HOSTILE}", "weight": 2.0},
+            {**write(folder, "news", news), "name": f"News {HOSTILE}", "weight": 2.0, "filters": own},
             {**write(folder, "web", web), "tag": "<web>"},
         ],
         "dev": [write(folder, "dev", [(GERMAN[0].upper(), ENGLISH[0]), ("Etwas anderes.", ENGLISH[2])])],
         "held_out": [str(folder / "test.de")],
-        "filters": {"identical": True, "duplicates": True, "max_pieces": 150},
+        "filters": {"identical": True, "duplicates": True, "max_pieces": 150, "held_out": held_out},
         "subword": {"vocabulary_size": 350},
     }  # fmt: skip
     prepare(DataConfig.model_validate(settings))
@@ -86,6 +87,11 @@ def test_content_is_that_of_the_store(store: Store) -> None:
     assert (news.sampled, source.language, target.language) == (5, "de", "en")
     lengths = store.train.source_lengths[:5]
     assert (source.pieces, source.longest) == (float(lengths.mean()), int(lengths.max()))
+    # The tag that the store puts before a source is no piece of the sentence.
+    assert web.sides is not None
+    its = len(store.source.encode(["Das ist neu hier."])[0])
+    assert (web.sides[0].pieces, web.sides[0].longest, int(store.train.source_lengths[5])) == (its, its, its + 1)
+    assert [curve.source.tolist() for curve in data_content._curves(store)] == [lengths.tolist(), [its]]
     assert next(iter(source.languages or {})) == "de"
     assert source.confidence is not None
     letters = Counter("Cyrillic" if "а" <= c.lower() <= "я" else "Latin" for c in RUSSIAN if c.isalpha())
@@ -120,6 +126,29 @@ def test_a_given_test_set_is_looked_for(store: Store) -> None:
     clean = gather_data(store, ("mine", ["Ganz anders"], ["Quite different"]))
     assert clean.overlap["mine"] == (2, 0, 0, 0)
     assert not any("mine" in notice for notice in clean.contamination)
+
+
+@pytest.mark.parametrize(
+    ("rule", "own", "staying"),
+    [
+        ("keep", None, {DEV: (1, 2), "test": (0, 1)}),
+        ("pairs", None, {DEV: (0, 1), "test": (0, 1)}),
+        ("sides", None, {DEV: (0, 0), "test": (0, 0)}),
+        ("pairs", "keep", {DEV: (1, 2), "test": (0, 1)}),  # the corpus's own rule counts
+    ],
+)
+def test_what_is_found_and_what_of_it_stays(
+    tmp_path: Path, rule: str, own: str | None, staying: dict[str, tuple[int, int]]
+) -> None:
+    content = gather_data(Store.open(prepared(tmp_path, held_out=rule, of_news=own)))
+    assert content.overlap[DEV] == (4, 3, 1, 2), "counted before any pair is dropped"
+    assert {"test" if name.endswith("test.de") else name: stay for name, stay in content.staying.items()} == staying
+    record = data_record(content)["staying"][DEV]
+    assert (record["pairs"], record["sides"]) == staying[DEV]
+    row = data_page(content).split(f'<th scope="row">{DEV}</th>')[1].split("</tr>")[0]
+    kind = "bad" if staying[DEV][0] else "good"
+    assert re.findall(r'<span class="(\w+)">(\d+)</span>', row) == [(kind, str(staying[DEV][0]))]
+    assert f": 2 (<code>{own or rule}</code>)" in row
 
 
 def test_a_test_set_is_looked_for_in_all_pairs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -347,6 +347,11 @@ def test_pruning_curves_by_hand() -> None:
     assert figure is not None
     assert figure.table is not None
     assert figure.table.rows == (("a", "before training", "3 of 4", "2 of 3"), ("a", "update 9", "4 of 4", "1 of 3"))
+    diverged = {**worth(0.0), "effective_depth": {"encoder": None, "decoder": 1.0}}
+    unknown = pruning_curve([run("a", 2, depth=[only(9, **diverged)])])
+    assert unknown is not None
+    assert unknown.table is not None
+    assert unknown.table.rows == (("a", "update 9", "– of 4", "1 of 3"),)
     alone = pruning_curve([run("a", 2, depth=depth[:1])])
     assert alone is not None
     assert "effective depth" not in {panel.title for panel in alone.panels}

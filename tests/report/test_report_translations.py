@@ -130,6 +130,20 @@ def test_words_that_the_reference_lacks_are_marked_one_by_one() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("line", "reference", "marked"),
+    [
+        ("我昨天买了两本书。", "我昨天买了三本书。", [("我昨天买了", True), ("两", False), ("本书。", True)]),
+        ("他说他买了 iPad", "他说他买了 iPod", [("他说他买了 ", True), ("iPad", False)]),
+        ("น้ำนี้ดีมากจริงๆ", "น้ำนั้ดีมากจริงๆ", [("น้ำ", True), ("นี้", False), ("ดีมากจริงๆ", True)]),
+    ],
+)
+def test_text_without_blanks_is_marked_by_character(line: str, reference: str, marked: list[tuple[str, bool]]) -> None:
+    (group, *_) = sample_groups(["a"], [[line]], ["x"], [reference])
+    (output,) = group.samples[0].outputs
+    assert (list(output.words), output.between) == (marked, "")
+
+
 def test_the_table_of_all_translations() -> None:
     table = as_csv(["a", "b"], [['say "x"', ""], None], ["s1", "s2"], ["r,1", "r2"])
     assert list(csv.reader(io.StringIO(table))) == [

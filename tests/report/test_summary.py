@@ -67,6 +67,17 @@ def test_what_went_wrong_is_counted(tmp_path: Path) -> None:
     assert "Not finished" in said
 
 
+def test_waiting_counts_by_time_and_not_by_record(tmp_path: Path) -> None:
+    """As a short partial record at the end of a run may have it."""
+    waits = [(100.0, 0.0), (200.0, 0.0), (202.0, 0.9)]
+    metrics = [train_record(n, seconds=now, data_wait_share=share) for n, (now, share) in enumerate(waits, start=1)]
+    its = standing(read_run(write_run(tmp_path / "a", metrics)), 5.9)
+    assert "waiting" not in " ".join(its.complaints)
+    metrics[1]["data_wait_share"] = 0.3
+    its = standing(read_run(write_run(tmp_path / "b", metrics)), 5.9)
+    assert "16 % of its time waiting" in " ".join(its.complaints)
+
+
 def test_measures_outside_their_bands_are_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", dev(4.0), log=["first update", "stopped after update 300: reached (1 s)"])
     healthy = {"gradient_norm": {"encoder": [1.0, 0.5], "decoder": [1.0, 1.0]}}

@@ -22,8 +22,9 @@ from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import MetricsWriter, RunLog
-from ziggurat.training.progress import ProgressLine, Reporter, UpdateWindow
+from ziggurat.training.progress import ProgressLine, Reporter
 from ziggurat.training.update import UpdateResult
+from ziggurat.training.window import UpdateWindow
 
 CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log_every_updates": 2})
 
@@ -139,7 +140,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
-    with ProgressLine(console, CONFIG) as bar:
+    with ProgressLine(console) as bar:
         report = Reporter(bar, metrics, log, CONFIG, partial(UpdateWindow, waits, waits), depth)
         report.updated(Progress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
@@ -159,7 +160,7 @@ def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     _, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     window = partial(UpdateWindow, waits, waits)
-    report = Reporter(ProgressLine(Console(quiet=True), CONFIG), metrics, log, CONFIG, window)
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, CONFIG, window)
     report.updated(Progress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()

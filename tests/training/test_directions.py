@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,13 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.stages import CorpusMix
 from ziggurat.decoding.translator import load_translator
+from ziggurat.diagnosis.records import Record
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import open_model
 from ziggurat.models.run_folder import mend_links
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
 from ziggurat.training.dev_loss import DevLoss
+from ziggurat.training.diagnose import _pruned_bleu
 from ziggurat.training.directions import Direction, DirectionScores, Validation, directions_of, loss_over
 from ziggurat.training.loop import train
 from ziggurat.training.retention import prune
@@ -138,6 +141,34 @@ def test_scores_are_of_the_direction_s_own_lines(recipe: Experiment) -> None:
     found = [scores["bleu"] for scores in validator._scores(outputs)]
     assert found[:2] + found[3:] == pytest.approx([100.0] * 7)
     assert found[2] == pytest.approx(BLEU().corpus_score(outputs[8:12], [validator.references[8:12]]).score)
+
+
+def test_bleu_without_layers_is_the_mean_of_the_directions_by_their_tags(
+    recipe: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store.open(recipe.data.store)
+    assert store.dev is not None
+    trained = [direction for direction in directions_of(store) if direction.trained]
+    # A translator that knows the references, and is wrong where it translates from German into English.
+    answers: dict[tuple[str | None, str], str] = {}
+    for direction in trained:
+        for source, reference in zip(*store.dev.texts(direction.rows), strict=True):
+            wrong = direction.name == "de-en"
+            answers[f"<2{direction.target_language}>", source] = "ein Hund spielt im Wasser" if wrong else reference
+    wrong_one = next(direction for direction in trained if direction.name == "de-en")
+    references = store.dev.texts(wrong_one.rows)[1]
+    its = BLEU().corpus_score(["ein Hund spielt im Wasser"] * len(references), [references]).score
+
+    def translate(sources: list[str], *, tag: str | None = None) -> list[Any]:
+        return [SimpleNamespace(text=answers[tag, source]) for source in sources]
+
+    translator = SimpleNamespace(translate=translate)
+    monkeypatch.setattr("ziggurat.training.diagnose.load_translator", lambda *_, **__: translator)
+    opened: Any = SimpleNamespace(model=SimpleNamespace(device="cpu"), experiment=recipe)
+    record = Record(0, 0.0, {"encoder": 1}, {"loss_without": {"encoder": [[1.0]]}})
+    count = sum(len(direction.rows) for direction in trained)
+    found = _pruned_bleu(tmp_path, opened, record, store, count, lambda _: None)
+    assert found == {"encoder": [pytest.approx((5 * 100.0 + its) / 6)]}
 
 
 @pytest.mark.slow

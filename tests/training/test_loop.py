@@ -3,10 +3,12 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tests.training.runs import QUIET, records
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.lifecycle import CheckpointConfig, StopConfig
 from ziggurat.config.load import change_section
+from ziggurat.config.modifiers import StageConfig, UntilConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
@@ -31,12 +34,12 @@ from ziggurat.training.average import average_run, mean_weights, regular_checkpo
 from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
-from ziggurat.training.progress import UpdateWindow
 from ziggurat.training.retention import prune
-from ziggurat.training.schedule import how_to_go_on, time_left
+from ziggurat.training.schedule import how_to_go_on, share_done, time_left
 from ziggurat.training.setup import position_limit
 from ziggurat.training.update import UpdateResult, train_update
 from ziggurat.training.validate import Validation
+from ziggurat.training.window import UpdateWindow
 
 
 def go(folder: Path, run: Path, **training: object) -> TrainingResult:
@@ -257,7 +260,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
 
 def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("ziggurat.training.progress.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ziggurat.training.window.time.perf_counter", lambda: now[0])
     window = UpdateWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
     window.add(UpdateResult(1.0, 20.0, 1.0, 5, 10, 2, True), 1e-3)
     now[0] += 7.0
@@ -337,12 +340,29 @@ def test_weights_that_learnt_text_of_another_normalisation_are_refused(tiny_fold
         learner.start_from(str(tmp_path / "model"))
 
 
-def test_time_left_goes_by_the_limit_that_comes_first() -> None:
+def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None:
+    def left(p: Progress, batches: int | None = None, until: UntilConfig | None = None, **limits: Any) -> str:
+        config = tiny_experiment(tiny_folder, batch={"accumulate": 2}, stop={"updates": None, **limits}).training
+        stages = [] if until is None else [StageConfig(mix={"a": 1.0}, until=until)] * 2
+        return time_left(p, share_done(p, config, stages, batches))
+
     progress = Progress(update=25, epoch=1, seconds=60.0)
-    assert time_left(progress, StopConfig(updates=100)) == "3:00"
-    assert time_left(progress, StopConfig(updates=100, epochs=2)) == "1:00"
-    assert time_left(progress, StopConfig(updates=100, minutes=1)) == "0 s"
-    assert time_left(progress, StopConfig(updates=None, patience=3)) == "?"
+    assert left(progress, updates=100) == "3:00"
+    assert left(progress, updates=100, epochs=2) == "1:00"
+    assert left(progress, updates=100, minutes=1) == "0 s"
+    assert left(progress, patience=3) == "?"
+    # Epochs of an hour, 100 batches or 50 updates each: half of the present one counts.
+    hours = Progress(update=75, epoch=1, batch=50, seconds=5400.0)
+    assert left(hours, 100, epochs=10) == "8:30:00"
+    assert left(hours, 100, epochs=10, updates=100) == "30:00"
+    # Two stages of three epochs each, the last of which began after an epoch.
+    until = UntilConfig(corpus="a", epochs=3)
+    last = replace(hours, data_stages=[0, 1])
+    assert left(last, 100, until, updates=100_000) == "2:30:00"
+    assert left(replace(last, epoch=4, batch=0, stages_to_come=-1), 100, until, updates=100_000) == "0 s"
+    assert left(replace(hours, stages_to_come=1), 100, until, updates=100_000) == "?"
+    assert left(replace(last, batch=0), 100, until, updates=100_000) == "?"  # the epoch's size is that of stage 1
+    assert left(last, 100, UntilConfig(corpus="a", patience=3), updates=100) == "30:00"
 
 
 def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
@@ -374,8 +394,15 @@ def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: P
 
 @pytest.mark.slow
 def test_epochs_end_a_run(tiny_folder: Path, tmp_path: Path) -> None:
-    result = go(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2})
+    result = go(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2}, log_every_updates=1)
     assert "epochs" in result.reason
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.findall(r"(\S+) left", log)[0] != "?", "the part of an epoch counts"
+    # The log names the epoch of the latest update, the records count those that are finished.
+    ended = records(tmp_path / "run", "train")
+    told = [int(epoch) for epoch in re.findall(r"  epoch (\d+)  loss", log)]
+    assert told == [1, *(r["epoch"] + 1 for r in ended[:-1])]
+    assert (told[-1], ended[-1]["epoch"]) == (2, 2)
     seen = json.loads((checkpoint_folders(tmp_path / "run")[-1] / "meta.json").read_text())["progress"]
     assert (seen["epoch"], seen["batch"]) == (2, 0)
 

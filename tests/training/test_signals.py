@@ -110,6 +110,11 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
     assert order.count("update") == UPDATES - result.update
     assert "updates" in resumed.reason
     assert outcome(run) == expected
+    log = (run / "log.txt").read_text().splitlines()
+    stops = [line for line in log if "stopped after update" in line]
+    assert [line.endswith("for checkpoints since the last start)") for line in stops] == [False, True]
+    (first, *_) = (line for line in log[log.index(stops[0]) :] if "dev nll" in line)
+    assert "of the time" not in first, "no update of this start to compare with"
 
 
 def test_interrupted_again_and_again(

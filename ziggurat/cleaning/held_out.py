@@ -39,6 +39,13 @@ class Overlap(NamedTuple):
         """Return what was found in both of two stretches of pairs, of which `later` was counted by `since`."""
         return Overlap(self.sentences, *map(sum, zip(self[1:], later[1:], strict=True)))
 
+    def staying(self, rule: str) -> tuple[int, int]:
+        """Return how many of `pairs` and of `sides` are trained on under this rule (`data.filters.held_out`).
+
+        That many at most: filters that come later, and other sets, may drop more of them.
+        """
+        return {"pairs": (0, self.sides - self.pairs), "sides": (0, 0)}.get(rule, (self.pairs, self.sides))
+
 
 class HeldOut:
     """Sentences that must not be trained on, by set, and what training pairs were found to share with them.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -116,7 +117,8 @@ def _record_text(record: Record) -> str:
     for stack, depth in values.get("effective_depth", {}).items():
         curve, bleu = values["pruning_curve"][stack], values.get("pruning_bleu", {}).get(stack)
         steps = ", ".join(f"{n}: {rise:+.2f}{f' ({bleu[n]:.1f})' if bleu else ''}" for n, rise in enumerate(curve))
-        lines.append(f"{stack}: effective depth {depth:.0f}; loss{' (BLEU)' if bleu else ''} without n layers: {steps}")
+        known = f"{depth:.0f}" if math.isfinite(depth) else "–"  # not of a model that has diverged
+        lines.append(f"{stack}: effective depth {known}; loss{' (BLEU)' if bleu else ''} without n layers: {steps}")
         order = pruning_order([row[n] for n, row in enumerate(values["loss_without"][stack])])
         lines.append(f"  worth least, first: {', '.join(f'{stack}.{n + 1}' for n in order)}")
     return "\n".join(lines)

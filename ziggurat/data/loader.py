@@ -45,6 +45,8 @@ class Group(NamedTuple):
     processes; fewer than usual at the end of an epoch, more where sampled segmentations had to be split."""
     state_after: LoaderState
     """Position in the data after this update."""
+    epoch_batches: int | None = None
+    """Batches of this update's epoch, in all processes together; None: not counted."""
 
 
 class Loader:
@@ -193,7 +195,7 @@ class Loader:
                 after = LoaderState(epoch, position, starts)
                 if position == len(plan):
                     after = LoaderState(epoch + 1, 0, next_starts(self._stages, starts, epoch + 1))
-                yield Group(batches, after)
+                yield Group(batches, after, len(plan))
             epoch, position, starts = epoch + 1, 0, next_starts(self._stages, starts, epoch + 1)
 
     def load(self, at: LoaderState) -> list[Batch]:

@@ -49,7 +49,7 @@ class PrepareReport:
     joint_vocabulary: bool
     """True if both sides share one vocabulary."""
     source_pieces: int
-    """Pieces of all training sources."""
+    """Pieces of all training sources, the tags of their corpora included."""
     target_pieces: int
     corpora: list[CorpusReport] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)

@@ -110,8 +110,11 @@ def effective_depth(curve: Sequence[float], nll: float) -> float:
     """Return N - n, n being how many layers a stack can do without before its loss rises by more than TOLERANCE.
 
     `curve` is its `pruning_curve`, `nll` the loss of the whole model. The layers that are worth least go first, and the
-    first rise beyond the tolerance ends the count: a stack of N layers that all count has effective depth N.
+    first rise beyond the tolerance ends the count: a stack of N layers that all count has effective depth N. NaN where
+    the loss is not finite, so that none can rise from it.
     """
+    if not math.isfinite(nll):
+        return math.nan
     fits = [rise <= TOLERANCE * nll for rise in curve]  # of NaN: no
     return float(len(curve) - (fits.index(False) if False in fits else len(curve)) + 1)
 

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field
 
 from ziggurat.cleaning.held_out import HeldOut, Overlap, side_hashes
@@ -20,7 +19,16 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.lines import normalise
 from ziggurat.data.prepare import CLEANING
 from ziggurat.data.table import PairTable
-from ziggurat.report.data_facts import CorpusFacts, corpus_facts, corpus_range, decoded, overlaps_in, summed_facts
+from ziggurat.report.data_facts import (
+    CorpusFacts,
+    corpus_facts,
+    corpus_range,
+    decoded,
+    held_out_rule,
+    overlaps_in,
+    sentence_lengths,
+    summed_facts,
+)
 from ziggurat.report.data_figures import MOST_CURVES, LengthCurve, length_figures
 from ziggurat.report.figure import Figure, numbers
 from ziggurat.small_files import Form, json_safe, parse_json, read_bounded, shaped
@@ -44,7 +52,8 @@ class DataContent:
         corpora: Its corpora, training corpora first; those beyond the largest summed up.
         contamination: Sentences on held-out sets in training pairs.
         notices: Other suspicious findings.
-        overlap: What the training pairs share with each held-out set.
+        overlap: What the training pairs share with each held-out set, before any is dropped for it.
+        staying: By set, the pairs with both sides there and those with one at least that are trained on.
         figures: Figures.
         missing: What cannot be shown, and why.
         vocabulary: Ids of both sides.
@@ -56,6 +65,7 @@ class DataContent:
     contamination: tuple[str, ...]
     notices: tuple[str, ...]
     overlap: Mapping[str, Overlap]
+    staying: Mapping[str, tuple[int, int]]
     figures: tuple[Figure, ...]
     missing: tuple[str, ...]
     vocabulary: tuple[int, int]
@@ -101,11 +111,12 @@ def gather_data(
     facts = _all_facts(store, "train", store.train, _examples(store, missing))
     if store.dev is not None:
         facts += _all_facts(store, "dev", store.dev, [])
-    overlap = overlaps_in(manifest)
+    overlap, staying = overlaps_in(manifest), _staying(manifest)
     notices = list(manifest.get("notices", []))
     if test_set is not None:
         say(f"comparing {len(store.train):,} training pairs with {test_set[0]}")
         overlap = {**overlap, test_set[0]: (found := _compared(store, *test_set))}
+        staying[test_set[0]] = found.staying("keep")  # the store's pairs are those that stayed
         notices += [notice] if (notice := overlap_notice(test_set[0], found)) else []
     return DataContent(
         str(store.path),
@@ -114,10 +125,22 @@ def gather_data(
         tuple(notice for notice in notices if notice.startswith(CONTAMINATION)),
         tuple(notice for notice in notices if not notice.startswith(CONTAMINATION)),
         overlap,
+        staying,
         tuple(length_figures(_curves(store))),
         tuple(missing),
         (store.source.size, store.target.size),
     )
+
+
+def _staying(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """Return by held-out set the training pairs with both sides there, and with one at least, that were not dropped."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, entry in enumerate(manifest["corpora"]["train"]):
+        for name, overlap in overlaps_in(entry).items():
+            pairs, sides = overlap.staying(held_out_rule(manifest["config"], number))
+            before = found.get(name, (0, 0))
+            found[name] = before[0] + pairs, before[1] + sides
+    return found
 
 
 def _examples(store: Store, missing: list[str]) -> list[dict[str, list[list[str]]]]:
@@ -156,7 +179,7 @@ def _curves(store: Store) -> list[LengthCurve]:
     for number in _largest(entries, MOST_CURVES):
         first, last = corpus_range(table, number)
         chosen = slice(first, last, max(1, -(-(last - first) // _MEASURED)))
-        lengths = np.array(table.source_lengths[chosen]), np.array(table.target_lengths[chosen])
+        lengths = sentence_lengths(table, chosen, entries[number]["tag"])
         if last > first:
             found.append(LengthCurve(entries[number]["name"], number, *lengths))
     return found
@@ -187,6 +210,7 @@ def data_record(content: DataContent) -> dict[str, Any]:
             "contamination": content.contamination,
             "notices": content.notices,
             "overlap": {name: found._asdict() for name, found in content.overlap.items()},
+            "staying": {name: {"pairs": pairs, "sides": sides} for name, (pairs, sides) in content.staying.items()},
             "missing": content.missing,
             "figures": [{"key": f.key, "title": f.title, "csv": numbers(f)} for f in content.figures],
         }

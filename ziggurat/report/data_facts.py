@@ -16,7 +16,17 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.table import PairTable
 from ziggurat.small_files import Form, shaped
 
-__all__ = ["CorpusFacts", "Side", "corpus_facts", "corpus_range", "decoded", "overlaps_in", "summed_facts"]
+__all__ = [
+    "CorpusFacts",
+    "Side",
+    "corpus_facts",
+    "corpus_range",
+    "decoded",
+    "held_out_rule",
+    "overlaps_in",
+    "sentence_lengths",
+    "summed_facts",
+]
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,8 @@ class CorpusFacts:
     Attributes:
         name, split, tag, weight, read, kept, dropped, repaired, licences: As in the manifest.
         examples: Source and target of a few dropped pairs, by reason.
-        overlap: What its pairs share with each held-out set.
+        overlap: What its pairs share with each held-out set, before any is dropped for it.
+        held_out: The rule by which such pairs are dropped (`data.filters.held_out`); "" of corpora that are summed up.
         sides: Source and target; None of corpora that are summed up, or without a pair.
         sampled: Pairs that scripts and languages are of.
     """
@@ -63,6 +74,7 @@ class CorpusFacts:
     licences: Mapping[str, str]
     examples: Mapping[str, Sequence[Sequence[str]]]
     overlap: Mapping[str, Overlap]
+    held_out: str
     sides: tuple[Side, Side] | None
     sampled: int
 
@@ -84,6 +96,12 @@ def overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
     return {name: Overlap(**overlap.model_dump()) for name, overlap in found.held_out.items()}
 
 
+def held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
+    """Return `data.filters.held_out` of a training corpus; stores of earlier versions kept all pairs."""
+    of_all, own = config.get("filters", {}), config["train"][corpus].get("filters") or {}
+    return str(own.get("held_out") or of_all.get("held_out") or "keep")
+
+
 def corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
     """Return the first pair of a corpus, and the one after its last: corpora follow each other."""
     return int(np.searchsorted(table.corpora, corpus)), int(np.searchsorted(table.corpora, corpus, "right"))
@@ -101,7 +119,7 @@ def corpus_facts(
         texts = decoded(store, table, places)
         own = config[split][number]
         codes = [own.get(f"{side}_language") or config[f"{side}_language"] for side in ("source", "target")]
-        lengths = [column[first:last] for column in (table.source_lengths, table.target_lengths)]
+        lengths = sentence_lengths(table, slice(first, last), entry["tag"])
         source, target = (_side(code, text, n) for code, text, n in zip(codes, texts, lengths, strict=True))
         sides = source, target
     return CorpusFacts(
@@ -111,9 +129,16 @@ def corpus_facts(
         licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
         examples=examples,
         overlap=overlaps_in(entry),
+        held_out=held_out_rule(config, number) if split == "train" else "",
         sides=sides,
         sampled=len(places),
     )
+
+
+def sentence_lengths(table: PairTable, chosen: slice, tag: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return the pieces of sources and targets of a corpus; its tag, which is stored with the source, is none of it."""
+    source, target = np.array(table.source_lengths[chosen]), np.array(table.target_lengths[chosen])
+    return source - (tag is not None), target
 
 
 def decoded(store: Store, table: PairTable, places: Any) -> tuple[list[str], list[str]]:
@@ -147,4 +172,4 @@ def summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFact
             total[reason] = total.get(reason, 0) + count
     read, kept, repaired = (sum(entry.get(key, 0) for entry in entries) for key in ("read", "kept", "repaired"))
     name = f"{len(entries):,} smaller corpora"
-    return CorpusFacts(name, split, None, None, read, kept, total, repaired, {}, {}, {}, None, 0)
+    return CorpusFacts(name, split, None, None, read, kept, total, repaired, {}, {}, {}, "", None, 0)

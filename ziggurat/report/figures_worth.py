@@ -65,7 +65,8 @@ def _depths(runs: Sequence[ReportRun]) -> Table | None:
     for run in runs:
         for record in moments(run, "effective_depth"):
             depths = record.values["effective_depth"]
-            shown = [f"{depths[stack] or 0:.0f} of {record.layers[stack]}" for stack in STACKS]
+            known = ["–" if depths[stack] is None else f"{depths[stack]:.0f}" for stack in STACKS]
+            shown = [f"{depth} of {record.layers[stack]}" for stack, depth in zip(STACKS, known, strict=True)]
             rows.append((run.name, when(record), *shown))
     return Table(("run", "record", *(f"effective depth, {stack}" for stack in STACKS)), tuple(rows)) if rows else None
 

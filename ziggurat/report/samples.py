@@ -7,12 +7,19 @@ import io
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
+import regex
 from sacrebleu import CHRF
+
+from ziggurat.evaluation.splitting import unspaced_script
 
 __all__ = ["Output", "Sample", "SampleGroup", "as_csv", "sample_groups"]
 
 _PER_GROUP = 3
+# A character with the marks upon it, but foreign words and numbers whole; blanks by themselves.
+_CHARACTERS = regex.compile(r"\s+|[\p{Latin}\p{N}]+|\X")
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,15 @@ class Output:
     Attributes:
         run: number of the run in the report.
         score: chrF of the sentence, 0 to 100.
-        words: the words, each with True where the reference has it; the k-th occurrence needs a k-th one there.
+        words: the words, each with True where the reference has it; the k-th occurrence needs a k-th one there. In a
+            script without blanks, stretches of characters.
+        between: what stands between two of them: a blank, or nothing in a script without blanks.
     """
 
     run: int
     score: float
     words: tuple[tuple[str, bool], ...]
+    between: str = " "
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ def sample_groups(
         for run, lines in enumerate(outputs)
         if lines is not None
     }
+    spaced = unspaced_script(references) is None
     lines = range(len(references))
     means = [sum(of_run[i] for of_run in scores.values()) / len(scores) for i in lines]
     wanted: list[tuple[str, list[int]]] = []
@@ -83,7 +94,7 @@ def sample_groups(
     for title, order in wanted:
         chosen = [i for i in order if i not in taken][:_PER_GROUP]
         taken.update(chosen)
-        samples = tuple(_sample(i, sources, references, outputs, scores) for i in chosen)
+        samples = tuple(_sample(i, sources, references, outputs, scores, spaced) for i in chosen)
         groups += [SampleGroup(title, samples)] if samples else []
     return groups
 
@@ -94,24 +105,28 @@ def _sample(
     references: Sequence[str],
     outputs: Sequence[Sequence[str] | None],
     scores: dict[int, list[float]],
+    spaced: bool,
 ) -> Sample:
     found = tuple(
-        Output(run, scores[run][i], _marked(lines[i], references[i]))
+        Output(run, scores[run][i], _marked(lines[i], references[i], spaced), " " if spaced else "")
         for run, lines in enumerate(outputs)
         if lines is not None
     )
     return Sample(i + 1, sources[i], references[i], found)
 
 
-def _marked(line: str, reference: str) -> tuple[tuple[str, bool], ...]:
-    """Return the words of a line, each with True where the reference has it."""
-    left = Counter(_bare(word) for word in reference.split())
+def _marked(line: str, reference: str, spaced: bool) -> tuple[tuple[str, bool], ...]:
+    """Return the words of a line, or stretches of its characters, each with True where the reference has it."""
+    split = str.split if spaced else _CHARACTERS.findall
+    left = Counter(_bare(word) for word in split(reference))
     marked = []
-    for word in line.split():
-        hit = left[_bare(word)] > 0
+    for word in split(line):
+        hit = word.isspace() or left[_bare(word)] > 0
         left[_bare(word)] -= hit
         marked.append((word, hit))
-    return tuple(marked)
+    if spaced:
+        return tuple(marked)
+    return tuple(("".join(word for word, _ in its), hit) for hit, its in groupby(marked, key=itemgetter(1)))
 
 
 def _bare(word: str) -> str:

@@ -172,13 +172,23 @@ def _events(run: ReportRun) -> list[str]:
             found.append(f"{total:,} {meaning}.")
     if run.train and (back := int(run.train[-1].get("roll_backs") or 0)):
         found.append(f"It rolled back to an earlier checkpoint {back} time{'s' if back > 1 else ''}.")
-    waits = [float(record.get("data_wait_share") or 0.0) for record in run.train]
-    if waits and (share := sum(waits) / len(waits)) > 0.1:
+    if (share := _waiting_share(run)) > 0.1:
         found.append(f"It spent {100 * share:.0f} % of its time waiting for data.")
     if not run.ending.finished:
         spent = run.train[-1].get("seconds") if run.train else None
         found.append(f"Not finished: {run.ending.text}{f' ({duration(spent)} of training)' if spent else ''}.")
     return found
+
+
+def _waiting_share(run: ReportRun) -> float:
+    """Return the share of the time that a run has waited for data; a record counts by the time since the one before."""
+    waited = spent = 0.0
+    for record in run.train:
+        now = record.get("seconds")
+        if _finite(now) and now > spent:
+            waited += float(record.get("data_wait_share") or 0.0) * (now - spent)
+            spent = now
+    return waited / spent if spent else 0.0
 
 
 def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:

@@ -24,6 +24,7 @@ from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.depth_records import measured, probe_batch, record_of
+from ziggurat.training.directions import directions_of
 from ziggurat.training.objective import probe_loss, settle_precision
 
 __all__ = ["diagnose"]
@@ -126,23 +127,36 @@ def _pruned_bleu(
 ) -> dict[str, list[float]]:
     """Return BLEU of `count` sentences of the dev set without the n layers worth least, for n < N, by stack.
 
-    NaN where the model cannot do without them. Raises DataError: the store has no dev set.
+    As in validation, each sentence has its corpus's tag, and BLEU is the mean of the directions that are trained on.
+    NaN where the model cannot do without the layers. Raises DataError: the store has no dev set.
     """
     if data.dev is None or not len(data.dev):
         raise DataError(f"{data.path}: the store has no dev set to translate")
-    lines = np.unique(np.linspace(0, len(data.dev) - 1, min(count, len(data.dev))).round().astype(np.int64))
-    sources, references = data.dev.texts(lines)
+    directions = [direction for direction in directions_of(data) if direction.trained]
+    rows = np.concatenate([direction.rows for direction in directions])
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
+    sources, references = data.dev.texts(rows)
+    corpora = data.manifest["corpora"]["dev"]
+    tags = [corpora[number]["tag"] for number in data.dev.corpora[rows]]
+    found_in = [(one.target_language, np.flatnonzero(np.isin(rows, one.rows)).tolist()) for one in directions]
     which = opened.weights.parent.name if (path / CHECKPOINTS).is_dir() else None
 
     def bleu(without_layers: str | None) -> float:
         translator = load_translator(path, which=which, device=str(opened.model.device), without_layers=without_layers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # a stack that lacks layers may not end its sentences
-            found = [translation.text for translation in translator.translate(sources)]
-        (score,) = evaluate(
-            found, [references], metrics=("bleu",), target_language=opened.experiment.data.target_language
-        )
-        return score.value
+            outputs = [""] * len(sources)
+            for tag in dict.fromkeys(tags):  # a call translates into one language
+                tagged = [i for i, own in enumerate(tags) if own == tag]
+                for i, found in zip(tagged, translator.translate([sources[i] for i in tagged], tag=tag), strict=True):
+                    outputs[i] = found.text
+        scores = []
+        for language, own in found_in:
+            if own:  # of a few sentences, a small direction may have none
+                mine, theirs = ([lines[i] for i in own] for lines in (outputs, references))
+                (score,) = evaluate(mine, [theirs], metrics=("bleu",), target_language=language)
+                scores.append(score.value)
+        return sum(scores) / len(scores)
 
     whole = bleu(None)
     curves: dict[str, list[float]] = {}

@@ -28,7 +28,7 @@ from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stag
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.ownership import held
 from ziggurat.training.processes import joined, lost
-from ziggurat.training.progress import ProgressLine, Reporter, UpdateWindow, introduction
+from ziggurat.training.progress import ProgressLine, Reporter, introduction
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import other_files_notice
 from ziggurat.training.saving import Saver
@@ -36,6 +36,7 @@ from ziggurat.training.schedule import TrainingResult, ends_after, finished, how
 from ziggurat.training.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
+from ziggurat.training.window import UpdateWindow
 
 __all__ = ["TrainingResult", "train"]
 
@@ -102,7 +103,7 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
     with (
         closing(metrics),
         signals,
-        ProgressLine(console, config) as line,
+        ProgressLine(console) as line,
         # The last to be opened and the first to be closed: signals are heard until the last checkpoint is on disk.
         Saver(setup.run, setup.experiment, setup.store, p, log, setup.processes, setup.store_check) as saver,
     ):
@@ -111,8 +112,8 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
         nothing = f"nothing to do after update {p.update}: {reason}"
         log.say(f"{nothing}; to go on, {how_to_go_on(p, config.stop, setup.run)}" if advice else nothing, "yellow")
     else:
-        waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
-        log.say(f"stopped after update {p.update}: {reason} ({waited})")
+        waited = f"waited {duration(saver.waited_seconds)} for checkpoints{' since the last start' if begun else ''}"
+        log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training; {waited})")
     if signals.heeded is not None and advice:
         log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
     if signals.heeded is None and setup.processes.first:
@@ -147,7 +148,7 @@ class _Loop:
         self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
         depth_reporter = DepthReporter(setup.writes_to, metrics, log, self.config, update=progress.update)
         window = partial(UpdateWindow, setup.loader, saver)
-        self.report = Reporter(line, metrics, log, self.config, window, depth_reporter, progress)
+        self.report = Reporter(line, metrics, log, self.config, window, depth_reporter, progress, self.stages)
         self.recovery = Recovery(setup.run, self.learner, self.config, log, saver.wait)
         self.depth = DepthProbe(setup.run, setup.experiment, self.learner, log, depth_reporter.see)
 
@@ -188,7 +189,7 @@ class _Loop:
             # the measures of depth, and before the report, whose records show it.
             self.depth.after(p, result, rate)
             p.seconds = self.seconds
-            self.report.updated(p, result, rate)
+            self.report.updated(p, result, rate, group.epoch_batches)
             validated = self.validator is not None and p.update % config.validation.every_updates == 0
             if validated:
                 self._validate()

@@ -1,10 +1,9 @@
-"""Figures of a run while it trains: averaged over a window of updates, then logged, recorded and shown in a bar."""
+"""Figures of a run while it trains: logged, recorded and shown in a bar."""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -14,20 +13,19 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.lifecycle import StopConfig
-from ziggurat.data.loader import Loader
+from ziggurat.config.modifiers import StageConfig
 from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
-from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import finished, share_done, time_left
 from ziggurat.training.update import UpdateResult
 from ziggurat.training.validate import Validation
+from ziggurat.training.window import UpdateWindow, shown_r
 
-__all__ = ["ProgressLine", "Reporter", "UpdateWindow", "introduction"]
+__all__ = ["ProgressLine", "Reporter", "introduction"]
 
 
 def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path) -> list[str]:
@@ -52,140 +50,11 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
 _TOLD_SHARE = 0.1
 """From this share of the time on, the log says what validations take."""
 
-# Attributes of a window, and their names in checkpoints (`Progress.window`).
-_SUMS = (
-    *("updates", "source_tokens", "target_tokens", "sentences"),
-    *("skipped", "spikes", "rejected", "out_of_memory"),
-    *("loss", "nll", "alignment", "aligned", "grad_norm", "rate"),
-)
-
-
-class UpdateWindow:
-    """Sums over the updates since the last record.
-
-    Args:
-        loader, saver: asked how long training has waited for them.
-        sums: of a window that this one continues (`sums`); without them it is empty.
-    """
-
-    def __init__(self, loader: Loader, saver: Saver, sums: Mapping[str, float] | None = None) -> None:
-        self._loader, self._saver = loader, saver
-        before = dict.fromkeys(("seconds", "data_wait", "checkpoint_wait"), 0.0) | dict(sums or {})
-        # Times are differences from now on: the window begins earlier by what the one before had measured.
-        self._began = time.perf_counter() - before["seconds"]
-        self._waited = loader.waited_seconds - before["data_wait"]
-        self._saved = saver.waited_seconds - before["checkpoint_wait"]
-        self.updates = self.source_tokens = self.target_tokens = self.sentences = 0
-        self.skipped = self.spikes = self.rejected = self.out_of_memory = 0
-        self.loss = self.nll = self.alignment = self.aligned = self.grad_norm = 0.0
-        self.rate = 0.0
-        """Learning rate of the latest update."""
-        for name in _SUMS:
-            setattr(self, name, before.get(name, getattr(self, name)))
-
-    def sums(self) -> dict[str, float]:
-        """Return the sums with which another window, such as that of a resumed run, continues this one."""
-        waits = {"data_wait": self._data_wait, "checkpoint_wait": self._checkpoint_wait}
-        return {**{name: getattr(self, name) for name in _SUMS}, "seconds": self.seconds, **waits}
-
-    def add(self, result: UpdateResult, rate: float) -> None:
-        """Add one update, tried at learning rate `rate`; a skipped one only adds to the count of its kind."""
-        self.rate = rate
-        if result.shortage is not None:
-            self.out_of_memory += 1
-            return
-        if not result.taken:
-            self.skipped += not result.finite or result.spike
-            self.spikes += result.spike
-            self.rejected += not result.admitted
-            return
-        self.updates += 1
-        self.source_tokens += result.source_tokens
-        self.target_tokens += result.target_tokens
-        self.sentences += result.sentences
-        self.loss += result.loss
-        self.nll += result.nll
-        self.alignment += result.alignment
-        self.aligned += result.aligned
-        self.grad_norm += result.grad_norm
-
-    def leave_out(self, seconds: float) -> None:
-        """Exclude the latest `seconds`, which were not training."""
-        self._began += seconds
-
-    @property
-    def tried(self) -> int:
-        """Updates tried, skipped ones included."""
-        return self.updates + self.skipped + self.rejected + self.out_of_memory
-
-    @property
-    def seconds(self) -> float:
-        """Wall time since the window began, less what was left out."""
-        return max(1e-9, time.perf_counter() - self._began)
-
-    @property
-    def _data_wait(self) -> float:
-        return self._loader.waited_seconds - self._waited
-
-    @property
-    def _checkpoint_wait(self) -> float:
-        return self._saver.waited_seconds - self._saved
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Target tokens per second."""
-        return self.target_tokens / self.seconds
-
-    def record(self, p: Progress) -> dict[str, float | int | None]:
-        """Return the values of one `train` record; means are over the updates of the window that were taken."""
-        n = self.updates
-        nll = self.nll / self.target_tokens if n else None
-        return {
-            "epoch": p.epoch,
-            "loss": self.loss / n if n else None,
-            "nll": nll,
-            "perplexity": math.exp(min(nll, 700.0)) if nll is not None else None,  # exp(710) overflows
-            "alignment_loss": self.alignment / self.aligned if self.aligned else None,
-            "learning_rate": self.rate,
-            "grad_norm": self.grad_norm / n if n else None,
-            "target_tokens_per_second": round(self.tokens_per_second, 1),
-            "source_tokens_per_second": round(self.source_tokens / self.seconds, 1),
-            "sentences_per_update": self.sentences / n if n else None,
-            "data_wait_share": round(self._data_wait / self.seconds, 4),
-            "checkpoint_wait": round(self._checkpoint_wait, 3),
-            "skipped": self.skipped,
-            "spikes": self.spikes,
-            "rejected": self.rejected,
-            "out_of_memory": self.out_of_memory,
-            "roll_backs": p.roll_backs,
-            "seconds": round(p.seconds, 3),
-            "target_tokens": p.target_tokens,
-        }
-
-    def line(self, p: Progress, stop: StopConfig, depth: DepthReporter | None = None) -> str:
-        """Return one line for the log."""
-        v = self.record(p)
-        if not self.updates:
-            return f"update {p.update}  epoch {p.epoch + 1}  all {self.tried} updates skipped"
-        aligned = f"alignment {v['alignment_loss']:.3f}  " if self.aligned else ""
-        return (
-            f"update {p.update}  epoch {p.epoch + 1}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
-            f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {shown_r(depth)}"
-            f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
-            f"{duration(p.seconds)}  {time_left(p, stop)} left"
-        )
-
-
-def shown_r(depth: DepthReporter | None) -> str:
-    """Return r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
-    return "" if depth is None or depth.r is None else f"r {depth.r:.2g}  "
-
 
 class ProgressLine:
     """Progress bar of a run, with figures and the time left; without a terminal nothing is drawn."""
 
-    def __init__(self, console: Console, config: TrainingConfig) -> None:
-        self._config = config
+    def __init__(self, console: Console) -> None:
         self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -206,18 +75,17 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def update(self, p: Progress, window: UpdateWindow, depth: DepthReporter | None = None) -> None:
-        """Show the state of the run; the newest warning about its depth comes first."""
+    def update(self, p: Progress, share: float | None, window: UpdateWindow, depth: DepthReporter | None) -> None:
+        """Show the state of the run, `share` of which is done; the newest warning about its depth comes first."""
         if self._bar.disable:
             return
-        left = time_left(p, self._config.stop)
         loss, norm = (x / window.updates if window.updates else math.nan for x in (window.loss, window.grad_norm))
         warning = f"WARNING {depth.standing[-1]}  " if depth is not None and depth.standing else ""
         detail = (
             f"{warning}update {p.update}  loss {loss:.3f}  rate {window.rate:.1e}  gradient {norm:.2f}  "
-            f"{shown_r(depth)}{window.tokens_per_second:,.0f} tokens/s  {left} left"
+            f"{shown_r(depth)}{window.tokens_per_second:,.0f} tokens/s  {time_left(p, share)} left"
         )
-        self._bar.update(self._task, completed=share_done(p, self._config.stop), detail=detail)
+        self._bar.update(self._task, completed=share or 0.0, detail=detail)
 
 
 class Reporter:
@@ -231,6 +99,7 @@ class Reporter:
         new_window: returns an UpdateWindow that continues the sums it is given; with {} an empty one.
         depth: knows the latest measures of depth; None: there are none.
         begun: progress at the start; a window that was open there is continued.
+        stages: `data.stages`.
     """
 
     def __init__(
@@ -242,9 +111,11 @@ class Reporter:
         new_window: Callable[[Mapping[str, float]], UpdateWindow],
         depth: DepthReporter | None = None,
         begun: Progress | None = None,
+        stages: Sequence[StageConfig] = (),
     ) -> None:
         self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
-        self._depth = depth
+        self._depth, self._stages = depth, stages
+        self._epoch_batches: int | None = None
         begun = begun or Progress()
         self._new_window = new_window
         self._window = new_window(begun.window)
@@ -253,10 +124,14 @@ class Reporter:
         # Checkpoints of earlier versions hold no sums, so the first record lacks the updates before such a checkpoint.
         self._lacks_some = not begun.window and begun.update % config.log_every_updates != 0
 
-    def updated(self, p: Progress, result: UpdateResult, rate: float) -> None:
-        """Report an update tried at learning rate `rate`; the sums since the last record go into `p`."""
+    def updated(self, p: Progress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:
+        """Report an update tried at learning rate `rate`; the sums since the last record go into `p`.
+
+        `epoch_batches`: batches of its epoch.
+        """
         self._window.add(result, rate)
-        self._bar.update(p, self._window, self._depth)
+        self._epoch_batches = epoch_batches
+        self._bar.update(p, self._share_done(p), self._window, self._depth)
         if self._first:  # a sign of life: the first record may come minutes later
             after = " after resuming" if p.update > 1 else ""
             seconds = self._window.seconds - self._seconds_before
@@ -282,7 +157,10 @@ class Reporter:
 
     def _record(self, p: Progress, *, partial: bool, track: bool = True) -> None:
         self._metrics.write("train", p.update, self._window.record(p), partial=partial, track=track)
-        self._log.say(self._window.line(p, self._config.stop, self._depth))
+        self._log.say(self._window.line(p, self._share_done(p), self._depth))
+
+    def _share_done(self, p: Progress) -> float | None:
+        return share_done(p, self._config, self._stages, self._epoch_batches)
 
     def validated(self, p: Progress, result: Validation | None, better: bool, seconds: float) -> None:
         """Report a validation of `seconds`, and whether it is the best so far; `result` None: it was interrupted."""
@@ -293,6 +171,8 @@ class Reporter:
         self._metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
         self._validating += seconds
         share = self._validating / max(seconds, p.seconds + seconds - self._begun_seconds)
-        took = duration(seconds) + (f", all validations {share:.0%} of the time" if share >= _TOLD_SHARE else "")
+        # A resumed run may begin with a validation that was due: before an update there is nothing to compare with.
+        told = share >= _TOLD_SHARE and not self._first
+        took = duration(seconds) + (f", all validations {share:.0%} of the time" if told else "")
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{took}]"
         self._log.say(text, "bold" if better else None)

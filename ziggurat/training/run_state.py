@@ -47,7 +47,7 @@ class Progress:
         schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
         interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
         by_clock: True when only the clock asked for this checkpoint (`every_minutes`).
-        window: sums of the updates since the last record (ziggurat.training.progress.UpdateWindow).
+        window: sums of the updates since the last record (ziggurat.training.window.UpdateWindow).
     """
 
     update: int = 0

@@ -148,15 +148,34 @@ def how_to_go_on(p: Progress, stop: StopConfig, run: Path) -> str:
     return f"raise that limit: `ziggurat train --run {run} --resume {overrides}`"
 
 
-def share_done(p: Progress, stop: StopConfig) -> float:
-    """Return the share of the training that is done, from 0 to 1, by the nearest limit; 0 without limits."""
+def share_done(
+    p: Progress, config: TrainingConfig, stages: Sequence[StageConfig] = (), epoch_batches: int | None = None
+) -> float | None:
+    """Return the share of the training that is done, from 0 to 1, by the nearest limit; None while that is unknown.
+
+    `epoch_batches`: batches of the epoch that the latest update was of; None: unknown, so whole epochs alone count.
+    """
+    stop = config.stop
     shares = [p.update / stop.updates] if stop.updates else []
     shares += [p.seconds / (60 * stop.minutes)] if stop.minutes else []
-    shares += [p.epoch / stop.epochs] if stop.epochs else []
-    return min(1.0, max(shares, default=0.0))
+    ends = [stop.epochs] if stop.epochs else []
+    if stages and (epochs := stages[-1].until.epochs) is not None and p.stages_to_come >= 0:
+        if p.stages_to_come > 0 or (p.epoch, p.batch) == (p.data_stages[-1], 0):
+            return None  # nobody knows how long an epoch of the last stage is before it begins
+        ends.append(p.data_stages[-1] + epochs)
+    if ends and epoch_batches:
+        epochs_left = min(ends) - p.epoch - p.batch / epoch_batches
+        updates_left = max(0.0, epochs_left * math.ceil(epoch_batches / config.batch.accumulate))
+        shares.append(p.update / (p.update + updates_left))
+    elif ends:
+        shares.append(p.epoch / min(ends))
+    shares += [1.0] if p.stages_to_come < 0 else []
+    return min(1.0, max(shares)) if shares else None
 
 
-def time_left(p: Progress, stop: StopConfig) -> str:
-    """Return, as text, the time that training still takes at its mean speed so far; `?` while that is unknown."""
-    share = share_done(p, stop)
-    return duration(p.seconds * (1 - share) / share) if share > 0 else "?"
+def time_left(p: Progress, share: float | None) -> str:
+    """Return, as text, the time that training still takes at its mean speed so far; `?` while that is unknown.
+
+    `share`: see share_done.
+    """
+    return duration(p.seconds * (1 - share) / share) if share else "?"
