@@ -21,7 +21,6 @@ from ziggurat.config.train import OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.models import recompute
 from ziggurat.models.build import parameter_roles
-from ziggurat.models.grow import Copies, Deepening, grow_moments
 from ziggurat.models.transformer import Encoder
 from ziggurat.training import loop, moments, setup
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
@@ -240,19 +239,6 @@ def test_a_run_rounds_by_its_seed() -> None:
         optimiser.step()
         found.append(optimiser.state()["encoder.layers.0.ffn.in_proj.weight/exp_avg"])
     assert not torch.equal(*found)
-
-
-def test_moments_of_new_layers_are_bf16_too() -> None:
-    model = tiny()
-    optimiser = optimiser_of(model, "adam", moments="bf16")
-    fill_gradients(model, 1)
-    optimiser.step()
-    grown = grow_moments(
-        dict(model.named_parameters()), optimiser.state(), Deepening(Copies(1, [None]), Copies(1, [None]))
-    )
-    fresh = grown["encoder.layers.0.ffn.in_proj.weight/exp_avg"]
-    assert fresh.dtype == torch.bfloat16
-    assert not fresh.any()
 
 
 def test_a_sharded_parameter_is_updated_where_it_lies() -> None:

@@ -21,6 +21,7 @@ from tests.conftest import forkserver, tiny_experiment
 from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, same_records, train_part
 from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import MlflowConfig
+from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
@@ -76,6 +77,22 @@ def started_anew(run: str, document: str, resume: str) -> None:
 def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
     """In every precision, with and without growth, accumulation and compiled layers."""
     assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
+
+
+@pytest.mark.slow
+def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path, tmp_path: Path) -> None:
+    drop = {"encoder": {"layers": 6, "layer_drop": 0.8}}
+    runs = {}
+    for stop in (2, 4):
+        found = tiny_experiment(tiny_folder, stop={"updates": stop}, validation={"every_updates": 9, "decode": False})
+        runs[stop] = found.model_copy(update={"model": change_section(found.model, drop, "model")})
+    go(tmp_path / "whole", runs[4])
+    go(tmp_path / "parts", runs[2])
+    saved = load_checkpoint(tmp_path / "parts" / "last")
+    trained = {key.rpartition("/")[0] for key in saved.optimiser}
+    assert trained < saved.weights.keys(), "a layer has had no update yet, so the test can fail"
+    go(tmp_path / "parts", runs[4], resume=True)
+    assert final_bytes(tmp_path / "parts", 4) == final_bytes(tmp_path / "whole", 4)
 
 
 @pytest.mark.slow
