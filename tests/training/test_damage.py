@@ -270,7 +270,8 @@ def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     behind()
     average_run(run, last=2, out=tmp_path / "out")
     assert lead() == ["step-00000006", "step-00000004"]
-    write_atomically(run / "config.yaml", dump(load_experiment(run / "config.yaml", ["training.validation.metric=chrf"])).encode())
+    file = run / "config.yaml"
+    write_atomically(file, dump(load_experiment(file, ["training.validation.metric=chrf"])).encode())
     behind()
     open_model(run, which="best")
     assert lead() == ["step-00000006", "step-00000004"]

@@ -422,7 +422,8 @@ def test_a_store_changed_in_place_ends_the_run(
 
 def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, bytes], Path]) -> None:
     run = uninterrupted[1]
-    for override in ("model.d_model=32", "training.seed=5", "data.unicode=nfc", "training.batch.max_tokens=99"):
+    training = ("training.seed=5", "training.batch.max_tokens=99", "training.quantise=int8")
+    for override in ("model.d_model=32", "data.unicode=nfc", *training):
         with pytest.raises(ConfigError, match="a resumed run cannot change"):
             reopen_run(run, [override])
     with pytest.raises(ConfigError, match=r"start a new run for that \(`training.start_from`"):
