@@ -37,7 +37,7 @@ from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.schedule import refuse_endless
 from ziggurat.training.store_check import StoreCheck
-from ziggurat.training.validate import Validator
+from ziggurat.training.validate import Validator, settings_of_scores
 
 __all__ = ["Setup", "StartingPoint", "position_limit", "rank_anew", "set_up", "starting_point"]
 
@@ -242,8 +242,11 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
     now: dict[str, Any] = {"metric": validation.metric}
     if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
         now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
-        now["decoding"] = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
+        by_beam = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
+        now["decoding"] = settings_of_scores(by_beam, validation.beam_size)
     before, p.best_by = p.best_by, now
+    if "decoding" in before:  # earlier versions noted keys without effect too
+        before = {**before, "decoding": settings_of_scores(before["decoding"], before.get("beam_size", 1))}
     earlier = bool(before) and "max_length" in now and "max_length" not in before
     if earlier:  # versions without this key let translations grow as long as `decoding.max_length` allows
         before = {**before, "max_length": None}
