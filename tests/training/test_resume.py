@@ -488,3 +488,22 @@ def test_another_store_is_refused(
 
 def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_with(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although `start_from` names a run that has gone on since."""
+    short: dict[str, Any] = {"validation": {"every_updates": 9, "decode": False}, "stop": {"updates": 2}}
+    go(tmp_path / "other", tiny_experiment(tiny_folder, **short))
+    mine = tiny_experiment(tiny_folder, **short, start_from=str(tmp_path / "other"))
+    go(tmp_path / "whole", mine)
+    assert [folder.name for folder in checkpoint_folders(tmp_path / "whole")] == ["step-00000002"]
+    with monkeypatch.context() as patch:
+        before_update(2, interrupted, patch)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "run", mine)
+    go(tmp_path / "other", reopen_run(tmp_path / "other", ["training.stop.updates=3"]), resume=True)
+    go(tmp_path / "run", mine, resume=True)
+    assert final_bytes(tmp_path / "run", 2) == final_bytes(tmp_path / "whole", 2)
