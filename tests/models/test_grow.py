@@ -166,10 +166,11 @@ def test_moments_follow_their_layers() -> None:
     added = [f"encoder.layers.{i}.a" for i in range(4)] + [f"decoder.layers.{i}.a" for i in range(3)]
     new = {name: torch.zeros(2) for name in [*added, "decoder.a"]}
     state = grow_moments(new, old, Deepening(Copies(2, [0, 1, 1, None]), Copies(1, [0, 0, None])))
-    assert [float(state[f"encoder.layers.{i}.a/exp_avg"][0]) for i in range(4)] == [1, 2, 2, 0]
-    assert [float(state[f"encoder.layers.{i}.a/step"]) for i in range(4)] == [7, 7, 7, 0]
+    assert [float(state[f"encoder.layers.{i}.a/exp_avg"][0]) for i in range(3)] == [1, 2, 2]
+    assert [float(state[f"encoder.layers.{i}.a/step"]) for i in range(3)] == [7, 7, 7]
     assert float(state["decoder.a/exp_avg_sq"][1]) == 3
-    assert [float(state[f"decoder.layers.{i}.a/exp_avg"][0]) for i in range(3)] == [4, 4, 0]
+    assert [float(state[f"decoder.layers.{i}.a/exp_avg"][0]) for i in range(2)] == [4, 4]
+    assert not [key for key in state if key.startswith(("encoder.layers.3.", "decoder.layers.2."))]
 
 
 @pytest.mark.parametrize(("strategy", "new", "map_"), MAPS)

@@ -17,8 +17,9 @@ from rich.console import Console
 
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes
-from ziggurat.config import Experiment, load_experiment
+from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.lifecycle import CheckpointConfig
+from ziggurat.data.files import write_atomically
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError
 from ziggurat.models.directory import open_model
@@ -247,7 +248,7 @@ def test_an_average_that_somebody_else_makes_is_waited_for(
 def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     experiment: Experiment, whole: Path, tmp_path: Path
 ) -> None:
-    """And a checkpoint that should have been deleted goes when the run is resumed."""
+    """By the metric of the scores: that of the configuration may have no score yet (`--resume` has changed it)."""
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
     newest = run / "checkpoints" / "step-00000006"
@@ -268,6 +269,11 @@ def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     assert lead() == ["step-00000006", "step-00000004"]
     behind()
     average_run(run, last=2, out=tmp_path / "out")
+    assert lead() == ["step-00000006", "step-00000004"]
+    file = run / "config.yaml"
+    write_atomically(file, dump(load_experiment(file, ["training.validation.metric=chrf"])).encode())
+    behind()
+    open_model(run, which="best")
     assert lead() == ["step-00000006", "step-00000004"]
     behind()
     with locked(run):  # who trains there mends them himself

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from ziggurat.data.babel import generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
-from ziggurat.errors import ConfigError
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.run_folder import read_meta, write_meta
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import largest_batches
@@ -121,6 +123,25 @@ def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, t
     progress = [side["progress"][f"step-{updates:08d}"] for side in (found, expected)]
     for key in ("epoch", "batch", "data_stages", "stages_to_come", "validations_since_best", "target_tokens"):
         assert progress[0][key] == progress[1][key]
+
+
+@pytest.mark.slow
+def test_a_store_whose_corpora_have_changed_names_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    """The names of two corpora are swapped: the same pairs, under another plan."""
+    run, store = tmp_path / "run", tmp_path / "store"
+    shutil.copytree(experiment.data.store, store)
+    data = experiment.data.model_copy(update={"store": str(store)})
+    names = [corpus.name for corpus in data.train]
+    swapped = [c.model_copy(update={"name": name}) for c, name in zip(data.train, reversed(names), strict=True)]
+    training = [change_section(experiment.training, {"stop": {"updates": n}}, "training") for n in (1, 2)]
+    mine = [experiment.model_copy(update={"data": data, "training": each}) for each in training]
+    train(run, mine[0], console=QUIET)
+    prepare(data.model_copy(update={"train": swapped}))
+    with pytest.raises(CheckpointError, match=r"changed: number 1 of .*/store was one; number 2 of .*/store was two"):
+        train(run, mine[1], resume=True, console=QUIET)
+    meta = read_meta(run / "last")
+    write_meta(run / "last", {key: value for key, value in meta.items() if key != "corpora"})  # of an earlier version
+    assert train(run, mine[1], resume=True, console=QUIET).update == 2
 
 
 def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experiment) -> None:

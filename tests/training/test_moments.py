@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -21,7 +22,6 @@ from ziggurat.config.train import OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.models import recompute
 from ziggurat.models.build import parameter_roles
-from ziggurat.models.grow import Copies, Deepening, grow_moments
 from ziggurat.models.transformer import Encoder
 from ziggurat.training import loop, moments, setup
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
@@ -242,19 +242,6 @@ def test_a_run_rounds_by_its_seed() -> None:
     assert not torch.equal(*found)
 
 
-def test_moments_of_new_layers_are_bf16_too() -> None:
-    model = tiny()
-    optimiser = optimiser_of(model, "adam", moments="bf16")
-    fill_gradients(model, 1)
-    optimiser.step()
-    grown = grow_moments(
-        dict(model.named_parameters()), optimiser.state(), Deepening(Copies(1, [None]), Copies(1, [None]))
-    )
-    fresh = grown["encoder.layers.0.ffn.in_proj.weight/exp_avg"]
-    assert fresh.dtype == torch.bfloat16
-    assert not fresh.any()
-
-
 def test_a_sharded_parameter_is_updated_where_it_lies() -> None:
     """One process, so that its shard is the whole parameter."""
     start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
@@ -274,6 +261,34 @@ def test_a_sharded_parameter_is_updated_where_it_lies() -> None:
         kept = optimisers[1].state[sharded]["exp_avg"]
         assert isinstance(kept, DTensor)
         assert torch.equal(kept.full_tensor(), optimisers[0].state[plain]["exp_avg"])
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(("rows", "rank"), [(7, 0), (7, 1), (7, 2), (4, 2)])
+def test_a_part_of_a_parameter_is_rounded_as_in_one_process(
+    rows: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three processes; chunks end within rows, and of four rows the third process has none."""
+    monkeypatch.setattr(moments, "_CHUNK", 8)
+    start, gradient = torch.linspace(-1, 1, rows * 5).view(rows, 5), torch.linspace(0.1, 0.9, rows * 5).view(rows, 5)
+
+    def part(values: Tensor) -> Tensor:
+        mine = values[rank * -(-rows // 3) :][: -(-rows // 3)].clone()
+        return DTensor.from_local(mine, mesh, [Shard(0)], shape=values.shape, stride=values.stride())
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=rank, world_size=3)
+    try:
+        mesh = init_device_mesh("cpu", (3,))
+        parameters = nn.Parameter(start.clone()), nn.Parameter(part(start))
+        optimisers = [narrow({"p": parameter}, "adam") for parameter in parameters]
+        for _ in range(3):
+            parameters[0].grad, parameters[1].grad = gradient, part(gradient)
+            for optimiser in optimisers:
+                optimiser.step()
+        for key in ("exp_avg", "exp_avg_sq"):
+            whole, cut = (each.state[p][key] for each, p in zip(optimisers, parameters, strict=True))
+            assert torch.equal(cut.to_local(), part(whole).to_local()), key  # type: ignore[attr-defined]
     finally:
         torch.distributed.destroy_process_group()
 

@@ -330,10 +330,15 @@ def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("reason", "update"), [({}, 4), ({"by_clock": True}, 2), ({"interim": ["step-00000004"]}, 2)])
 def test_an_infinite_good_checkpoint_is_passed_over(
-    about_to_roll_back: tuple[Path, Experiment],
+    reason: dict[str, Any], update: int, about_to_roll_back: tuple[Path, Experiment]
 ) -> None:
+    """And older ones that only the clock or a stop asked for."""
     run, longer = about_to_roll_back
+    older = run / "checkpoints" / "step-00000004"
+    before = read_meta(older)
+    write_meta(older, {**before, "progress": {**before["progress"], **reason}})
     good = run / "checkpoints" / "step-00000006"
     file, meta = good / "model.safetensors", read_meta(good)
     weights = read_tensors(file)
@@ -341,7 +346,7 @@ def test_an_infinite_good_checkpoint_is_passed_over(
     checksum = write_tensors(file, weights)
     write_meta(good, {**meta, "checksums": {**meta["checksums"], file.name: checksum}})
     _, said = go(run, longer, resume=True)
-    assert "rolled back to the weights after update 4," in said
+    assert f"rolled back to the weights after update {update}," in said
 
 
 def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(

@@ -21,6 +21,7 @@ from tests.conftest import forkserver, tiny_experiment
 from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, same_records, train_part
 from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import MlflowConfig
+from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
@@ -76,6 +77,22 @@ def started_anew(run: str, document: str, resume: str) -> None:
 def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
     """In every precision, with and without growth, accumulation and compiled layers."""
     assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
+
+
+@pytest.mark.slow
+def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path, tmp_path: Path) -> None:
+    drop = {"encoder": {"layers": 6, "layer_drop": 0.8}}
+    runs = {}
+    for stop in (2, 4):
+        found = tiny_experiment(tiny_folder, stop={"updates": stop}, validation={"every_updates": 9, "decode": False})
+        runs[stop] = found.model_copy(update={"model": change_section(found.model, drop, "model")})
+    go(tmp_path / "whole", runs[4])
+    go(tmp_path / "parts", runs[2])
+    saved = load_checkpoint(tmp_path / "parts" / "last")
+    trained = {key.rpartition("/")[0] for key in saved.optimiser}
+    assert trained < saved.weights.keys(), "a layer has had no update yet, so the test can fail"
+    go(tmp_path / "parts", runs[4], resume=True)
+    assert final_bytes(tmp_path / "parts", 4) == final_bytes(tmp_path / "whole", 4)
 
 
 @pytest.mark.slow
@@ -405,7 +422,8 @@ def test_a_store_changed_in_place_ends_the_run(
 
 def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, bytes], Path]) -> None:
     run = uninterrupted[1]
-    for override in ("model.d_model=32", "training.seed=5", "data.unicode=nfc", "training.batch.max_tokens=99"):
+    training = ("training.seed=5", "training.batch.max_tokens=99", "training.quantise=int8")
+    for override in ("model.d_model=32", "data.unicode=nfc", *training):
         with pytest.raises(ConfigError, match="a resumed run cannot change"):
             reopen_run(run, [override])
     with pytest.raises(ConfigError, match=r"start a new run for that \(`training.start_from`"):
@@ -470,3 +488,22 @@ def test_another_store_is_refused(
 
 def interrupted(*_: object, **__: object) -> None:
     raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_with(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although `start_from` names a run that has gone on since."""
+    short: dict[str, Any] = {"validation": {"every_updates": 9, "decode": False}, "stop": {"updates": 2}}
+    go(tmp_path / "other", tiny_experiment(tiny_folder, **short))
+    mine = tiny_experiment(tiny_folder, **short, start_from=str(tmp_path / "other"))
+    go(tmp_path / "whole", mine)
+    assert [folder.name for folder in checkpoint_folders(tmp_path / "whole")] == ["step-00000002"]
+    with monkeypatch.context() as patch:
+        before_update(2, interrupted, patch)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "run", mine)
+    go(tmp_path / "other", reopen_run(tmp_path / "other", ["training.stop.updates=3"]), resume=True)
+    go(tmp_path / "run", mine, resume=True)
+    assert final_bytes(tmp_path / "run", 2) == final_bytes(tmp_path / "whole", 2)

@@ -6,6 +6,7 @@ import io
 import math
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -229,3 +230,29 @@ def test_a_run_of_the_version_before_is_told_why_its_scores_do_not_compare(tiny_
     same = Progress(best=5.0, best_by=dict(before))
     assert rank_anew(same, experiment.model_copy(update={"training": training})) == []
     assert same.best == 5.0
+
+
+@pytest.mark.parametrize(
+    ("change", "starts_again"),
+    [
+        ({"beam_size": 7, "n_best": 3, "batch_sentences": 9, "precision": "bfloat16", "alignments": True}, False),
+        ({"diverse_groups": 4, "beam_size": 8, "diverse_strength": 0.9}, False),  # groups that divide no beam of 3
+        ({"diverse_groups": 3, "beam_size": 9}, True),
+        ({"length_penalty": {"alpha": 1.0}}, True),
+    ],
+)
+def test_decoding_that_validation_does_not_heed_leaves_best_alone(
+    change: dict[str, Any], starts_again: bool, tiny_folder: Path
+) -> None:
+    """Also beside a checkpoint of an earlier version, which noted every key that is not the default."""
+    experiment = tiny_experiment(tiny_folder, validation={"metric": "chrf", "beam_size": 3})
+    other = experiment.model_copy(update={"decoding": change_section(experiment.decoding, change, "decoding")})
+    now = Progress()
+    rank_anew(now, experiment)
+    earlier = {**now.best_by, "decoding": experiment.decoding.model_dump(mode="json", exclude_defaults=True)}
+    for best_by in (now.best_by, earlier):
+        progress = Progress(best=5.0, best_by=best_by)
+        assert bool(rank_anew(progress, other)) == starts_again
+        assert progress.best == (None if starts_again else 5.0)
+    noted = {**now.best_by, "decoding": other.decoding.model_dump(mode="json", exclude_defaults=True)}
+    assert bool(rank_anew(Progress(best=5.0, best_by=noted), experiment)) == starts_again

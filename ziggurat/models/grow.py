@@ -140,7 +140,8 @@ def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], pl
         old: state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.training.optim).
         plan: see grow_weights.
 
-    Where nothing of that shape was trained before, the moments are zero and the step count too.
+    Where nothing of that shape was trained before there are none, as before a first step: the optimiser that owns the
+    parameter makes its own kinds, zeros, and its bias correction treats the first step as a first step.
     """
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in old.items():
@@ -150,11 +151,8 @@ def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], pl
     for name, parameter in parameters.items():
         source = _source_name(name, plan)
         before = by_name.get(source) if source is not None else None
-        if before is None or any(v.dim() and v.shape != parameter.shape for v in before.values()):
-            # Zeros, the count of steps included: so bias correction treats a new layer's first step as a first step.
-            kinds = next(iter(by_name.values()), {})
-            before = {kind: torch.zeros_like(parameter if v.dim() else v, dtype=v.dtype) for kind, v in kinds.items()}
-        state.update({f"{name}/{moment}": value.clone() for moment, value in before.items()})
+        if before is not None and all(v.shape in ((), parameter.shape) for v in before.values()):
+            state.update({f"{name}/{moment}": value.clone() for moment, value in before.items()})
     return state
 
 

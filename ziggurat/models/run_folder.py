@@ -197,7 +197,9 @@ def _wanted(run: Path) -> dict[Path, Path]:
         scores = {name: score for name, score in progress.get("scores", {}).items() if name in folders}
         if scores:
             config = load_experiment(run / CONFIG_FILE).training
-            smaller, kept = config.validation.metric == "loss", config.checkpoint
+            # By which they were measured: the configuration may have another one that waits for its first validation.
+            metric = progress.get("best_by", {}).get("metric", config.validation.metric)
+            smaller, kept = metric == "loss", config.checkpoint
             of_each = {best_link(name): its for name, its in progress.get("direction_scores", {}).items()}
             of_each = of_each if kept.keep_best_per_direction else {}
             for name, its in {**({"best": scores} if kept.keep_best else {}), **of_each}.items():

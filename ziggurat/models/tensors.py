@@ -31,6 +31,7 @@ __all__ = [
     "check_fit",
     "load_weights",
     "local",
+    "part_begins",
     "placed_as",
     "read_shapes",
     "read_tensors",
@@ -67,6 +68,17 @@ def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor cut up over processes (a DTensor) that is in this one, or the tensor itself."""
     return tensor.to_local() if _is_cut_up(tensor) else tensor
+
+
+def part_begins(tensor: Tensor) -> int:
+    """Return the place of the first value of `local(tensor)` in the whole tensor, flattened; cut by rows, as FSDP does.
+
+    Of n rows and N processes each has ceil(n / N), as `torch.chunk` cuts, until none are left.
+    """
+    if not _is_cut_up(tensor) or not tensor.numel():
+        return 0
+    rows, mesh = tensor.shape[0], tensor.device_mesh
+    return min(rows, mesh.get_local_rank() * -(-rows // mesh.size())) * (tensor.numel() // rows)
 
 
 def whole(tensor: Tensor) -> Tensor:

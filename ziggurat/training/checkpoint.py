@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +67,7 @@ class Checkpoint:
         weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.training.optim).
         store: fingerprint of the training data.
+        corpora: names of the corpora in it, in their order, by which `data.stages` finds them; None: not known.
         configuration: that of the run, as a JSON document; None in a checkpoint that was read.
     """
 
@@ -74,6 +75,7 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
     store: str
+    corpora: Sequence[str] | None = None
     configuration: Mapping[str, Any] | None = None
 
 
@@ -126,6 +128,7 @@ def _write_rest(folder: Path, checkpoint: Checkpoint, depth: tuple[int, int], sh
         "format": CHECKPOINT_FORMAT,
         "progress": asdict(checkpoint.progress),
         "store": checkpoint.store,
+        "corpora": checkpoint.corpora,
         "encoder_layers": depth[0],
         "decoder_layers": depth[1],
         "configuration": checkpoint.configuration,
@@ -166,6 +169,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         read_tensors(folder / MODEL_FILE),
         read_tensors(folder / _OPTIMISER_BEFORE_3) if one_file else read_shards(folder / _OPTIMISER),
         meta.store,
+        meta.corpora,
     )
 
 
@@ -210,6 +214,7 @@ class _Meta(NamedTuple):
     format: int
     progress: Progress
     store: str
+    corpora: list[str] | None
     checksums: dict[str, str]
 
 
@@ -221,6 +226,7 @@ def _read_meta(folder: Path) -> _Meta:
     if version == 1:  # before growth: the schedule counted every update
         document["progress"]["schedule_update"] = document["progress"]["update"]
     try:
-        return _Meta(version, Progress(**document["progress"]), document["store"], dict(document["checksums"]))
+        progress, corpora = Progress(**document["progress"]), document.get("corpora")
+        return _Meta(version, progress, document["store"], corpora, dict(document["checksums"]))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None

@@ -227,10 +227,11 @@ class _Loop:
         reason = self.signals.reason if p.validation_due else finished(p, config)
         if reason is None:
             self.processes.first_does(self._remove_average)
-        if not self.recovery.rolls_back:
+        if not (rolls_back := self.recovery.rolls_back):
             p.good = None
-        elif reason is None and p.good is None:
-            self.saver.save(self.learner, interim=True, good=True)  # something to roll back to from the first update on
+        # Something to roll back to from the first update on; and when resumed, `start_from` may lead to other weights.
+        if reason is None and p.good is None and (rolls_back or (config.start_from and not p.update)):
+            self.saver.save(self.learner, interim=True, good=rolls_back)
         return reason
 
     def _grow(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.train import OptimiserConfig
-from ziggurat.models.tensors import local
+from ziggurat.models.tensors import local, part_begins
 
 __all__ = ["NarrowAdam", "rounded"]
 
@@ -57,9 +57,10 @@ class NarrowAdam(torch.optim.Optimizer):
     """torch.optim's Adam, AdamW and RAdam (decoupled decay), except for the precision in which moments are kept.
 
     A step is computed in fp32, or in the parameter's dtype if that is wider; moments are rounded only when they are
-    stored. Random bits are a function of (seed, parameter's name, its step): the same when a run is resumed, and in
-    every process that holds the parameter. torch's global generators are left alone. Besides the moments, nothing
-    larger than a chunk of a parameter is allocated.
+    stored. Random bits are a function of (seed, parameter's name, its step, the place in it): the same when a run is
+    resumed, in every process that holds the parameter, and in one that holds a part of it, which draws those of the
+    places before as well. torch's global generators are left alone. Besides the moments, nothing larger than a chunk of
+    a parameter is allocated.
 
     Args:
         groups: parameter groups with their `weight_decay` and, where it is another one, their `eps`.
@@ -97,20 +98,28 @@ class NarrowAdam(torch.optim.Optimizer):
         generator = torch.Generator(parameter.device).manual_seed(self._seed(parameter, step))
         rule = self._rule(step, group["lr"], group["weight_decay"], group["eps"])
         assert parameter.grad is not None
-        # Chunk by chunk, all in the order of memory: the generator's numbers belong to places in the parameter.
-        for part in zip(
-            local(parameter).view(-1).split(_CHUNK),
-            local(parameter.grad).reshape(-1).split(_CHUNK),
-            local(state["exp_avg"]).view(-1).split(_CHUNK),
-            local(state["exp_avg_sq"]).view(-1).split(_CHUNK),
-            strict=True,
-        ):
-            self._update_chunk(*part, rule, generator)
+        flat = (
+            local(parameter).view(-1),
+            local(parameter.grad).reshape(-1),
+            local(state["exp_avg"]).view(-1),
+            local(state["exp_avg_sq"]).view(-1),
+        )
+        # Chunk by chunk of the whole parameter, in the order of memory: the generator's numbers belong to places in it,
+        # so those of chunks before this process's part are drawn too, and left.
+        begin = part_begins(parameter)
+        end = begin + flat[0].numel()
+        for first in range(0, end if end > begin else 0, _CHUNK):
+            noise = _noise(min(_CHUNK, parameter.numel() - first), generator)
+            here = slice(max(first, begin) - begin, min(first + _CHUNK, end) - begin)
+            if here.start < here.stop:
+                at = begin + here.start - first
+                p, g, m, v = (values[here] for values in flat)
+                self._update_chunk(p, g, m, v, rule, noise[at : at + here.stop - here.start])
 
     def _update_chunk(
-        self, p: Tensor, gradient: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, rule: _Rule, generator: torch.Generator
+        self, p: Tensor, gradient: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, rule: _Rule, noise: Tensor
     ) -> None:
-        """Update the values `p` [n] and store their moments; all tensors are views."""
+        """Update the values `p` [n] and store their moments, rounded by `noise` [n]; all tensors are views."""
         beta1, beta2 = self.defaults["betas"]
         dtype = torch.promote_types(p.dtype, torch.float32)
         g, m, v = gradient.to(dtype), exp_avg.to(dtype), exp_avg_sq.to(dtype)
@@ -125,10 +134,6 @@ class NarrowAdam(torch.optim.Optimizer):
             p.add_(m, alpha=-rule.size)
         else:
             p.addcdiv_(m, v.sqrt().mul_(rule.root).add_(rule.epsilon), value=-rule.size)
-        # All 64 bits of a draw are used: 16 for each moment of two values.
-        draws = torch.empty((p.numel() + 1) // 2, dtype=torch.int64, device=p.device)
-        draws.random_(torch.iinfo(torch.int64).min, None, generator=generator)
-        noise = draws.view(torch.int32)[: p.numel()]
         exp_avg.copy_(rounded(m.float(), noise & _LOW))
         exp_avg_sq.copy_(rounded(v.float(), (noise >> 16) & _LOW))
 
@@ -149,3 +154,10 @@ class NarrowAdam(torch.optim.Optimizer):
     def _seed(self, parameter: Tensor, step: int) -> int:
         key = f"{self.seed}/{self.names[parameter]}/{step}".encode()
         return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
+
+
+def _noise(count: int, generator: torch.Generator) -> Tensor:
+    """Return 32 random bits for each of `count` values, int32: 16 for either moment."""
+    draws = torch.empty((count + 1) // 2, dtype=torch.int64, device=generator.device)
+    draws.random_(torch.iinfo(torch.int64).min, None, generator=generator)  # all 64 bits of a draw serve two values
+    return draws.view(torch.int32)[:count]

@@ -149,15 +149,16 @@ class Optimiser:
         }
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned. Raises CheckpointError when a parameter's moments are missing or misshapen."""
+        """Restore what `state` returned. Raises CheckpointError for misshapen moments, or those of no parameter.
+
+        Moments that are missing are those of a parameter before its first step: LayerDrop may not have used it yet.
+        """
         self.unrectified = self._rectified_only  # decided again at the next step, from the counts that are loaded here
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, value in saved.items():
             name, _, moment = key.rpartition("/")
             by_name.setdefault(name, {})[moment] = value
-        known = set(self.names.values())
-        # No moments at all are the state before the first step, and fit any model.
-        if by_name and (wrong := sorted(known ^ set(by_name))):
+        if wrong := sorted(by_name.keys() - self.names.values()):
             raise CheckpointError(f"optimiser state does not fit the model: {wrong[0]} (and {len(wrong) - 1} more)")
         for part in self.parts:
             for group in part.param_groups:

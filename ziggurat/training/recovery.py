@@ -189,7 +189,11 @@ class Recovery:
         )
 
     def _good_checkpoints(self, p: Progress) -> Iterator[Checkpoint]:
-        """Yield the checkpoint noted as good, then older ones; those with values that are not finite are left out."""
+        """Yield the checkpoint noted as good, then older ones, without those with values that are not finite.
+
+        Nor older ones that only the clock or a stop asked for: the run must go back to the same weights however often
+        and whenever it was stopped.
+        """
         if p.good is None:  # it could not be written, and `training.checkpoint.on_error` let training go on
             return
         # Names have eight digits, so their order is that of updates.
@@ -199,7 +203,9 @@ class Recovery:
             self._log.say(f"{gone} is gone; rolling back to the checkpoint before it", "bold red")
         for folder in reversed(folders):
             checkpoint = self._read(folder)
-            healthy = checkpoint.progress.skipped_in_a_row == 0
+            its = checkpoint.progress
+            by_chance = folder.name != p.good and (its.by_clock or folder.name in its.interim)
+            healthy = its.skipped_in_a_row == 0 and not by_chance
             if healthy and all_finite(checkpoint.weights) and all_finite(checkpoint.optimiser):
                 yield checkpoint
 

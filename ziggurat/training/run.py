@@ -54,7 +54,18 @@ __all__ = [
 _VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
 """The files in a run's folder that checksums protect. Checkpoints have theirs, and contain the configuration."""
 
-_FIXED = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout", "growth", "start_from", "lora")
+_FIXED = (
+    "seed",
+    "batch",
+    "loss",
+    "optimiser",
+    "precision",
+    "quantise",
+    "exact_dropout",
+    "growth",
+    "start_from",
+    "lora",
+)
 """Keys of `training` that a resumed run cannot change."""
 
 

@@ -98,7 +98,7 @@ class Saver:
         self._processes = (processes or Processes()).aside()
         self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
         self._smaller_is_better = config.validation.metric == "loss"
-        self._store, self._watch = store.fingerprint, StoreWatch(store)
+        self._store, self._watch = (store.fingerprint, store.train.corpus_names), StoreWatch(store)
         self._replaced: str | None = None
         there = (run / CHECKPOINTS / checkpoint_name(progress.update)).is_dir()
         # The first process's answer counts: one that takes part in a save alone would wait for the others for ever.
@@ -229,7 +229,7 @@ class Saver:
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
         # A deep copy: training goes on to change the lists and dictionaries of its progress while the thread writes.
-        return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store, self._configuration)
+        return Checkpoint(copy.deepcopy(self._progress), *tensors, *self._store, self._configuration)
 
     def _write(self, snapshot: Checkpoint, depth: tuple[int, int]) -> Progress:
         """Write one checkpoint, then delete others; return the progress without the names of the deleted ones."""

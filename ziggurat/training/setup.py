@@ -14,16 +14,17 @@ from typing import Any
 import torch
 
 from ziggurat.config import Experiment
+from ziggurat.config.experiment import shown
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.models.device import usable_device
 from ziggurat.models.low_rank import BASE
 from ziggurat.models.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
-from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
+from ziggurat.training.checkpoint import Checkpoint, Progress, latest_checkpoint, same_for_all
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
@@ -37,7 +38,7 @@ from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.schedule import refuse_endless
 from ziggurat.training.store_check import StoreCheck
-from ziggurat.training.validate import Validator
+from ziggurat.training.validate import Validator, settings_of_scores
 
 __all__ = ["Setup", "StartingPoint", "position_limit", "rank_anew", "set_up", "starting_point"]
 
@@ -208,6 +209,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
             f"{setup.run}: the store {setup.store.path} is not the one this run was trained on; "
             "restore it or start a new run"
         )
+    _refuse_other_names(setup, checkpoint)
     setup.learner.restore(checkpoint, setup.run)
     progress = checkpoint.progress
 
@@ -233,6 +235,22 @@ def _refuse_other_data(setup: Setup) -> None:
     refuse_other_vocabulary(its, theirs, str(setup.run), f"the store {store.path}", again)
 
 
+def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError when the names in `data.stages` are of other corpora than when the checkpoint was taken.
+
+    `prepare` gives the corpora of a store other names without making it anew, so its fingerprint stays.
+    """
+    now, before = setup.store.train.corpus_names, checkpoint.corpora
+    named = {name for stage in setup.experiment.data.stages for name in stage.mix}
+    moved = sorted(name for name in named if before and before.index(name) != now.index(name))
+    if before and moved:
+        were = [f"number {before.index(n) + 1} of {setup.store.path} was {printable(n, 60)}" for n in moved]
+        raise CheckpointError(
+            f"{setup.run}: its stages draw from corpora by their names, and these have changed: {shown(were)}. "
+            "`ziggurat prepare` with the former names gives them back, and changes nothing else"
+        )
+
+
 def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
     """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
 
@@ -242,8 +260,11 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
     now: dict[str, Any] = {"metric": validation.metric}
     if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
         now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
-        now["decoding"] = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
+        by_beam = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
+        now["decoding"] = settings_of_scores(by_beam, validation.beam_size)
     before, p.best_by = p.best_by, now
+    if "decoding" in before:  # earlier versions noted keys without effect too
+        before = {**before, "decoding": settings_of_scores(before["decoding"], before.get("beam_size", 1))}
     earlier = bool(before) and "max_length" in now and "max_length" not in before
     if earlier:  # versions without this key let translations grow as long as `decoding.max_length` allows
         before = {**before, "max_length": None}

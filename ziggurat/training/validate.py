@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from ziggurat.training.directions import DirectionScores, Validation, directions
 from ziggurat.training.objective import autocast
 from ziggurat.training.processes import Processes
 
-__all__ = ["Validation", "Validator"]
+__all__ = ["Validation", "Validator", "settings_of_scores"]
 
 
 Result = TypeVar("Result")
@@ -74,6 +74,20 @@ def _with_beam(decoding: DecodingConfig, beam: int) -> DecodingConfig:
     """
     groups = 1 if beam % decoding.diverse_groups else decoding.diverse_groups
     return decoding.by_beam().model_copy(update={"beam_size": beam, "n_best": 1, "diverse_groups": groups})
+
+
+_WITHOUT_EFFECT = frozenset(
+    {"beam_size", "n_best", "precision", "shortlist", "alignments", "batch_tokens", "batch_sentences"}
+)
+"""Keys of `decoding` that change no score of a validation: it has others in their place, or none."""
+
+
+def settings_of_scores(decoding: Mapping[str, Any], beam: int) -> dict[str, Any]:
+    """Return the part of section `decoding`, a dump, on which the scores of validations with this beam depend."""
+    without = _WITHOUT_EFFECT
+    if beam % (groups := decoding.get("diverse_groups", 1)) or groups == 1:
+        without |= {"diverse_groups", "diverse_strength"}  # see _with_beam
+    return {key: value for key, value in decoding.items() if key not in without}
 
 
 class Validator:
