@@ -137,7 +137,7 @@ def test_a_store_whose_corpora_have_changed_names_is_refused(experiment: Experim
     mine = [experiment.model_copy(update={"data": data, "training": each}) for each in training]
     train(run, mine[0], console=QUIET)
     prepare(data.model_copy(update={"train": swapped}))
-    with pytest.raises(CheckpointError, match=r"changed: number 1 of .*/store was one; number 2 of .*/store was two"):
+    with pytest.raises(CheckpointError, match=r"changed in .*/store: one was number 1; two was number 2"):
         train(run, mine[1], resume=True, console=QUIET)
     meta = read_meta(run / "last")
     write_meta(run / "last", {key: value for key, value in meta.items() if key != "corpora"})  # of an earlier version

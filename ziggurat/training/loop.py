@@ -227,8 +227,7 @@ class _Loop:
         reason = self.signals.reason if p.validation_due else finished(p, config)
         if reason is None:
             self.processes.first_does(self._remove_average)
-        if not (rolls_back := self.recovery.rolls_back):
-            p.good = None
+        p.good = p.good if (rolls_back := self.recovery.rolls_back) else None
         # Something to roll back to from the first update on; and when resumed, `start_from` may lead to other weights.
         if reason is None and p.good is None and (rolls_back or (config.start_from and not p.update)):
             self.saver.save(self.learner, interim=True, good=rolls_back)

@@ -242,11 +242,14 @@ def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
     """
     now, before = setup.store.train.corpus_names, checkpoint.corpora
     named = {name for stage in setup.experiment.data.stages for name in stage.mix}
-    moved = sorted(name for name in named if before and before.index(name) != now.index(name))
-    if before and moved:
-        were = [f"number {before.index(n) + 1} of {setup.store.path} was {printable(n, 60)}" for n in moved]
+    if before is None:  # of an earlier version
+        return
+    moved = sorted(name for name in named if [name == own for own in before] != [name == own for own in now])
+    if moved:
+        were = [f"{printable(name, 60)} was number {before.index(name) + 1}" for name in moved if name in before]
         raise CheckpointError(
-            f"{setup.run}: its stages draw from corpora by their names, and these have changed: {shown(were)}. "
+            f"{setup.run}: its stages draw from corpora by their names, and these have changed in "
+            f"{setup.store.path}: {shown(were) or shown(moved)}. "
             "`ziggurat prepare` with the former names gives them back, and changes nothing else"
         )
 
