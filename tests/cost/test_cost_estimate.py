@@ -198,10 +198,11 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
         "training.batch.max_tokens=502",
         f"data.store={tmp_path}",
     ]
-    config = experiment(*small, "training.compile=layers")
+    stages = "[{mix: {a: 1}, until: {corpus: a, epochs: 1}}, {mix: {a: 1}, until: {corpus: a, epochs: 1}}]"
+    config = experiment(*small, "training.compile=layers", f"data.stages={stages}")
     found = estimate_cost(config, (50, 50))
     assert found.memory.batch == BatchShape(2, 251, 251)  # attention of long sentences outweighs all else at width 16
-    assert any("training.compile" in note for note in found.notes)
+    assert all(any(key in note for note in found.notes) for key in ("training.compile", "data.stages"))
     absent = estimate_cost(experiment(*small, "training.device=cuda:77"), (50, 50))
     assert absent.device == "cpu"
     assert "no `cuda:77` here" in absent.notes[0]

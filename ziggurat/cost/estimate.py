@@ -202,6 +202,8 @@ def _left_out(experiment: Experiment) -> list[str]:
     """Return sentences on settings that the estimate leaves out."""
     training = experiment.training
     found = []
+    if len(experiment.data.stages) > 1:
+        found.append("`data.stages`: lengths, batches and costs are those of the first stage")
     if training.compile != "none":
         found.append("`training.compile` is left out: compiled layers keep less and take less time")
     if training.cuda_graphs:
