@@ -14,11 +14,11 @@ from tests.conftest import tiny_experiment
 from tests.cost.test_cost_flops import experiment
 from ziggurat.config.load import change_section
 from ziggurat.cost import machine, simulation
-from ziggurat.cost.batches import ASSUMED_LENGTH, expected_batches
-from ziggurat.cost.estimate import estimate_cost
+from ziggurat.cost.batches import ASSUMED_LENGTH, Batches, expected_batches
+from ziggurat.cost.estimate import estimate_cost, time_cost
 from ziggurat.cost.ledger import Product, Work
 from ziggurat.cost.machine import Measured, Speed, Timer, measure_speed
-from ziggurat.cost.simulation import BatchShape
+from ziggurat.cost.simulation import BatchShape, SimulatedUpdate
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.models.low_rank import is_update
@@ -76,6 +76,22 @@ def test_seconds_are_products_memory_and_calls() -> None:
     # A GPU works while the next calls are made.
     assert Speed(speed.products, 200.0, 10.0, waits=False).seconds(work) == 4.5
     assert Speed(speed.products, 200.0, 5.0, waits=False).seconds(work) == 6
+
+
+def test_each_part_of_an_update_takes_the_time_of_the_tokens_of_its_side() -> None:
+    seconds = {
+        "encoder": 10,
+        "encoder backward": 20,
+        "decoder": 100,
+        "decoder backward": 200,
+        "loss": 400,
+        "step": 5000,
+    }
+    update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()})
+    batches = Batches((), 30, 30, 1500, 500, "made up")
+    speed = Speed({}, moved=1.0, calls=1.0, waits=True)
+    found = time_cost(update, BatchShape(10, 100, 100), batches, speed, 2.0, accumulate=3)
+    assert found.parts == pytest.approx({"layers": 3 * 2 * (1.5 * 30 + 0.5 * 300), "loss": 3 * 200, "step": 5000})
 
 
 def test_measured_speeds_are_of_this_machine() -> None:

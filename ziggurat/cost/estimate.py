@@ -166,11 +166,13 @@ def time_cost(
     update: SimulatedUpdate, shape: BatchShape, batches: Batches, speed: Speed, factor: float, accumulate: int
 ) -> TimeCost:
     """Return the time of an average update: passes are scaled from the batch of `update`, the step comes once."""
-    share = (batches.source_tokens + batches.target_tokens) / shape.tokens
-    layers, loss, step = Work(), update.work["loss"].scaled(share), update.work["step"]
+    # Sides have other proportions in the largest batch than on average.
+    source = batches.source_tokens / (shape.sentences * shape.source)
+    target = batches.target_tokens / (shape.sentences * shape.target)
+    layers, loss, step = Work(), update.work["loss"].scaled(target), update.work["step"]
     for phase, work in update.work.items():
         if phase not in ("loss", "step"):
-            layers.add(work.scaled(share))
+            layers.add(work.scaled(source if phase.startswith("encoder") else target))
     parts = {
         "layers": accumulate * factor * speed.seconds(layers),
         "loss": accumulate * speed.seconds(loss),
