@@ -44,6 +44,7 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     batches = [batch for at in places for batch in loader.load(at)]
     assert found.source_tokens == pytest.approx(sum(b.source.numel() for b in batches) / len(batches))
     assert found.target_tokens == pytest.approx(sum(b.target_in.numel() for b in batches) / len(batches))
+    assert found.real_target_tokens == pytest.approx(sum(b.target_tokens for b in batches) / len(batches))
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
@@ -63,6 +64,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     assert longest == 250
     assert found.largest == (BatchShape(31, 32, 32), BatchShape(3, 256, 256))  # 30 and 251 tokens, rounded up
     assert (found.source_length, found.target_tokens) == (ASSUMED_LENGTH, 31 * 32)
+    assert found.real_target_tokens == 31 * 30
     changed = config.model_copy(
         update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
     )
@@ -88,9 +90,10 @@ def test_each_part_of_an_update_takes_the_time_of_the_tokens_of_its_side() -> No
         "step": 5000,
     }
     update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()})
-    batches = Batches((), 30, 30, 1500, 500, "made up")
+    batches = Batches((), 30, 30, 1500, 500, 450, "made up")
     speed = Speed({}, moved=1.0, calls=1.0, waits=True)
     found = time_cost(update, BatchShape(10, 100, 100), batches, speed, 2.0, accumulate=3)
+    assert found.target_tokens_per_second == 3 * 450 / found.seconds
     assert found.parts == pytest.approx({"layers": 3 * 2 * (1.5 * 30 + 0.5 * 300), "loss": 3 * 200, "step": 5000})
 
 

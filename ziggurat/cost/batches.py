@@ -38,6 +38,7 @@ class Batches:
         target_length: likewise of a target sentence.
         source_tokens: mean number of padded source tokens of a batch.
         target_tokens: likewise of target tokens.
+        real_target_tokens: likewise without padding.
         origin: a description of their origin.
     """
 
@@ -46,6 +47,7 @@ class Batches:
     target_length: float
     source_tokens: float
     target_tokens: float
+    real_target_tokens: float
     origin: str
 
 
@@ -76,8 +78,9 @@ def _assumed(experiment: Experiment, reason: str) -> Batches:
 
     usual = of_length(ASSUMED_LENGTH)
     length, tokens = min(ASSUMED_LENGTH, longest), usual.sentences * usual.source
+    real = usual.sentences * length
     origin = f"assumed: {reason}"
-    return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, origin)
+    return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, real, origin)
 
 
 def _planned(experiment: Experiment, store: Store) -> Batches:
@@ -116,5 +119,6 @@ def _planned(experiment: Experiment, store: Store) -> Batches:
         float(lengths[1].mean()),
         float((sentences * source).mean()),
         float((sentences * target).mean()),
+        float(lengths[1].sum() / len(plan)),
         str(Path(experiment.data.store).expanduser()) + (f", one pair in {step}" if step > 1 else ""),
     )

@@ -53,7 +53,7 @@ class TimeCost:
         parts: the same by part: encoder and decoder, the loss with the output layer, the optimiser's step.
         slowness: measured over estimated time of a shallow copy's layers (ziggurat.cost.machine).
         flops: operations of an update.
-        target_tokens_per_second: target tokens, padding included.
+        target_tokens_per_second: target tokens, padding left out, as training counts them.
         others: share of the processors' time that other processes took while rates were measured.
         delay: times as long as `seconds` that an update takes while they do; 1 where they are not in the way.
     """
@@ -180,7 +180,7 @@ def time_cost(
     }
     seconds = sum(parts.values())
     flops = accumulate * (layers.flops + loss.flops) + step.flops
-    return TimeCost(seconds, parts, factor, flops, accumulate * batches.target_tokens / seconds)
+    return TimeCost(seconds, parts, factor, flops, accumulate * batches.real_target_tokens / seconds)
 
 
 def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]], seconds: float) -> str:
