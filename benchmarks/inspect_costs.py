@@ -56,7 +56,7 @@ def main() -> None:
         update = simulate_update(experiment, sizes, shape, CPU)
         kinds = {kind for work in update.work.values() for kind in work.operations}
         speed = measure_speed(kinds, (experiment.model.d_model, experiment.model.d_ff), CPU, 1)
-        batches = Batches((shape,), 16, 16, 16 * sentences, 16 * sentences, name)
+        batches = Batches((shape,), 16, 16, 16 * sentences, 16 * sentences, 16 * sentences, name)
         estimated = time_cost(update, shape, batches, speed, slowness(experiment, speed, CPU), 1).seconds
 
         model = build_model(experiment.model, *sizes)

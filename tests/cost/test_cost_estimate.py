@@ -14,11 +14,11 @@ from tests.conftest import tiny_experiment
 from tests.cost.test_cost_flops import experiment
 from ziggurat.config.load import change_section
 from ziggurat.cost import machine, simulation
-from ziggurat.cost.batches import ASSUMED_LENGTH, expected_batches
-from ziggurat.cost.estimate import estimate_cost
+from ziggurat.cost.batches import ASSUMED_LENGTH, Batches, expected_batches
+from ziggurat.cost.estimate import estimate_cost, time_cost
 from ziggurat.cost.ledger import Product, Work
 from ziggurat.cost.machine import Measured, Speed, Timer, measure_speed
-from ziggurat.cost.simulation import BatchShape
+from ziggurat.cost.simulation import BatchShape, SimulatedUpdate
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.models.low_rank import is_update
@@ -44,6 +44,7 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     batches = [batch for at in places for batch in loader.load(at)]
     assert found.source_tokens == pytest.approx(sum(b.source.numel() for b in batches) / len(batches))
     assert found.target_tokens == pytest.approx(sum(b.target_in.numel() for b in batches) / len(batches))
+    assert found.real_target_tokens == pytest.approx(sum(b.target_tokens for b in batches) / len(batches))
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
@@ -63,6 +64,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     assert longest == 250
     assert found.largest == (BatchShape(31, 32, 32), BatchShape(3, 256, 256))  # 30 and 251 tokens, rounded up
     assert (found.source_length, found.target_tokens) == (ASSUMED_LENGTH, 31 * 32)
+    assert found.real_target_tokens == 31 * 30
     changed = config.model_copy(
         update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
     )
@@ -76,6 +78,23 @@ def test_seconds_are_products_memory_and_calls() -> None:
     # A GPU works while the next calls are made.
     assert Speed(speed.products, 200.0, 10.0, waits=False).seconds(work) == 4.5
     assert Speed(speed.products, 200.0, 5.0, waits=False).seconds(work) == 6
+
+
+def test_each_part_of_an_update_takes_the_time_of_the_tokens_of_its_side() -> None:
+    seconds = {
+        "encoder": 10,
+        "encoder backward": 20,
+        "decoder": 100,
+        "decoder backward": 200,
+        "loss": 400,
+        "step": 5000,
+    }
+    update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()})
+    batches = Batches((), 30, 30, 1500, 500, 450, "made up")
+    speed = Speed({}, moved=1.0, calls=1.0, waits=True)
+    found = time_cost(update, BatchShape(10, 100, 100), batches, speed, 2.0, accumulate=3)
+    assert found.target_tokens_per_second == 3 * 450 / found.seconds
+    assert found.parts == pytest.approx({"layers": 3 * 2 * (1.5 * 30 + 0.5 * 300), "loss": 3 * 200, "step": 5000})
 
 
 def test_measured_speeds_are_of_this_machine() -> None:
@@ -198,10 +217,11 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
         "training.batch.max_tokens=502",
         f"data.store={tmp_path}",
     ]
-    config = experiment(*small, "training.compile=layers")
+    stages = "[{mix: {a: 1}, until: {corpus: a, epochs: 1}}, {mix: {a: 1}, until: {corpus: a, epochs: 1}}]"
+    config = experiment(*small, "training.compile=layers", f"data.stages={stages}")
     found = estimate_cost(config, (50, 50))
     assert found.memory.batch == BatchShape(2, 251, 251)  # attention of long sentences outweighs all else at width 16
-    assert any("training.compile" in note for note in found.notes)
+    assert all(any(key in note for note in found.notes) for key in ("training.compile", "data.stages"))
     absent = estimate_cost(experiment(*small, "training.device=cuda:77"), (50, 50))
     assert absent.device == "cpu"
     assert "no `cuda:77` here" in absent.notes[0]

@@ -199,6 +199,14 @@ def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Pa
         # The likeliest piece comes first there; of ours it begins one of the likeliest words.
         (mine,) = translate_next_words(ours, SENTENCES[:1], [prefix], n_best=16, complete=True)
         assert words[0][0] in {first_word(hypothesis.tokens[begun:])[0] for hypothesis in mine.hypotheses}
+        # Scores are those of whole translations, the prefix and the chosen word included, as ours are.
+        same = [(a, b) for a in mine.hypotheses for b in found.hypotheses if a.tokens == b.tokens]
+        assert same
+        for a, b in same:
+            assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
+            assert [b.score, b.log_probability, b.quality] == pytest.approx(
+                [a.score, a.log_probability, a.quality], abs=1e-3
+            )
         (whole,) = theirs.translate(SENTENCES[:1], prefixes=[prefix], complete=True)
         assert len(whole.hypotheses) == 1
         assert not prefix or begins_word(whole.hypotheses[0].tokens[begun])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import yaml
 from tests.pipeline.conftest import trained, whole
 from ziggurat.cli import main
 from ziggurat.pipeline.embedded import embedded_text
+from ziggurat.pipeline.step import Expected
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -125,5 +127,9 @@ def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch
     status, _, err = ziggurat("pipeline", "my.yaml")
     assert status == 143
     assert "stopped in step student; what is done is kept, and the same command goes on from here" in err
+    monkeypatch.setattr("ziggurat.pipeline.costs.Costs.training", lambda *args: Expected(7200.0, None, "4 updates"))
+    _, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
+    assert re.search(r"about 2:00:00  goes on where it was .*\n +4 updates; all of it, on which .* spent already", out)
+    assert "2 steps to do: about 2:00:00, what is done of the one begun included" in out
     _, _, err = ziggurat("pipeline", "my.yaml", "--force", "clean", "--force", "report")
     assert "stopped in step student; what is done is kept, and the same command without `--force clean` goes on" in err

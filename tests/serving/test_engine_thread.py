@@ -182,6 +182,7 @@ def test_a_step_that_fails_ends_only_the_lines_under_way(
     (failed,) = asker.wait()
     assert isinstance(failed, ModelFailed)
     assert "out of memory, say" not in str(failed)
+    assert asker.engine.state.live == 0
     asker.ask(LINES[1])
     assert texts(asker.wait())[1] == LINES[1]
     assert asker.engine.state.status == "ready"

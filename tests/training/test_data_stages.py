@@ -16,6 +16,7 @@ from ziggurat.alignment.links import format_links
 from ziggurat.config import Experiment
 from ziggurat.config.data import DataConfig
 from ziggurat.config.load import change_section
+from ziggurat.cost.batches import expected_batches
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
@@ -172,6 +173,18 @@ def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> Non
     found = largest_batches(loader, 1, place)
     assert {tuple(batch.indices) for batch in found} <= {tuple(indices) for indices in loader.plan(place)}
     assert set(store.train.corpora[np.concatenate([batch.indices for batch in found])]) == {0}
+
+
+def test_costs_are_those_of_the_first_stage_with_its_modifiers(experiment: Experiment) -> None:
+    loader, begin = loader_of(experiment, Store.open(experiment.data.store)), LoaderState()
+    plan, lengths = loader.plan(begin), loader.lengths(begin)
+    found = expected_batches(experiment)
+    assert found.source_length == pytest.approx(lengths[0][np.concatenate(plan)].mean() + 1)
+    assert found.target_tokens == pytest.approx(np.mean([len(b) * (lengths[1][b].max() + 1) for b in plan]))
+    rows = np.array([3, 40])
+    unmodified = loader.lengths(LoaderState(1, 0, (0, 1)))
+    for side, partly, stored in zip(lengths, loader.lengths(begin, rows), unmodified, strict=True):
+        assert partly.tolist() == np.where(np.isin(np.arange(len(side)), rows), side, stored).tolist()
 
 
 def test_a_stage_that_no_validation_ends_is_refused(experiment: Experiment, tmp_path: Path) -> None:

@@ -246,8 +246,8 @@ def _time(cost: Cost, training: TrainingConfig) -> list[str]:
     return [
         f"{f'seconds of an update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",
         *(_row(name, f"{time.parts[key]:,.2f}") for key, name in names.items()),
-        f"  {count} of {batches.source_tokens:,.0f} source and {batches.target_tokens:,.0f} target tokens on average; "
-        f"{time.target_tokens_per_second:,.0f} target tokens a second",
+        f"  {count} of {batches.source_tokens:,.0f} source and {batches.target_tokens:,.0f} target tokens on average, "
+        f"padding included; {time.target_tokens_per_second:,.0f} target tokens a second without it",
         f"  {time.flops / 1e12:,.3f} TFLOP, at rates just measured on a shallow copy (docs/inspect.md)",
         *([busy] if time.delay > 1 else []),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,7 +159,7 @@ def _run(steps: Pipeline, selection: Selection) -> int | None:
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:
     """Print how each step stands, with `costs` what those that are to be done will take."""
     states = steps.standings(selection)
-    expected = {state.step.name: state.step.cost() for state in states if costs and not state.settled}
+    expected = {state.step.name: _expected(state) for state in states if costs and not state.settled}
     if json:
         print_json([_record(state, expected.get(state.step.name)) for state in states])
         return
@@ -172,7 +173,16 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
     for name in steps.left_over():
         print(f"{steps.folder / name}: of a step that this pipeline no longer has")
     if costs:
-        print(_total(expected))
+        print(_total(expected, begun=any(state.state == "begun" for state in states)))
+
+
+def _expected(state: StepState) -> Expected:
+    """Return what all of a step takes, and of one that was begun how much was spent on it."""
+    cost = state.step.cost()
+    if state.state != "begun":
+        return cost
+    spent = f"all of it, on which {duration(state.spent.seconds)} were spent already"
+    return replace(cost, said=f"{cost.said}; {spent}" if cost.said else spent)
 
 
 def _time(state: StepState, expected: Expected | None) -> str:
@@ -184,14 +194,15 @@ def _time(state: StepState, expected: Expected | None) -> str:
     return "?" if expected.seconds is None else f"about {duration(expected.seconds)}"
 
 
-def _total(expected: dict[str, Expected]) -> str:
-    """Return in words what all steps to be done will take."""
+def _total(expected: dict[str, Expected], *, begun: bool) -> str:
+    """Return in words what all steps to be done will take; `begun`: a part of one is done."""
     known = [cost.seconds for cost in expected.values() if cost.seconds is not None]
     if not expected:
         return "nothing to do"
     unknown = len(expected) - len(known)
     more = f", and {counted(unknown, 'step')} whose time is not known before" if unknown else ""
-    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
+    done = ", what is done of the one begun included" if begun else ""
+    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{done}{more}"
 
 
 def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import numpy as np
 
 from ziggurat.config import Experiment
 from ziggurat.cost.simulation import BatchShape
-from ziggurat.data.batching import epoch_indices, make_batches, round_up
+from ziggurat.data.batching import make_batches, round_up
 from ziggurat.data.corpus import MANIFEST, Store, read_manifest
+from ziggurat.data.loader import LoaderState
 from ziggurat.data.store_checks import unlike_store
-from ziggurat.data.table import PairTable
+from ziggurat.training.feeding import loader_of
 
 __all__ = ["ASSUMED_LENGTH", "Batches", "expected_batches"]
 
@@ -22,6 +23,8 @@ _SAMPLE = 1_000_000
 """Number of pairs read of a larger store."""
 _LONGEST = 4096
 """Number of its longest pairs that are read in addition; they make a batch or more."""
+_MODIFIED = 10
+"""So many times fewer are read where modifiers make the lengths, for which text is read and segmented."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Batches:
         target_length: likewise of a target sentence.
         source_tokens: mean number of padded source tokens of a batch.
         target_tokens: likewise of target tokens.
+        real_target_tokens: likewise without padding.
         origin: a description of their origin.
     """
 
@@ -43,21 +47,23 @@ class Batches:
     target_length: float
     source_tokens: float
     target_tokens: float
+    real_target_tokens: float
     origin: str
 
 
 def expected_batches(experiment: Experiment) -> Batches:
     """Return the batches of the store if it was prepared as section `data` says; otherwise assumed ones.
 
-    Raises DataError where the store is damaged, or has a pair that does not fit into a batch.
+    Raises DataError where the store is damaged, has a pair that does not fit into a batch, or lacks what stages or
+    modifiers ask for.
     """
     store = Path(experiment.data.store).expanduser()
     if not (store / MANIFEST).is_file():
         return _assumed(experiment, f"there is no store {store}")
     if unlike_store(experiment.data, read_manifest(store)):
         return _assumed(experiment, f"{store} was prepared with other settings")
-    table = Store.open(store).train
-    return _assumed(experiment, f"{store} is empty") if len(table) == 0 else _planned(experiment, table, store)
+    opened = Store.open(store)
+    return _assumed(experiment, f"{store} is empty") if len(opened.train) == 0 else _planned(experiment, opened)
 
 
 def _assumed(experiment: Experiment, reason: str) -> Batches:
@@ -72,23 +78,27 @@ def _assumed(experiment: Experiment, reason: str) -> Batches:
 
     usual = of_length(ASSUMED_LENGTH)
     length, tokens = min(ASSUMED_LENGTH, longest), usual.sentences * usual.source
+    real = usual.sentences * length
     origin = f"assumed: {reason}"
-    return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, origin)
+    return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, real, origin)
 
 
-def _planned(experiment: Experiment, table: PairTable, store: Path) -> Batches:
+def _planned(experiment: Experiment, store: Store) -> Batches:
     """Return the batches of the first epoch, or of a sample of its pairs."""
-    batch, seed = experiment.training.batch, experiment.training.seed
-    pairs = epoch_indices(table.corpora, table.corpus_weights, experiment.data.sampling_temperature, seed, epoch=0)
-    step = -(-len(pairs) // _SAMPLE)  # rounded up
+    batch, seed, table = experiment.training.batch, experiment.training.seed, store.train
+    loader, begin = loader_of(experiment, store), LoaderState()
+    pairs = loader.chosen(begin)
+    share = _MODIFIED if experiment.data.stage_modifiers(0).chosen else 1
+    step = -(-len(pairs) * share // _SAMPLE)  # rounded up
     if step > 1:
         # Every n-th pair gives the mean; the longest pairs, which make the largest batches, would be missing from it.
+        longest = _LONGEST // share
         cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs])
-        pairs = np.concatenate([pairs[::step], pairs[np.argpartition(cost, -_LONGEST)[-_LONGEST:]]])
+        pairs = np.concatenate([pairs[::step], pairs[np.argpartition(cost, -longest)[-longest:]]])
+    planned = loader.lengths(begin, np.unique(pairs))
     plan = make_batches(
         pairs,
-        table.source_lengths,
-        table.target_lengths,
+        *planned,
         max_tokens=batch.max_tokens,
         max_sentences=batch.max_sentences,
         length_multiple=batch.length_multiple,
@@ -97,8 +107,8 @@ def _planned(experiment: Experiment, table: PairTable, store: Path) -> Batches:
     )
     sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
     ordered, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
-    # Stored lengths are without end-of-sentence.
-    lengths = [side[ordered].astype(np.int64) + 1 for side in (table.source_lengths, table.target_lengths)]
+    # These lengths are without end-of-sentence.
+    lengths = [side[ordered].astype(np.int64) + 1 for side in planned]
     source, target = (
         round_up(np.maximum.reduceat(side, starts), batch.length_multiple).astype(np.int64) for side in lengths
     )
@@ -109,5 +119,6 @@ def _planned(experiment: Experiment, table: PairTable, store: Path) -> Batches:
         float(lengths[1].mean()),
         float((sentences * source).mean()),
         float((sentences * target).mean()),
-        str(store) + (f", one pair in {step}" if step > 1 else ""),
+        float(lengths[1].sum() / len(plan)),
+        str(Path(experiment.data.store).expanduser()) + (f", one pair in {step}" if step > 1 else ""),
     )

@@ -53,7 +53,7 @@ class TimeCost:
         parts: the same by part: encoder and decoder, the loss with the output layer, the optimiser's step.
         slowness: measured over estimated time of a shallow copy's layers (ziggurat.cost.machine).
         flops: operations of an update.
-        target_tokens_per_second: target tokens, padding included.
+        target_tokens_per_second: target tokens, padding left out, as training counts them.
         others: share of the processors' time that other processes took while rates were measured.
         delay: times as long as `seconds` that an update takes while they do; 1 where they are not in the way.
     """
@@ -166,11 +166,13 @@ def time_cost(
     update: SimulatedUpdate, shape: BatchShape, batches: Batches, speed: Speed, factor: float, accumulate: int
 ) -> TimeCost:
     """Return the time of an average update: passes are scaled from the batch of `update`, the step comes once."""
-    share = (batches.source_tokens + batches.target_tokens) / shape.tokens
-    layers, loss, step = Work(), update.work["loss"].scaled(share), update.work["step"]
+    # Sides have other proportions in the largest batch than on average.
+    source = batches.source_tokens / (shape.sentences * shape.source)
+    target = batches.target_tokens / (shape.sentences * shape.target)
+    layers, loss, step = Work(), update.work["loss"].scaled(target), update.work["step"]
     for phase, work in update.work.items():
         if phase not in ("loss", "step"):
-            layers.add(work.scaled(share))
+            layers.add(work.scaled(source if phase.startswith("encoder") else target))
     parts = {
         "layers": accumulate * factor * speed.seconds(layers),
         "loss": accumulate * speed.seconds(loss),
@@ -178,7 +180,7 @@ def time_cost(
     }
     seconds = sum(parts.values())
     flops = accumulate * (layers.flops + loss.flops) + step.flops
-    return TimeCost(seconds, parts, factor, flops, accumulate * batches.target_tokens / seconds)
+    return TimeCost(seconds, parts, factor, flops, accumulate * batches.real_target_tokens / seconds)
 
 
 def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]], seconds: float) -> str:
@@ -202,6 +204,8 @@ def _left_out(experiment: Experiment) -> list[str]:
     """Return sentences on settings that the estimate leaves out."""
     training = experiment.training
     found = []
+    if len(experiment.data.stages) > 1:
+        found.append("`data.stages`: lengths, batches and costs are those of the first stage")
     if training.compile != "none":
         found.append("`training.compile` is left out: compiled layers keep less and take less time")
     if training.cuda_graphs:

@@ -110,8 +110,7 @@ class Loader:
         self._longest = min(room - 1, longest or room)
         self._modifiers = [] if data is None else self._pair_modifiers(data)
         self._mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
-        self._prefetch = prefetch
-        self._rank, self._count = rank, count
+        self._prefetch, self._rank, self._count = prefetch, rank, count
         self._planned: tuple[tuple[int, Starts], list[NDArray[np.int64]]] | None = None
 
     def _pair_modifiers(self, data: DataConfig) -> list[PairModifier | None]:
@@ -134,10 +133,14 @@ class Loader:
             self._planned = planned = epoch, self._plan(at)
         return planned[1]
 
-    def lengths(self, at: LoaderState) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the pieces of every pair of the table, int32 [pairs], that an epoch is planned with: its most."""
+    def chosen(self, at: LoaderState) -> NDArray[np.int64]:
+        """Return the pairs of the epoch at a position, corpus by corpus."""
+        return self._mix.chosen(at.epoch, at.starts)
+
+    def lengths(self, at: LoaderState, rows: NDArray[np.int64] | None = None) -> tuple[Ids, Ids]:
+        """Return the most pieces of each pair of the table, [pairs], in an epoch; of pairs beside `rows`, as stored."""
         modifier, table = self._modifier(at), self._table
-        return (table.source_lengths, table.target_lengths) if modifier is None else modifier.lengths(at.epoch)
+        return (table.source_lengths, table.target_lengths) if modifier is None else modifier.lengths(at.epoch, rows)
 
     def _modifier(self, at: LoaderState) -> PairModifier | None:
         return self._modifiers[self._mix.stage(at.epoch, at.starts)] if self._modifiers else None
@@ -145,7 +148,7 @@ class Loader:
     def _plan(self, at: LoaderState) -> list[NDArray[np.int64]]:
         batch = self._batch
         return make_batches(
-            self._mix.chosen(at.epoch, at.starts),
+            self.chosen(at),
             *self.lengths(at),
             max_tokens=batch.max_tokens,
             max_sentences=batch.max_sentences,

@@ -103,13 +103,18 @@ class PairModifier:
         self._sample = self._sampled()
         self._foretold = {name: self._foretell(name) for name in self._sections}
 
-    def lengths(self, epoch: int) -> tuple[Ids, Ids]:
-        """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs]."""
+    def lengths(self, epoch: int, rows: Indices | None = None) -> tuple[Ids, Ids]:
+        """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs].
+
+        With `rows` those of other pairs are as stored.
+        """
         planned = [np.array(side) for side in (self._table.source_lengths, self._table.target_lengths)]
-        for start in range(0, len(self._table), _CHUNK):
-            rows = np.arange(start, min(start + _CHUNK, len(self._table)))
-            for side, rooms in zip(planned, self._drawn(rows, epoch).rooms, strict=True):
-                side[rows] = rooms
+        count = len(self._table) if rows is None else len(rows)
+        for start in range(0, count, _CHUNK):
+            end = min(start + _CHUNK, count)
+            part = np.arange(start, end) if rows is None else rows[start:end]
+            for side, rooms in zip(planned, self._drawn(part, epoch).rooms, strict=True):
+                side[part] = rooms
         return planned[0], planned[1]
 
     def modified(

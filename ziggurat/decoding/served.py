@@ -260,7 +260,7 @@ class ServedTranslator:
         alpha = call.decoding.length_penalty.alpha if call.decoding.length_penalty.kind != "none" else 0.0
         pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
         scores: Iterator[list[float]] = repeat([])
-        if call.scored or call.forced:
+        if call.scored or call.forced or call.words:
             scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
             scores = iter([list(map(float, result.log_probs)) for result in scored])
         alignments = iter(self._alignments(pairs, call)) if call.decoding.alignments else repeat(None)
@@ -268,10 +268,10 @@ class ServedTranslator:
             [hypothesis_of(each, self._text(each.pieces), alpha, next(scores), next(alignments)) for each in results]
             for results in found
         ]
-        if not call.forced or call.words:
+        if not (call.forced or call.words):
             return every
-        # CTranslate2 scores only what comes after the prefix.
-        return [sorted((rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
+        # CTranslate2 scores only what comes after the pieces that it is given, a next word among them.
+        return [rescored(part, alpha, sort=not call.words) for part in every]
 
     def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: Call) -> list[Alignment]:
         """Return the alignment of each pair of source and translation.

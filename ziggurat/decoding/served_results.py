@@ -137,11 +137,13 @@ def hypothesis_of(
     )
 
 
-def rescored(hypothesis: Hypothesis, alpha: float) -> Hypothesis:
-    """Return a hypothesis with the score that follows from those of its tokens."""
-    total = sum(hypothesis.token_log_probabilities)
-    length = max(1, len(hypothesis.token_log_probabilities))
-    return replace(hypothesis, log_probability=total, score=total / length**alpha)
+def rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> list[Hypothesis]:
+    """Return hypotheses with the scores that follow from those of their tokens; `sort` puts the best first."""
+    found = []
+    for each in hypotheses:
+        total, length = sum(each.token_log_probabilities), max(1, len(each.token_log_probabilities))
+        found.append(replace(each, log_probability=total, score=total / length**alpha))
+    return sorted(found, key=lambda each: -each.score) if sort else found
 
 
 def alignment_of(attention: Sequence[Sequence[float]], source: Sequence[str], tag: int, eos: str) -> Alignment:

@@ -54,7 +54,7 @@ class Costs:
 
     def training(self, name: ModelName) -> Expected:
         """Return what the training of a model takes, validations and checkpoints left out."""
-        cost, training = self.of(name), self._experiments[name].training
+        cost, training, stages = self.of(name), self._experiments[name].training, self._experiments[name].data.stages
         updates, minutes = training.stop.updates, training.stop.minutes
         limit = None if minutes is None else minutes * 60
         length = f"sentences of {cost.length[1]} target tokens ({cost.batches.origin})"
@@ -62,12 +62,15 @@ class Costs:
         if updates is None:
             return Expected(limit, memory, f"{cost.time.seconds:.3g} s an update; how many there will be is not known")
         ends = [] if training.growth is None else [stage.updates for stage in training.growth.stages]
-        spans = [*(end for end in ends if end is not None), updates]
+        spans = [*(min(end, updates) for end in ends if end is not None), updates]
         rates = [*(seconds for *_, seconds in cost.shallower), cost.time.seconds]
         if len(spans) < len(rates):  # stages that end after epochs
             spans, rates = [updates], rates[-1:]
         seconds = sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
-        return Expected(seconds if limit is None else min(seconds, limit), memory, f"{updates:,} updates, {length}")
+        stop, timed = training.stop, limit is not None and limit < seconds
+        early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
+        said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
+        return Expected(limit if timed else seconds, memory, said)
 
     def quantising(self, updates: int) -> Expected:
         """Return what the fine-tuning of the student for int8 takes at the speed of its training."""

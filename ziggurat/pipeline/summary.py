@@ -64,6 +64,7 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
             "torch": metadata.version("torch"),
             "on": f"{platform.machine()}, {os.cpu_count()} cores",
         },
+        (read_document(road.at("clean", "report.json")) or {}).get("notices", []),
     )
 
 
@@ -146,11 +147,12 @@ def _export(road: Road, to: str) -> dict[str, Any]:
     """Return what an export was verified by."""
     folder = road.at(f"export-{to}", to)
     report = read_document(folder / "export.json") or {}
-    verified = report.get("verification", {})
+    verified, quantized = report.get("verification", {}), report.get("quantized", {})
     return {
         "folder": str(folder),
         "quantization": report.get("quantization"),
         "lines": verified.get("lines", 0),
         "identical": verified.get("identical", 0),
-        "unchanged": report.get("quantized", {}).get("identical"),
+        "unchanged": quantized.get("identical"),
+        "unchanged_of": quantized.get("lines"),  # long lines, too, which verification leaves out
     }

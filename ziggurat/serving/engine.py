@@ -285,7 +285,7 @@ class Engine:
         self._say(f"{self.name}: {what}: {printable(str(error), 1000)}")
         why = ModelFailed(f"{self.name}: {told}")
         lines = [] if self._batch is None else list(self._batch.lines.values())
-        self._batch = None
+        self._batch, self.state.live = None, 0
         for line in lines:
             line.finish(why)
         if not lines:  # it cannot even begin: whoever waits would wait for ever
