@@ -10,7 +10,8 @@ import typer
 from ziggurat.cli import importing
 from ziggurat.cli.options import decoding_settings, is_setting
 from ziggurat.cli.output import say
-from ziggurat.config.load import change_section, joined, parse_as, read_config
+from ziggurat.config.base import joined
+from ziggurat.config.load import change_section, parse_as, read_config
 from ziggurat.errors import ConfigError
 
 __all__ = ["serve"]

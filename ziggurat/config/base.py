@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -28,6 +29,7 @@ __all__ = [
     "Vocabulary",
     "Width",
     "inner_section",
+    "joined",
 ]
 
 Count = Annotated[int, Field(le=10**12)]
@@ -90,3 +92,12 @@ def inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
         if inner is not None:
             return inner, get_origin(annotation) is list
     return None, False
+
+
+def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `old` updated by `new`: mappings are joined, anything else is replaced."""
+    result = dict(old)
+    for key, value in new.items():
+        before = result.get(key)
+        result[key] = joined(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return result

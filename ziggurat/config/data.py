@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabulary, joined
 from ziggurat.config.filters import FilterConfig, ScoreConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.opustrainer import read_opustrainer
@@ -254,7 +253,7 @@ class DataConfig(Section):
         """
         if not corpus.filters:
             return self.filters
-        return FilterConfig.model_validate(_overlaid(self.filters.model_dump(), corpus.filters))
+        return FilterConfig.model_validate(joined(self.filters.model_dump(), corpus.filters))
 
     def languages_of(self, corpus: CorpusConfig) -> tuple[str, str]:
         """Return the codes of a corpus's source and target language."""
@@ -265,12 +264,3 @@ class DataConfig(Section):
         corpora = self.train if split == "train" else self.dev
         named = any(corpus.alignment is not None for corpus in corpora)
         return named or (bool(corpora) and self.alignment.compute != "none")
-
-
-def _overlaid(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below` with the values of `above`, also in the sections inside."""
-    both = dict(below)
-    for key, value in above.items():
-        inner = both.get(key)
-        both[key] = _overlaid(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-    return both

@@ -25,7 +25,6 @@ __all__ = [
     "apply_override",
     "change_section",
     "dump",
-    "joined",
     "load_experiment",
     "make_room_for_presets",
     "parse_as",
@@ -173,15 +172,6 @@ def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
         old = merged.get(name)
         merged[name] = _merged(old, value) if isinstance(old, BaseModel) and isinstance(value, Mapping) else value
     return merged
-
-
-def joined(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `old` updated by `new`: mappings are joined, anything else is replaced."""
-    result = dict(old)
-    for key, value in new.items():
-        before = result.get(key)
-        result[key] = joined(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return result
 
 
 def _and_more(found: Sequence[Any]) -> list[str]:

@@ -16,9 +16,8 @@ from typing import Any
 
 from pydantic import Field
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Section, joined
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.load import joined
 from ziggurat.config.reference import entries
 from ziggurat.config.yaml_text import parse_yaml, to_yaml
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads
+from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads, joined
 from ziggurat.config.data import SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
@@ -82,7 +81,7 @@ class TrainedConfig(Section):
                 taken[key] = data[key]
         if isinstance(model := content.get("model"), dict) and "model" in taken:
             taken["model"] = without_sizes(taken["model"], model.get("preset"))
-        return _overlaid(taken, content)
+        return joined(taken, content)
 
     @model_validator(mode="after")
     def _trained_or_existing(self) -> Self:
@@ -93,15 +92,6 @@ class TrainedConfig(Section):
         if unread := unread_files(self.subword):
             raise ValueError(unread[0].replace("data.subword", "subword"))
         return self
-
-
-def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `below` with the values of `above`, also in the sections inside."""
-    both = dict(below)
-    for key, value in above.items():
-        inner = both.get(key)
-        both[key] = _overlaid(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
-    return both
 
 
 class TranslationConfig(Section):

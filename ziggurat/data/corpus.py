@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ziggurat.data.arrow_shard import refuse_damaged
@@ -93,6 +94,12 @@ class Store:
         """
         for name, entry in self.manifest["files"].items():
             _check_content(self.path / name, entry["xxh3_128"])
+
+    def dev_tags(self, rows: NDArray[np.int64]) -> list[str | None]:
+        """Return the tags of pairs of the dev set, None for those without; `rows` are their places, [pairs]."""
+        assert self.dev is not None
+        tags = [corpus["tag"] for corpus in self.manifest["corpora"]["dev"]]
+        return [tags[number] for number in self.dev.corpora[rows]]
 
 
 def unigram_entropy(store: Store, seed: int = 0) -> float:

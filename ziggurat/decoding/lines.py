@@ -9,11 +9,14 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import regex
 
 from ziggurat.errors import ConfigError, DataError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.decoding.results import Translation
 
 __all__ = [
     "UNSPACED_SCRIPTS",
@@ -28,6 +31,7 @@ __all__ = [
     "read_lines",
     "refuse_single",
     "split_long",
+    "translate_tagged",
     "windows",
     "without_nul",
 ]
@@ -261,3 +265,21 @@ class Notices(Counter[str]):
         if kind not in self.told:
             self.told[kind] = message
             warnings.warn(f"{message}; further ones are only counted", TranslationWarning, stacklevel=5)
+
+
+def translate_tagged(
+    translate: Callable[..., list[Translation]],
+    texts: Sequence[str],
+    tags: Sequence[str | None],
+    longest: Sequence[int] | None = None,
+) -> list[Translation]:
+    """Return the translations of texts with a tag each, in the same order.
+
+    `translate` is that of a translator, whose call has one tag for all of its texts; `longest` as there.
+    """
+    found: dict[int, Translation] = {}
+    for tag in dict.fromkeys(tags):
+        own = [number for number, its in enumerate(tags) if its == tag]
+        limits = None if longest is None else [longest[number] for number in own]
+        found.update(zip(own, translate([texts[number] for number in own], tag=tag, longest=limits), strict=True))
+    return [found[number] for number in range(len(texts))]

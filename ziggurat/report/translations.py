@@ -15,6 +15,7 @@ import xxhash
 from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.decoding.lines import translate_tagged
 from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.errors import DataError
 from ziggurat.models.directory import locate_weights, weights_origin
@@ -90,13 +91,12 @@ def _of_dev_set(run: ReportRun, count: int) -> Sentences:
     total = len(store.dev)
     lines = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
     sources, references = store.dev.texts(lines)
-    tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
     part = f"all {total:,}" if len(lines) == total else f"{len(lines):,} of {total:,}"
     return Sentences(
         f"{part} sentences of the dev set",
         sources,
         references,
-        [tags[number] for number in store.dev.corpora[lines]],
+        store.dev_tags(lines),
         run.experiment.data.target_language,
     )
 
@@ -125,14 +125,10 @@ def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None])
 
 def _translate(run: ReportRun, sentences: Sentences) -> Translated:
     translator = load_translator(run.folder)
-    outputs = [""] * len(sentences.sources)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # the report has their number
-        for tag in dict.fromkeys(sentences.tags):
-            tagged = [i for i, own in enumerate(sentences.tags) if own == tag]
-            texts = [sentences.sources[i] for i in tagged]
-            for i, translation in zip(tagged, translator.translate(texts, tag=tag), strict=True):
-                outputs[i] = translation.text
+        found = translate_tagged(translator.translate, sentences.sources, sentences.tags)
+    outputs = [translation.text for translation in found]
     return Translated(translator.origin, _search(translator.decoding), outputs, translator.notices["unfinished"])
 
 

@@ -12,6 +12,7 @@ import torch
 
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
+from ziggurat.decoding.lines import translate_tagged
 from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.diagnosis.layer_worth import layer_measures, passes_needed, pruning_order
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
@@ -136,8 +137,7 @@ def _pruned_bleu(
     rows = np.concatenate([direction.rows for direction in directions])
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
     sources, references = data.dev.texts(rows)
-    corpora = data.manifest["corpora"]["dev"]
-    tags = [corpora[number]["tag"] for number in data.dev.corpora[rows]]
+    tags = data.dev_tags(rows)
     found_in = [(one.target_language, np.flatnonzero(np.isin(rows, one.rows)).tolist()) for one in directions]
     which = opened.weights.parent.name if (path / CHECKPOINTS).is_dir() else None
 
@@ -145,11 +145,7 @@ def _pruned_bleu(
         translator = load_translator(path, which=which, device=str(opened.model.device), without_layers=without_layers)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # a stack that lacks layers may not end its sentences
-            outputs = [""] * len(sources)
-            for tag in dict.fromkeys(tags):  # a call translates into one language
-                tagged = [i for i, own in enumerate(tags) if own == tag]
-                for i, found in zip(tagged, translator.translate([sources[i] for i in tagged], tag=tag), strict=True):
-                    outputs[i] = found.text
+            outputs = [found.text for found in translate_tagged(translator.translate, sources, tags)]
         scores = []
         for language, own in found_in:
             if own:  # of a few sentences, a small direction may have none

@@ -18,7 +18,7 @@ import torch
 
 from ziggurat.config import DecodingConfig, TrainingConfig
 from ziggurat.data.corpus import Store, unigram_entropy
-from ziggurat.decoding.results import Translation
+from ziggurat.decoding.lines import translate_tagged
 from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
@@ -134,12 +134,11 @@ class Validator:
         self.longest = None if rule is None else [int(rule.ratio * n + rule.extra) for n in lengths]
         self._clock = _DecodingClock(None if config.validation.metric != "loss" else config.validation.max_share)
         self._frequencies: float | None = None
-        tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
         self._metrics: tuple[Metric, ...] = ("bleu", "chrf")
         self.notices: list[str] = []
         if self.sources:
             self._find_tokenizer()
-        self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[rows]] if self.sources else []
+        self.tags: list[str | None] = store.dev_tags(rows) if self.sources else []
 
     @torch.inference_mode()
     def measure(
@@ -229,14 +228,10 @@ class Validator:
         )
         with autocast(model.device, self.config.precision), warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
-            found: dict[int, Translation] = {}
-            mine = range(self.processes.rank, len(self.tags), self.processes.count)
-            for tag in dict.fromkeys(self.tags):  # a call translates into one language
-                chosen = [i for i in mine if self.tags[i] == tag]
-                texts = [self.sources[i] for i in chosen]
-                longest = None if self.longest is None else [self.longest[i] for i in chosen]
-                found.update(zip(chosen, translator.translate(texts, tag=tag, longest=longest), strict=True))
-        return [found[i].text for i in mine], translator.notices["unfinished"]
+            mine = slice(self.processes.rank, None, self.processes.count)
+            longest = None if self.longest is None else self.longest[mine]
+            found = translate_tagged(translator.translate, self.sources[mine], self.tags[mine], longest)
+        return [translation.text for translation in found], translator.notices["unfinished"]
 
     def _find_tokenizer(self) -> None:
         """Leave BLEU out if its tokenizer is missing and no decision depends on it; now, not hours later."""
