@@ -159,7 +159,8 @@ def test_bleu_without_layers_is_the_mean_of_the_directions_by_their_tags(
     references = store.dev.texts(wrong_one.rows)[1]
     its = BLEU().corpus_score(["ein Hund spielt im Wasser"] * len(references), [references]).score
 
-    def translate(sources: list[str], *, tag: str | None = None) -> list[Any]:
+    def translate(sources: list[str], *, tag: str | None = None, longest: list[int] | None = None) -> list[Any]:
+        assert longest is None
         return [SimpleNamespace(text=answers[tag, source]) for source in sources]
 
     translator = SimpleNamespace(translate=translate)
