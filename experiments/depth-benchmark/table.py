@@ -29,6 +29,8 @@ from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
 FIGURE = HERE.parents[1] / "docs" / "images" / "what-depth-is-worth.svg"
 PLAIN = "pre"
 LEVEL = 0.05
+MARKERS = {"6-6": ("s", "tab:grey"), "18-18": ("o", "tab:blue"), "36-12": ("D", "tab:red")}
+"""Sign and colour of a depth in the figure."""
 
 
 @dataclass
@@ -101,26 +103,30 @@ def measures(runs: list[dict[str, Any]]) -> list[str]:
     return [f"{gradients[0] / gradients[-1]:.2g}" if gradients[-1] else "", f"{statistics.mean(alike):.2f}"]
 
 
-def draw(everything: dict[str, Found], cost: dict[str, Any]) -> None:
-    """Draw dev losses with the range of their seeds, the best at the top, and what an update costs."""
+def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
+    """Draw dev losses at each depth, the best of the main depth at the top, and what an update costs."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    shown = sorted((m for m, of in everything.items() if of.runs), key=lambda m: -statistics.mean(everything[m].losses))
+    everything = of[MAIN]
+    shown = sorted((m for m, at in everything.items() if at.runs), key=lambda m: -statistics.mean(everything[m].losses))
     with mpl.rc_context({"svg.hashsalt": "depth", "svg.fonttype": "none", "font.size": 8, "axes.spines.right": False}):
-        figure = Figure(figsize=(7.2, 0.17 * len(shown) + 0.9), layout="constrained")
+        figure = Figure(figsize=(7.2, 0.17 * len(shown) + 1.1), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+        for depth, (marker, colour) in MARKERS.items():
+            seeds = {row: of[depth][method].losses for row, method in enumerate(shown) if of[depth][method].runs}
+            means = [statistics.mean(losses) for losses in seeds.values()]
+            left.plot(means, list(seeds), marker, color=colour, markersize=4, label=f"{depth} layers")
+            for row, losses in seeds.items():
+                left.plot([min(losses), max(losses)], [row, row], color=colour, linewidth=1)
         for row, method in enumerate(shown):
-            losses = everything[method].losses
-            colour = "tab:red" if method == PLAIN else "tab:blue"
-            left.plot([min(losses), max(losses)], [row, row], color=colour, linewidth=1)
-            left.plot(statistics.mean(losses), row, "o", color=colour, markersize=4)
             if method in cost:
-                right.barh(row, cost[method]["relative"], color=colour, height=0.6)
-        left.axvline(statistics.mean(everything[PLAIN].losses), color="tab:red", linewidth=0.5)
+                right.barh(row, cost[method]["relative"], color="tab:grey", height=0.6)
+        left.axvline(statistics.mean(everything[PLAIN].losses), color=MARKERS[MAIN][1], linewidth=0.5)
         left.set_yticks(range(len(shown)), shown)
-        left.set_xlabel(f"dev loss, nats per token, {UPDATES} updates, {MAIN} layers")
-        right.set_xlabel("seconds per update, of pre-norm")
+        left.set_xlabel(f"dev loss after {UPDATES} updates, nats per token")
+        left.legend(loc="lower left", frameon=False)
+        right.set_xlabel("seconds per update,\nof pre-norm's")
         for axes in (left, right):
             axes.spines["top"].set_visible(False)
         FigureCanvasSVG(figure)
@@ -171,7 +177,7 @@ def main() -> None:
         print("| " + " | ".join(row) + " |")
     second_corpus()
     if any(here.runs for here in main_depth.values()):
-        draw(main_depth, cost)
+        draw(of, cost)
 
 
 if __name__ == "__main__":
