@@ -9,9 +9,11 @@ __all__ = [
     "METHODS",
     "PRECISION",
     "RATES",
+    "SETTLED",
     "SLOWER",
     "SWEEP",
     "SWEPT_AT",
+    "TIE",
     "UPDATES",
     "common",
 ]
@@ -91,6 +93,9 @@ RATES = (7e-4, 2e-3, 4e-3)
 """Peaks that are tried for each method at 18-18."""
 BEYOND = (2.5e-4, 8e-3, 1.6e-2)
 """Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
+SETTLED, TIE = ("pre",), 0.1
+"""Methods whose rate full runs settle, where a trial is within so many nats of the best one: seeds differ by as much.
+Plain pre-norm alone, with which all are compared: what others gain on it is then not what a better rate gains."""
 SWEEP, UPDATES, LONG = 200, 600, 1500
 """Length of a trial of a rate, of a run of the table, and of one on the second corpus."""
 PRECISION = "fp32"

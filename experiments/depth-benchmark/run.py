@@ -32,7 +32,21 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from measuring import commit, processor, seconds_in_turns  # noqa: E402
-from methods import BEYOND, DEPTHS, LONG, METHODS, PRECISION, RATES, SLOWER, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
+from methods import (  # noqa: E402
+    BEYOND,
+    DEPTHS,
+    LONG,
+    METHODS,
+    PRECISION,
+    RATES,
+    SETTLED,
+    SLOWER,
+    SWEEP,
+    SWEPT_AT,
+    TIE,
+    UPDATES,
+    common,
+)
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -52,19 +66,24 @@ BEST = 8
 
 
 class Run(NamedTuple):
-    """One training. `rate` None: the best of the sweep."""
+    """One training."""
 
     method: str
     depth: str
     seed: int
     updates: int
-    rate: float | None
+    rate: float
 
     @property
     def name(self) -> str:
         """Name of its file and folder."""
-        swept = f"-rate-{self.rate:g}" if self.rate is not None else ""
-        return f"{'fr-en-' if self.long else ''}{self.depth}-{self.method}-{self.seed}{swept}"
+        rate = f"{'rate' if self.trial else 'at'}-{self.rate:g}"
+        return f"{'fr-en-' if self.long else ''}{self.depth}-{self.method}-{self.seed}-{rate}"
+
+    @property
+    def trial(self) -> bool:
+        """Whether it is one of the short ones that tell what a rate is worth."""
+        return self.updates == SWEEP
 
     @property
     def long(self) -> bool:
@@ -83,47 +102,24 @@ def trial(method: str, rate: float) -> Run:
     return Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate)
 
 
-def all_runs() -> list[Run]:
-    """Return everything that the table wants, the most wanted first."""
-    first = sorted(METHODS, key=lambda method: method in SLOWER)
-    sweep = [trial(method, rate) for rates in (RATES, BEYOND) for method in first for rate in rates]
-    seeds = [
-        Run(method, MAIN, seed, UPDATES, None)
-        for slower in (False, True)
-        for seed in (1, 2, 3)
-        for method in METHODS
-        if (method in SLOWER) == slower
-    ]
-    others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in first]
-    return [*sweep, *seeds, *others]
-
-
-def long_runs() -> list[Run]:
-    """Return the runs on the second corpus, of the best methods that have three seeds at 18-18."""
-    losses = {}
-    for method in METHODS:
-        files = [result_of(Run(method, MAIN, seed, UPDATES, None)) for seed in (1, 2, 3)]
-        if all(file.exists() for file in files):
-            runs = [json.loads(file.read_text("utf-8")) for file in files]
-            losses[method] = statistics.mean(math.inf if run["failure"] else run["dev"][-1][1] for run in runs)
-    return [Run(method, MAIN, 1, LONG, None) for method in sorted(losses, key=lambda m: losses[m])[:BEST]]
-
-
 def result_of(run: Run) -> Path:
     """Return the file with the figures of a run."""
     return HERE / "results" / f"{run.name}.json"
 
 
+def loss_of(run: Run) -> float | None:
+    """Return the dev loss after the last update: infinite where training failed, None where it has not been run."""
+    if not (file := result_of(run)).exists():
+        return None
+    found = json.loads(file.read_text("utf-8"))
+    loss = found["dev"][-1][1] if found["dev"] and not found["failure"] else math.inf
+    return loss if math.isfinite(loss) else math.inf
+
+
 def swept(method: str) -> dict[float, float]:
-    """Return the dev loss after each rate tried so far; infinite where training failed."""
-    tried = {}
-    for rate in (*RATES, *BEYOND):
-        file = result_of(trial(method, rate))
-        if file.exists():
-            found = json.loads(file.read_text("utf-8"))
-            last = found["dev"][-1][1] if found["dev"] and not found["failure"] else math.inf
-            tried[rate] = last if math.isfinite(last) else math.inf
-    return tried
+    """Return the dev loss after each rate tried so far."""
+    tried = {rate: loss_of(trial(method, rate)) for rate in (*RATES, *BEYOND)}
+    return {rate: loss for rate, loss in tried.items() if loss is not None}
 
 
 def missing(method: str) -> list[float]:
@@ -137,20 +133,51 @@ def missing(method: str) -> list[float]:
     return [rate for rate in BEYOND if rate < best] if best == min(tried) else []
 
 
-def to_do(run: Run) -> bool:
-    """Return True for a run that is not there and whose rate is known, or is one of those to try next."""
-    still = missing(run.method)
-    return not result_of(run).exists() and (run.rate in still if run.rate is not None else not still)
+def settling(method: str) -> list[Run]:
+    """Return the runs of full length that settle the rate of a method of `SETTLED`, where trials cannot."""
+    tried = swept(method)
+    tied = [rate for rate, loss in tried.items() if loss < min(tried.values()) + TIE]
+    return [Run(method, MAIN, 1, UPDATES, rate) for rate in tied] if method in SETTLED else []
+
+
+def rate_of(method: str) -> float:
+    """Return the rate of a method: the best of the trials, or of the runs that settle it as far as they are there."""
+    tried, settled = swept(method), {run.rate: loss for run in settling(method) if (loss := loss_of(run)) is not None}
+    return min(settled or tried, key=lambda rate: (settled or tried)[rate])
+
+
+def all_runs() -> list[Run]:
+    """Return the runs of the table whose rates are known, the most wanted first."""
+    known = [method for method in METHODS if not missing(method)]
+    first = sorted(known, key=lambda method: method in SLOWER)
+    seeds = [
+        Run(method, MAIN, seed, UPDATES, rate_of(method))
+        for slower in (False, True)
+        for seed in (1, 2, 3)
+        for method in known
+        if (method in SLOWER) == slower
+    ]
+    others = [Run(method, depth, 1, UPDATES, rate_of(method)) for depth in DEPTHS if depth != MAIN for method in first]
+    return [*seeds, *others]
+
+
+def long_runs() -> list[Run]:
+    """Return the runs on the second corpus, of the best methods that have three seeds at 18-18."""
+    losses = {}
+    for method in METHODS:
+        if not missing(method):
+            found = [loss_of(Run(method, MAIN, seed, UPDATES, rate_of(method))) for seed in (1, 2, 3)]
+            if None not in found:
+                losses[method] = statistics.mean(loss for loss in found if loss is not None)
+    return [Run(method, MAIN, 1, LONG, rate_of(method)) for method in sorted(losses, key=lambda m: losses[m])[:BEST]]
 
 
 def one_run(run: Run, store: str, work: Path) -> None:
     """Train once, translate the test set, and write the figures down."""
     out, folder = result_of(run), work / run.name
     out.parent.mkdir(exist_ok=True)
-    tried = swept(run.method)
-    rate = run.rate if run.rate is not None else min(tried, key=lambda rate: tried[rate])
     torch.set_num_threads(1)
-    values = [*common(run.method, DEPTHS[run.depth], rate, run.updates, run.seed), f"data.store={store}"]
+    values = [*common(run.method, DEPTHS[run.depth], run.rate, run.updates, run.seed), f"data.store={store}"]
     experiment = load_named("multi30k-de-en", values)
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     began, failure = time.perf_counter(), None
@@ -165,7 +192,6 @@ def one_run(run: Run, store: str, work: Path) -> None:
     measured = [json.loads(line) for line in (folder / "diagnostics" / "depth.jsonl").read_text("utf-8").splitlines()]
     figures: dict[str, Any] = {
         **run._asdict(),
-        "rate": rate,
         "commit": commit(),
         "precision": PRECISION,
         "processor": processor(),
@@ -175,12 +201,12 @@ def one_run(run: Run, store: str, work: Path) -> None:
         "train": [[r["update"], r.get("nll"), r.get("grad_norm")] for r in records if r["kind"] == "train"][::6],
         "dev": [[r["update"], r.get("nll", math.inf)] for r in records if r["kind"] == "validation"],
     }
-    if run.rate is None:
+    if not run.trial:
         figures["measures"] = {"first": kept(measured[0]), "last": kept(measured[-1])} if measured else None
         if failure is None:
             figures |= scored(folder, *run.test, out.with_suffix(".en.gz"))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    if run.rate is not None:
+    if run.trial:
         shutil.rmtree(folder, ignore_errors=True)
     write_atomically(out, (json.dumps(figures) + "\n").encode())
     said = f"dev nll {figures['dev'][-1][1]:.3f}" if figures["dev"] else str(failure)
@@ -261,14 +287,24 @@ def main() -> None:
         cost(o.store, MAIN)
         return
     o.work.mkdir(parents=True, exist_ok=True)
-    runs = long_runs() if o.long else all_runs()
-    wanted = [run for run in runs if run.method in o.method and run.depth in o.depth and run.seed in o.seed]
+
+    def wanted(runs: list[Run]) -> list[tuple[Run, str, Path]]:
+        chosen = [r for r in runs if r.method in o.method and r.depth in o.depth and r.seed in o.seed]
+        return [(r, o.store, o.work.resolve()) for r in chosen if not result_of(r).exists()]
+
+    def trials() -> list[Run]:
+        methods = sorted(o.method, key=lambda method: method in SLOWER)
+        return [trial(method, rate) for method in methods for rate in missing(method)]
+
+    def settled() -> list[Run]:
+        return [run for method in o.method for run in settling(method)]
+
+    # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both.
+    stages = [long_runs] if o.long else [trials, trials, trials, settled, all_runs]
     # A process for each run, so that none inherits what another left in memory.
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
-        # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both.
-        for stage in (RATES, BEYOND, BEYOND, (None,)):
-            tasks = [(run, o.store, o.work.resolve()) for run in wanted if run.rate in stage and to_do(run)]
-            pool.starmap(one_run, tasks, chunksize=1)
+        for stage in stages:
+            pool.starmap(one_run, wanted(stage()), chunksize=1)
 
 
 if __name__ == "__main__":

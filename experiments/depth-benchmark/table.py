@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from methods import DEPTHS, LONG, METHODS, UPDATES  # noqa: E402
-from run import MAIN, TEST, Run, lines_of, result_of  # noqa: E402
+from run import MAIN, TEST, Run, lines_of, missing, rate_of, result_of  # noqa: E402
 
 from ziggurat.evaluation.metrics import TestSet  # noqa: E402
 from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
@@ -51,8 +51,9 @@ class Found:
 
 
 def found(method: str, depth: str) -> Found:
-    """Read the results of a method."""
-    files = [result_of(Run(method, depth, seed, UPDATES, None)) for seed in (1, 2, 3)]
+    """Read the results of a method at its rate."""
+    rates = [] if missing(method) else [rate_of(method)]
+    files = [result_of(Run(method, depth, seed, UPDATES, rate)) for rate in rates for seed in (1, 2, 3)]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
     good = [run for run in runs if not run["failure"]]
     return Found(good, len(runs) - len(good))
@@ -60,7 +61,8 @@ def found(method: str, depth: str) -> Found:
 
 def translations(method: str, seeds: list[int]) -> list[list[str]]:
     """Read the translations of the test set by these runs."""
-    files = [result_of(Run(method, MAIN, seed, UPDATES, None)).with_suffix(".en.gz") for seed in seeds]
+    runs = [Run(method, MAIN, seed, UPDATES, rate_of(method)) for seed in seeds]
+    files = [result_of(run).with_suffix(".en.gz") for run in runs]
     return [gzip.decompress(file.read_bytes()).decode("utf-8").splitlines() for file in files]
 
 
@@ -135,7 +137,8 @@ def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
 
 def second_corpus() -> None:
     """Print the runs on Tatoeba fr-en, the best first."""
-    files = [result_of(Run(method, MAIN, 1, LONG, None)) for method in METHODS]
+    known = [method for method in METHODS if not missing(method)]
+    files = [result_of(Run(method, MAIN, 1, LONG, rate_of(method))) for method in known]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
     if runs:
         print(f"\n| method, Tatoeba fr-en, {LONG} updates | dev loss | BLEU | chrF |\n" + "|---" * 4 + "|")
