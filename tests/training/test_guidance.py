@@ -380,6 +380,14 @@ def test_the_taught_layer_keeps_its_role_where_others_are_left_out(guided: Exper
     assert after(6, None, {6}) == "none"
 
 
+def test_stages_of_growth_go_with_the_layers_they_led_to(guided: Experiment) -> None:
+    stages = {"growth": {"stages": [{"layers": 1, "updates": 5}]}}
+    grown = guided.model_copy(update={"training": change_section(guided.training, stages, "training")})
+    smaller = change_section(guided.model, {"encoder": {"layers": 1}}, "model")
+    found = pruned_experiment(grown, smaller, LeftOut(encoder=frozenset({2})))
+    assert Experiment.model_validate(found.model_dump()).training.growth is None
+
+
 def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[set[int]]]:
     """Ids of a text, and the words that each of its pieces belongs to."""
     spans, _ = Words("split", tokenizer).units(text, text)

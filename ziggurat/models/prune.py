@@ -122,7 +122,8 @@ def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: Le
     """Return the configuration of a model without some layers, whose section `model` is `smaller`.
 
     The layer that guided alignment taught keeps its role under its new number. Without that layer nothing is left of
-    guided alignment: alignments are those of a model that never had it.
+    guided alignment: alignments are those of a model that never had it. Stages of growth, which lead to the depth that
+    the model had, are left out.
     """
     guided = experiment.training.loss.alignment
     if guided is not None and left_out.decoder:
@@ -130,7 +131,7 @@ def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: Le
         below = sum(number < layer for number in left_out.decoder)
         guided = None if layer in left_out.decoder else guided.model_copy(update={"layer": layer - below})
     loss = experiment.training.loss.model_copy(update={"alignment": guided})
-    training = experiment.training.model_copy(update={"loss": loss})
+    training = experiment.training.model_copy(update={"loss": loss, "growth": None})
     return experiment.model_copy(update={"model": smaller, "training": training})
 
 

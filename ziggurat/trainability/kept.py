@@ -27,7 +27,7 @@ from ziggurat.models.device import usable_device
 from ziggurat.small_files import Form, json_safe, read_json
 from ziggurat.trainability.trial import TrialOptions, trial_experiment
 
-__all__ = ["KeptTrials"]
+__all__ = ["KeptTrials", "trial_digest"]
 
 _FORMAT: Literal[1] = 1
 
@@ -53,7 +53,7 @@ class KeptTrials:
         """Return the loss of a training: the one that is kept, or else that of `compute`, which is kept from now on."""
         if self.path is None:
             return compute()
-        key = _digest(experiment, store, options)
+        key = trial_digest(experiment, store, options)
         if key in self._losses:
             self.found += 1
             kept = self._losses[key]
@@ -65,11 +65,12 @@ class KeptTrials:
         return loss
 
 
-def _digest(experiment: Experiment, store: Store, options: TrialOptions) -> str:
-    """Return the digest of everything that the loss of a trial depends on."""
+def trial_digest(experiment: Experiment, store: Store, options: TrialOptions) -> str:
+    """Return the digest of everything that the loss of a trial depends on (ziggurat.trainability.trial.run_trial)."""
+    tried = trial_experiment(experiment, store, options)
     return content_checksum(
         {
-            "experiment": trial_experiment(experiment, store, options).model_dump(mode="json"),
+            "experiment": tried.model_dump(mode="json", include={"data", "model", "training"}),
             "store": store.fingerprint,
             "options": asdict(options),
             "device": str(usable_device(experiment.training.device, "training.device")),

@@ -2,7 +2,7 @@
 
 How much can be learnt in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
 of a deep model is compared with that of a plain pre-norm one of three layers, at a rate that suits it. It depends on
-the data and the width alone, and is kept in the store.
+the data (with stages and modifiers) and the width alone, and is kept in the store.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import json
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
-from hashlib import sha256
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json, read_bounded
+from ziggurat.trainability.kept import trial_digest
 from ziggurat.trainability.trial import TrialOptions, reduced, run_trial
 from ziggurat.trainability.verdict import Reference
 
@@ -50,8 +50,7 @@ def reference_of(
     shallow, reference = _shallow(experiment, store, settings), None
     for doubling in range(_DOUBLINGS + 1):
         options = replace(settings, updates=settings.updates << doubling)
-        facts = shallow.model.model_dump_json(), shallow.training.model_dump_json(), asdict(options)
-        key = sha256(repr(facts).encode()).hexdigest()[:16]
+        key = trial_digest(shallow, store, options)
         kept = _kept(store)
         if key not in kept:
             tick = begun("a shallow model", options.updates)
