@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.diagnosis.test_probe import LOSS, batch, built, close
 from ziggurat.diagnosis import layer_worth
@@ -129,6 +129,20 @@ def test_any_wiring_is_measured_and_left_as_it_was(choices: dict[str, Any]) -> N
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()
     assert all(torch.equal(before[name], p) for name, p in after.items())
+
+
+def test_the_lens_compares_with_the_whole_decoder_where_a_history_ends_it() -> None:
+    model = built(2, 3, decoder={"history": "dlcl"})
+    lens = layer_measures(model, SOME, LOSS)["logit_lens"]
+    norm, ended = cast(nn.Module, model.decoder.final_norm), list[Tensor]()
+    for layer in model.decoder.layers:
+        layer.register_forward_hook(lambda _module, _args, state: ended.append(norm(state)))
+    with torch.no_grad():
+        whole = model(SOME.source, SOME.source_mask, SOME.target_in)
+        best, *its = (model.logits(hidden)[SOME.target_mask].argmax(-1) for hidden in (whole, *ended))
+    for number, words in enumerate(its, start=1):
+        close(lens["agreement"][number], float((words == best).double().mean()))
+    assert lens["agreement"][-1] < 1
 
 
 def test_rnmt_has_no_such_measures() -> None:

@@ -182,6 +182,9 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, stacks: dict[str, Encode
         for name, stack in stacks.items():
             watched[name] = [_Watched(layer) for layer in stack.layers]
             watching.enter_context(_arranged(stack, watched[name]))
+        ends: list[Tensor] = []
+        hook = stacks["decoder"].register_forward_hook(lambda _module, _args, hidden: ends.append(hidden))
+        watching.callback(hook.remove)
         whole = nll()
     found: dict[str, Any] = {measure: {} for measure in LAYER_MEASURES}
     for name, stack in stacks.items():
@@ -193,7 +196,8 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, stacks: dict[str, Encode
         found["loss_without"][name], found["pruning_curve"][name] = without, curve
         found["effective_depth"][name] = effective_depth(curve, whole)
     decoder = watched["decoder"]
-    found["logit_lens"] = _lens(model, batch, [decoder[0].states[0], *(layer.states[1] for layer in decoder)])
+    ended = [decoder[0].states[0], *(layer.states[1] for layer in decoder)]
+    found["logit_lens"] = _lens(model, batch, ended, ends[-1])
     return found
 
 
@@ -264,7 +268,11 @@ def _without(
     return rises.tolist(), [0.0, *(rise(order[:n]) for n in range(1, count))]
 
 
-def _lens(model: Seq2Seq, batch: Batch, states: Sequence[Tensor]) -> dict[str, list[float]]:
+def _lens(model: Seq2Seq, batch: Batch, states: Sequence[Tensor], whole: Tensor) -> dict[str, list[float]]:
+    """Return loss and agreement if the decoder ended after each layer, `whole` being what it gives at its end.
+
+    A history combines layers at the end, so the last layer's words need not be those of the whole decoder.
+    """
     decoder = cast(Decoder, model.decoder)
     rows = []
     for state in states:
@@ -273,10 +281,10 @@ def _lens(model: Seq2Seq, batch: Batch, states: Sequence[Tensor]) -> dict[str, l
             merged = state.sum(-2) if decoder.end is None else decoder.end(state)
         merged = merged[batch.target_mask].to(model.output.weight.dtype)  # autocast may have left a half type
         rows.append(merged if decoder.final_norm is None else decoder.final_norm(merged))
-    gold, nlls, words = batch.target_out[batch.target_mask], [], []
+    best = model.logits(whole[batch.target_mask].to(model.output.weight.dtype)).argmax(-1)
+    gold, nlls, agreement = batch.target_out[batch.target_mask], [], []
     for hidden in rows:
         logits = model.logits(hidden)
         nlls.append(float(F.cross_entropy(logits, gold)))
-        words.append(logits.argmax(-1))
-    agreement = [float((its == words[-1]).double().mean()) for its in words]
+        agreement.append(float((logits.argmax(-1) == best).double().mean()))
     return {"nll": nlls, "agreement": agreement}
