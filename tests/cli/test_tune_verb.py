@@ -14,6 +14,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.prepare import prepare
+from ziggurat.trainability.tuning import Size, with_base
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,10 @@ def test_a_rate_that_diverged_is_no_result(
     assert "WARNING: every training at width 16, 2-1 diverged" in ziggurat("tune", config, *options).out
     found = json.loads(ziggurat("tune", config, *options, "--json").out, parse_constant=pytest.fail)
     assert {one["loss"] for one in found["tried"] if one["encoder_layers"] == 2} == {None}
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda sized, *_: -sized.training.schedule.peak)
+    assert "best at width 16, 1-1: `training.schedule.peak: 0.032`\nWARNING: that is an end of the rates" in (
+        ziggurat("tune", config, *options).out
+    )
     monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: math.inf)
     result = ziggurat("tune", config, *options, "--out", tmp_path / "tuned.yaml")
     assert result.status == 2
@@ -150,5 +155,8 @@ def test_the_coordinate_check_tells_a_base_from_none(config: Path, ziggurat: Zig
     assert len(found["sizes"]) == 6
     assert not found["flat"]
     assert max(found["spread"]["depth"].values()) > 2
+    based = with_base(load_experiment(config), Size(16, 3, 3))
+    (tuned := config.with_name("based.yaml")).write_text(dump(based), encoding="utf-8")
+    assert json.loads(ziggurat("diagnose", tuned, "--coordinates", "--json").out)["flat"]
     refused = ziggurat("diagnose", config, "--coordinates", "--layers")
     assert refused.status == 2

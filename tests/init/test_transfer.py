@@ -146,6 +146,11 @@ def test_what_it_is_not_worked_out_for_is_refused(change: dict[str, Any], said: 
         small_config(2, 2, transfer=BASE, **change)
 
 
+def test_a_base_whose_heads_cannot_be_as_wide_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"`transfer.width` \(24\): no base of 16 channels a head"):
+        config_of(32, 2, 2, **{**BASE, "width": 24})
+
+
 def test_a_schedule_that_goes_by_the_width_itself_is_refused() -> None:
     data = {"source_language": "de", "target_language": "en", "store": "s", "train": [{"source": "a", "target": "b"}]}
     content = {"data": data, "model": {"d_model": 64, "heads": 4, "transfer": {**BASE, "width": 32}}}

@@ -209,6 +209,13 @@ def test_folding_layer_scale_gives_plain_pre_norm(more: dict[str, Any]) -> None:
     assert not any(name.endswith(".branch") for name in tensors)
 
 
+@pytest.mark.parametrize("more", [{}, {"norm": "rms", "decoder": {"attention": "merged", "history": "dlcl"}}], ids=str)
+def test_folding_ln_scaling_gives_plain_pre_norm(more: dict[str, Any]) -> None:
+    config = config_of("ln_scaling", **more)
+    plain, _ = check_exact(random_model(config), config)
+    assert residuals_of(plain) == ("pre", "pre")
+
+
 def test_stacks_of_different_kinds() -> None:
     config = config_of("layer_scale", encoder={"residual": "admin"})
     plain, _ = check_exact(random_model(config), config)

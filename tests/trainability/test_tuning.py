@@ -160,6 +160,8 @@ def test_coordinates_begin_at_the_start_and_grow(experiment: Experiment, store: 
         assert found.changes[name] == sorted(found.changes[name])
         assert len(found.states[name]) == 4
     assert found.states["memory"][0] == pytest.approx(1, rel=0.01)  # pre-norm ends with a norm
+    assert found.states["encoder_stream"][0] > 1.1  # which reads the sum of embedding and branches
+    assert len(found.states["decoder_stream"]) == 4
 
 
 @pytest.mark.slow
@@ -178,3 +180,7 @@ def test_changes_are_flat_with_a_base_and_grow_without(tmp_path: Path, sizes: li
     flat, steep = ([coordinates(one, store, size) for size in sizes] for one in (based, plain))
     for name in ("memory", "decoder", "logits"):
         assert spread(flat, name) < 2.5 < spread(steep, name)
+    by_depth = sizes[0].width == sizes[-1].width
+    for name in ("encoder_stream", "decoder_stream"):
+        assert spread(flat, name) < 1.6
+        assert not by_depth or spread(steep, name) > 2

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["check_coordinates", "tune"]
 
 _BASE_WIDTH, _BASE_LAYERS = 64, 3
-_FLAT = 2.0
-"""Times by which changes may differ over all sizes where a rate is to carry over."""
+_FLAT = 2.5
+"""Times by which changes may differ over all sizes where a rate is to carry over. With `model.transfer` logits fall by
+up to 2 times over four widths: what they have of channels that happen to agree at the start goes with 1/sqrt(width)."""
 _MOVED = 3.0
 """Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
 _FEW_UPDATES = 100
@@ -58,7 +59,8 @@ def tune(
         str | None,
         typer.Option(
             "--rates",
-            help="Peaks to try; while one at an end is best, the next is tried too. Default: 5e-4,1e-3,2e-3,4e-3.",
+            help="Peaks to try; while one at an end is best, the next is tried too, three at most. "
+            "Default: 5e-4,1e-3,2e-3,4e-3.",
         ),
     ] = None,
     updates: Annotated[int, typer.Option("--updates", min=10, help="Updates of each training.")] = 200,
@@ -93,9 +95,9 @@ def tune(
     model = experiment.model
     across = width or _base_width(experiment)
     sizes = [Size(across, *layers) for layers in _depths(depths)]
-    based = with_base(experiment, sizes[0])
     for size in sizes:
-        resized(based.model, size)  # what cannot be built is refused before anything takes time
+        resized(experiment.model, size)  # what cannot be built is refused before anything takes time
+    based = with_base(experiment, sizes[0])
     tried_rates = RATES if rates is None else _numbers(rates)
     kept = KeptTrials(kept_in)
     with open_data(experiment) as (store, data):
@@ -141,6 +143,11 @@ def tune(
         return
     print(_table(tried))
     print(f"\nbest at {sizes[0]}: `training.schedule.peak: {rate:g}`")
+    if rate in (at_base[0].rate, at_base[-1].rate):
+        print(
+            "WARNING: that is an end of the rates that were tried, so a better one may lie beyond it: try other "
+            "`--rates` or more `--updates`"
+        )
     for size in sizes[1:]:
         print(_beside(best([one for one in tried if one.size == size]), rate))
     if updates < _FEW_UPDATES:
@@ -264,14 +271,20 @@ def check_coordinates(config: str, device: str | None = None, *, json: bool) -> 
         print(f"{size!s:<24}" + "".join(f"{one.changes[name][-1]:>11.4f}" for name in names))
     for axis, of_axis in spreads.items():
         print(f"{'largest / smallest, ' + axis:<24}" + "".join(f"{of_axis[name]:>11.2f}" for name in names))
-    print(_said(flat, transfers=base is not None))
+    print(_said(flat, experiment, smallest))
 
 
-def _said(flat: bool, *, transfers: bool) -> str:
+def _said(flat: bool, experiment: Experiment, smallest: Size) -> str:
+    from ziggurat.trainability.tuning import with_base
+
     if flat:
         return (
             f"flat: all within {_FLAT:g} times, so a learning rate tuned on a small model should hold for a large one"
         )
-    if transfers:
+    if experiment.model.transfer is not None:
         return f"not flat: beyond {_FLAT:g} times although `model.transfer` is set; do not take over a rate from afar"
+    try:
+        with_base(experiment, smallest)
+    except ConfigError as error:
+        return f"not flat: beyond {_FLAT:g} times, so tune each size by itself; a base cannot be had: {error}"
     return f"not flat: beyond {_FLAT:g} times; `model.transfer` (`ziggurat tune`) makes a small model's rate hold"

@@ -132,6 +132,9 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
     for key, value, allowed in needed:
         if value != allowed:
             yield f"`transfer` is not worked out for `{key}: {value}`; it needs `{allowed}`"
+    head = model.d_model // model.heads
+    if model.transfer.width % head:
+        yield f"`transfer.width` ({model.transfer.width}): no base of {head} channels a head, as here, is as wide"
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack.history == "mudd" or "attention_residuals" in stack.history:
             yield (

@@ -47,6 +47,7 @@ def fold(
       the maps by which sub-layers write. Encoder and decoder get a `layer_norm_epsilon` of their own, since their
       alphas differ. With one epsilon for both there is an error of the order of epsilon.
     - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
+    - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
 
     `post` and `pre` stay as they are. The two stacks may be of different kinds; attention, histories and the rest of
     the configuration are kept. Only evaluation is the same: in training, norms and matrices of the folded model would
@@ -164,6 +165,8 @@ class _Stack:
                 return self._skip_constant(deepnorm_constants(planned, above, self.decoder)[0])
             case "branch_vector":
                 return self._branch_vector()
+            case "norm_constant":
+                return self._norm_constant()
             case None:
                 foldable = ", ".join(kind for kind, row in RESIDUAL.items() if row.folding is not None)
                 self._refuse(f"`residual: {self.kind}` has no plain form; {foldable} have")
@@ -282,6 +285,13 @@ class _Stack:
     def _branch_vector(self) -> _Folded:
         for sublayer in self._sublayers():
             self._write(sublayer, self.tensors.pop(f"{sublayer.prefix}_residual.branch"))
+        return _Folded("pre")
+
+    def _norm_constant(self) -> _Folded:
+        for sublayer in self._sublayers():
+            norm, layer = f"{sublayer.prefix}_residual.in_norm", int(sublayer.prefix.split(".")[2]) + 1
+            for name in self._parameters(f"{norm}.norm"):
+                self.tensors[name.replace(".in_norm.norm.", ".in_norm.")] = self.tensors.pop(name) / layer**0.5
         return _Folded("pre")
 
     def _write(self, sublayer: _Sublayer, factor: Tensor) -> None:

@@ -22,11 +22,12 @@ from ziggurat.nn.residual import kinds as residual
 
 __all__ = ["HISTORY", "RESIDUAL", "Feeding", "Folding", "HistoryRow", "ResidualRow"]
 
-Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector"]
+Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
 """The way in which ziggurat.models.fold makes a stack plain.
 
 `post`, `pre`: it is plain already. `skip_vector`: post-norm, and the parameter `skip` moves. `alpha`: post-norm, and
-DeepNorm's constant moves. `branch_vector`: pre-norm, and the parameter `branch` moves.
+DeepNorm's constant moves. `branch_vector`: pre-norm, and the parameter `branch` moves. `norm_constant`: pre-norm, and
+the constant of each layer's norms moves into them.
 """
 
 
@@ -66,7 +67,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "deepnorm": ResidualRow(residual.deepnorm, False, "alpha"),
     "rezero": ResidualRow(residual.rezero, False),
     "layer_scale": ResidualRow(residual.layer_scale, True, "branch_vector"),
-    "ln_scaling": ResidualRow(residual.ln_scaling, True),
+    "ln_scaling": ResidualRow(residual.ln_scaling, True, "norm_constant"),
     "peri": ResidualRow(residual.peri, True, entry_norm=True),
     "sandwich": ResidualRow(residual.peri, True),
     "res_post": ResidualRow(residual.res_post, True),

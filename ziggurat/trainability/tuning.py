@@ -6,21 +6,24 @@ alike, so the best rate of a small model, the base, is that of a large one (Comp
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
+from ziggurat.diagnosis.hooks import STACKS
 from ziggurat.errors import ConfigError
 from ziggurat.init.transfer import output_factor
 from ziggurat.models.device import random_state_kept, usable_device
+from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.threads import share_cores
 from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions, run_trial, trial_experiment
@@ -30,6 +33,7 @@ from ziggurat.training.profile import profile_batch
 from ziggurat.training.update import train_update
 
 __all__ = [
+    "COORDINATES",
     "COORDINATE_RATE",
     "RATES",
     "Coordinates",
@@ -49,6 +53,8 @@ _MOST_ADDED = 3
 """Further rates on either side, while the best is at an end of those that were tried."""
 _PEAKED = ("isqrt", "linear", "cosine", "constant")
 """Schedules that have a peak to set."""
+COORDINATES = ("memory", "decoder", "logits")
+"""States whose changes say whether a learning rate carries over."""
 COORDINATE_RATE = 5e-5
 """Low enough that ten updates change normalised states by a small part of their size: larger changes look alike."""
 
@@ -139,7 +145,8 @@ def sweep(
 ) -> list[Tried]:
     """Train at each size with each rate, for a few updates; return what was tried, rates ascending at each size.
 
-    While the best rate of a size is the lowest or the highest one, the next one is tried, half or twice as large.
+    While the best rate of a size is the lowest or the highest one, the next one is tried, half or twice as large; three
+    more at most, so the best may still be at an end.
 
     Args:
         experiment: the configuration, with `model.transfer`.
@@ -198,8 +205,9 @@ class Coordinates:
 
     Attributes:
         size: of the model.
-        states: `memory`, `decoder`, `logits` -> the states themselves.
-        changes: the same -> their change since the start.
+        states: `memory`, `decoder`, `logits` -> the states themselves; where a stack ends with a norm, the first two
+            are normalised, and `encoder_stream` and `decoder_stream` -> what that norm reads.
+        changes: `memory`, `decoder`, `logits` -> their change since the start.
     """
 
     size: Size
@@ -226,24 +234,48 @@ def coordinates(
     @torch.no_grad()
     def states() -> dict[str, Tensor]:
         model = learner.model.eval()
-        memory = model.encode(batch.source, batch.source_mask)
-        hidden = model.decode(batch.target_in, memory)[batch.target_mask]
-        outputs = [memory.of(0)[batch.source_mask], hidden / factor, model.logits(hidden)]
-        # Logits of ruled-out tokens are -inf.
-        return {name: s[s.isfinite()] for name, s in zip(("memory", "decoder", "logits"), outputs, strict=True)}
+        with _streams(model) as streams:
+            memory = model.encode(batch.source, batch.source_mask)
+            hidden = model.decode(batch.target_in, memory)[batch.target_mask]
+        logits = model.logits(hidden)
+        found = {
+            "memory": memory.of(0)[batch.source_mask],
+            "decoder": hidden / factor,
+            "logits": logits[logits.isfinite()],  # those of ruled-out tokens are -inf
+        }
+        masks = {"encoder": batch.source_mask, "decoder": batch.target_mask}
+        return found | {f"{stack}_stream": stream[masks[stack]] for stack, stream in streams.items()}
 
     start = states()
     sizes: dict[str, list[float]] = {name: [_rms(state)] for name, state in start.items()}
-    changes: dict[str, list[float]] = {name: [0.0] for name in start}
+    changes: dict[str, list[float]] = {name: [0.0] for name in COORDINATES}
     groups = loader_of(small, store).groups()
     with random_state_kept(learner.device):
         for _ in range(updates):
             group = next(groups)
             train_update(learner.parallel, group.batches, learner.optimiser, rate=COORDINATE_RATE, clip_norm=None)
-            for name, state in states().items():
+            now = states()
+            for name, state in now.items():
                 sizes[name].append(_rms(state))
-                changes[name].append(_rms(state - start[name]))
+            for name in COORDINATES:
+                changes[name].append(_rms(now[name] - start[name]))
     return Coordinates(size, sizes, changes)
+
+
+@contextlib.contextmanager
+def _streams(model: Seq2Seq) -> Iterator[dict[str, Tensor]]:
+    """Context that fills a dictionary with what the final norm of each stack reads, where there is one."""
+    found: dict[str, Tensor] = {}
+
+    def kept(stack: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda _norm, read: found.update({stack: read[0]})
+
+    with contextlib.ExitStack() as hooks:
+        for stack in STACKS:
+            norm = getattr(getattr(model, stack), "final_norm", None)
+            if norm is not None:
+                hooks.callback(norm.register_forward_pre_hook(kept(stack)).remove)
+        yield found
 
 
 def _rms(values: Tensor) -> float:
@@ -251,6 +283,9 @@ def _rms(values: Tensor) -> float:
 
 
 def spread(found: Sequence[Coordinates], name: str) -> float:
-    """Return by how much the largest change of a state by the last update exceeds the smallest over all sizes."""
-    changes = [one.changes[name][-1] for one in found]
-    return max(changes) / min(changes) if min(changes) > 0 else math.inf
+    """Return by how much the largest of a coordinate after the last update exceeds the smallest over all sizes.
+
+    It is the change of `memory`, `decoder` and `logits`, and the size of the streams.
+    """
+    values = [(one.changes if name in COORDINATES else one.states)[name][-1] for one in found]
+    return max(values) / min(values) if min(values) > 0 else math.inf
