@@ -75,10 +75,7 @@ TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
         {40: (40, WIDTH)},
     ),
     (GATED, "attention.average_ffn", "decoder.layers.*.merged_attn.own.ffn", exists, {True: True, False: False}),
-    *(
-        (L2, "attention.qk_length", f"{at}.scaling.factor", Tensor.item, FACTORS)
-        for at in SELF_AND_CROSS
-    ),
+    *((L2, "attention.qk_length", f"{at}.scaling.factor", Tensor.item, FACTORS) for at in SELF_AND_CROSS),
     *(
         case
         for at in SELF_AND_CROSS
@@ -91,10 +88,10 @@ TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
                 {True: True, False: False},
             ),
             (
-                L2,
+                {},
                 "attention.value_norm",
-                f"{at}.scaling.value_norm",
-                type,
+                f"{at}.scaling",
+                lambda s: type(s and s.value_norm),
                 {"none": type(None), "layer": nn.LayerNorm, "rms": nn.RMSNorm},
             ),
             (
