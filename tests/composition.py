@@ -45,8 +45,18 @@ AXES: dict[str, list[Any]] = {
     "attention.value_norm": ["none", "layer", "rms"],
     "attention.value_residual": ["none", "half", "learned", "single"],
     "attention.cross_value_residual": ["none", "half", "learned", "single"],
+    "encoder.ranges": ["none", "post"],
+    "decoder.ranges": ["none", "peri"],
+    "transfer": ["none", "base"],
 }
 """Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
+
+WRITTEN: dict[str, dict[str, Any]] = {
+    "encoder.ranges": {"none": [], "post": [{"layers": 1, "residual": "post"}]},
+    "decoder.ranges": {"none": [], "peri": [{"layers": 1, "residual": "peri"}]},
+    "transfer": {"none": None, "base": {"width": 8, "encoder_layers": 2, "decoder_layers": 2}},
+}
+"""Axis -> name of a value -> what a configuration has there: of the axes whose values are sections."""
 
 SMALL: dict[str, Any] = {
     "d_model": 16,
@@ -68,7 +78,7 @@ def model(choices: dict[str, Any]) -> ModelConfig:
         *sections, key = path.split(".")
         for section in sections:
             at = at.setdefault(section, {})
-        at[key] = value
+        at[key] = WRITTEN[path][value] if path in WRITTEN and isinstance(value, str) else value
     return ModelConfig.model_validate(content)
 
 

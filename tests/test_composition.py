@@ -233,12 +233,13 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("choices", some(400))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
-    # One graph for each stack, and one more for a first layer that leaves its values to others, or reads one stream.
+    # One graph for each stack, and one more for a first layer that leaves its values to others, reads one stream, or is
+    # of another kind.
     built_as = model(choices)
     first = [
         stack
         for decoder, stack in enumerate((built_as.encoder, built_as.decoder))
-        if built_as.value_residuals(decoder=bool(decoder)) or stack.history == "mudd"
+        if built_as.value_residuals(decoder=bool(decoder)) or stack.history == "mudd" or stack.ranges
     ]
     for layers in (3, 7):
         sized = {**choices, "encoder.layers": layers, "decoder.layers": layers, "wiring.planned_encoder_layers": 7}

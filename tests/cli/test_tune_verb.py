@@ -130,6 +130,26 @@ def test_a_rate_that_diverged_is_no_result(
 
 
 @pytest.mark.parametrize(
+    ("best", "said"),
+    [
+        (2e-3, "the same at width 16, 2-1"),
+        (4e-3, "at width 16, 2-1 0.004, one step of the sweep away"),
+        (8e-3, "WARNING: at width 16, 2-1 0.008 was best"),
+    ],
+)
+def test_a_best_rate_that_moves_with_the_depth_is_a_doubt(
+    config: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch, best: float, said: str
+) -> None:
+    def loss(sized: Experiment, *_: object) -> float:
+        return abs(math.log(sized.training.schedule.peak / (best if sized.model.encoder.layers == 2 else 2e-3)))
+
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", loss)
+    found = ziggurat("tune", config, "--depths", "1-1,2-1", "--rates", "1e-3,2e-3,4e-3,8e-3,1.6e-2").out
+    assert "best at width 16, 1-1: `training.schedule.peak: 0.002`" in found
+    assert f"\n{said}" in found
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--depths", "3"], "--depths 3"),

@@ -117,6 +117,23 @@ def test_every_history_grows(history: str, residual: str, unit: str) -> None:
     assert hidden.isfinite().all()
 
 
+@pytest.mark.parametrize("unit", ["layer", "sublayer"])
+@pytest.mark.parametrize("history", ["attention_residuals", "block_attention_residuals"])
+def test_trained_readers_of_attention_residuals_stay_and_added_ones_are_fresh(history: str, unit: str) -> None:
+    """The reader of what was the stack's output is now the first added layer's."""
+    stacks = {"encoder.history": history, "decoder.history": history, "combination.unit": unit}
+    deep = small_model({**stacks, "encoder.layers": 4, "decoder.layers": 4})
+    models = grown_from(at_depth(deep, 2, 3), deep, "g_top")
+    for stack in ("encoder", "decoder"):
+        before, after = (dict(model.get_submodule(f"{stack}.history").named_parameters()) for model in models)
+        for name, start in (("query", 0.0), ("gain", 1.0)):
+            old = before[name]
+            assert (old != start).all(), "trained"
+            expected = torch.full_like(after[name], start)
+            expected[: len(old)] = old
+            assert torch.equal(after[name], expected)
+
+
 def test_identity_layers_added_leave_the_function_unchanged() -> None:
     """ReZero with a = 0 makes added layers the identity: the grown model must then compute what the shallow one did."""
     shallow, grown, _ = pair({"residual": "rezero"}, 2, 4, "g_top")

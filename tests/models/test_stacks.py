@@ -31,6 +31,7 @@ PRE = {"pre", "sandwich", "hybrid", "sub_ln", "res_post", "layer_scale", "ln_sca
 FINAL_NORM = {*PRE, "keel"}
 CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
 SOURCES = {*PRE, "lingvo"}
+GATED = ("post", "pre", "deepnorm", "ln_scaling", "peri", "sandwich", "res_post")
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
@@ -133,6 +134,18 @@ def joined(
     raise AssertionError(f"residual `{kind}` has no equation: write it into `joined` (tests/models/test_stacks.py)")
 
 
+def gated(
+    kind: str, x: Tensor, f: Callable[[Tensor], Tensor], r: Any, below: Tensor, gate: Any, **place: bool
+) -> Tensor:
+    """The same with a gate g of the layer (Chen et al. 2025): s - silu(g) s in place of the sum s, or of the skip."""
+    if gate is None:
+        return joined(kind, x, f, r, below, **place)
+    smaller = 1 - gate * torch.sigmoid(gate)
+    if kind in ("post", "deepnorm"):
+        return joined(kind, smaller * x, lambda _: f(x), r, below, **place)
+    return smaller * joined(kind, x, f, r, below, **place)
+
+
 def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
     """Equations 7 to 9 of Xie et al. 2025 for two streams."""
     flat = x.flatten(-2)
@@ -152,8 +165,9 @@ def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
 def encoder_layer(kind: str, layer: Any) -> Callable[[Tensor], Tensor]:
     def layered(x: Tensor) -> Tensor:
         attend, ffn = lambda u: layer.self_attn(u, HIDDEN), feed_forward(kind, layer.ffn)
-        y = joined(kind, x, attend, layer.self_attn_residual, x, attention=True, decoder=False)
-        return joined(kind, y, ffn, layer.ffn_residual, x, attention=False, decoder=False)
+        gate = layer.self_attn_residual.gate
+        y = gated(kind, x, attend, layer.self_attn_residual, x, gate, attention=True, decoder=False)
+        return gated(kind, y, ffn, layer.ffn_residual, x, gate, attention=False, decoder=False)
 
     return layered
 
@@ -162,10 +176,11 @@ def decoder_layer(kind: str, layer: Any, memory: Tensor) -> Callable[[Tensor], T
     def layered(x: Tensor) -> Tensor:
         view = WholeTarget(FUTURE, memory, HIDDEN)
         cross = lambda u: layer.cross_attn(u, view.remembered(layer.cross_attn))  # noqa: E731
-        own = lambda u: layer.self_attn(u, FUTURE)  # noqa: E731
-        y = joined(kind, x, own, layer.self_attn_residual, x, attention=True, decoder=True)
-        y = joined(kind, y, cross, layer.cross_attn_residual, x, attention=True, decoder=True)
-        return joined(kind, y, feed_forward(kind, layer.ffn), layer.ffn_residual, x, attention=False, decoder=True)
+        own, ffn = lambda u: layer.self_attn(u, FUTURE), feed_forward(kind, layer.ffn)
+        gate = layer.self_attn_residual.gate
+        y = gated(kind, x, own, layer.self_attn_residual, x, gate, attention=True, decoder=True)
+        y = gated(kind, y, cross, layer.cross_attn_residual, x, gate, attention=True, decoder=True)
+        return gated(kind, y, ffn, layer.ffn_residual, x, gate, attention=False, decoder=True)
 
     return layered
 
@@ -209,17 +224,29 @@ def test_a_decoder_is_its_equations(kind: str) -> None:
     same(model.decode(TARGET, memory), expected)
 
 
-def test_kinds_may_differ_by_ranges_of_layers() -> None:
-    """Mix-LN: lower layers are post-norm, those above pre-norm, and the stack ends as pre-norm does."""
-    parts = [{"layers": 1, "residual": "post"}, {"layers": 1, "residual": "peri"}]
+@pytest.mark.parametrize("kind", GATED)
+def test_a_gate_of_each_layer_makes_the_stream_smaller(kind: str) -> None:
+    model = built(kind, wiring__gpas=True)
+    gates = [name for name, _ in model.named_parameters() if name.endswith(".gate")]
+    assert len(gates) == N + M, "one for all sub-layers of a layer"
+    memory = model.encode(SOURCE, MASK)
+    same(memory.of(0), closed(kind, plain(kind, model)[-1], model.encoder, decoder=False))
+    expected = plain(kind, model, memory.of(0))[-1]
+    same(model.decode(TARGET, memory), closed(kind, expected, model.decoder, decoder=True))
+
+
+@pytest.mark.parametrize(("lower", "above"), [("post", "peri"), ("peri", "post")])
+def test_kinds_may_differ_by_ranges_of_layers(lower: str, above: str) -> None:
+    """Mix-LN and its like: a stack begins as its lowest layers do, and ends as those on top, which are pre-norm."""
+    parts = [{"layers": 1, "residual": lower}, {"layers": 1, "residual": above}]
     model = built("pre", encoder__ranges=parts, decoder__ranges=parts[:1])
-    x = model.source_embedding(SOURCE)
-    for kind, layer in zip(("post", "peri", "pre"), model.encoder.layers, strict=True):
+    x = opened(lower, model.source_embedding(SOURCE), model.encoder)
+    for kind, layer in zip((lower, above, "pre"), model.encoder.layers, strict=True):
         x = encoder_layer(kind, layer)(x)
     memory = model.encode(SOURCE, MASK)
     same(memory.of(0), ln(x, model.encoder.final_norm))
-    y = model.target_embedding(TARGET)
-    for kind, layer in zip(("post", "pre"), model.decoder.layers, strict=True):
+    y = opened(lower, model.target_embedding(TARGET), model.decoder)
+    for kind, layer in zip((lower, "pre"), model.decoder.layers, strict=True):
         y = decoder_layer(kind, layer, memory.of(0))(y)
     same(model.decode(TARGET, memory), ln(y, model.decoder.final_norm))
 

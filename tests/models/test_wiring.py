@@ -53,10 +53,13 @@ AAN = {"decoder.attention": "average"}
 GATED = {"decoder.attention": "merged_gated"}
 SHAW = {"encoder.attention": "relative", "decoder.attention": "relative"}
 L2 = {"attention.qk_norm": "l2"}
+EVERY_NORM = {"attention.qk_norm": "rms", "attention.value_norm": "layer"}
+MANIFOLD = {"residual": "manifold_hyper"}
 DLCL = {"encoder.history": "dlcl", "decoder.history": "dlcl"}
 DENSER = {"encoder.history": "depth_weighted", "decoder.history": "depth_weighted"}
 BLOCKS = {"encoder.history": "blocks", "decoder.history": "blocks"}
 
+SELF_AND_CROSS = ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.cross_attn")
 FACTORS = {n: pytest.approx(math.log2(n**2 - n), rel=1e-6) for n in (100, 7)}
 
 # Choices that host the option; the option; what is read, where and how; its values -> what is expected.
@@ -72,19 +75,44 @@ TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
         {40: (40, WIDTH)},
     ),
     (GATED, "attention.average_ffn", "decoder.layers.*.merged_attn.own.ffn", exists, {True: True, False: False}),
+    *((L2, "attention.qk_length", f"{at}.scaling.factor", Tensor.item, FACTORS) for at in SELF_AND_CROSS),
     *(
-        (L2, "attention.qk_length", f"{at}.scaling.factor", Tensor.item, FACTORS)
-        for at in ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.cross_attn")
+        case
+        for at in SELF_AND_CROSS
+        for case in (
+            (
+                {},
+                "attention.query_scale",
+                f"{at}.scaling",
+                lambda s: s is not None and s.dimensions is not None,
+                {True: True, False: False},
+            ),
+            (
+                {},
+                "attention.value_norm",
+                f"{at}.scaling",
+                lambda s: type(s and s.value_norm),
+                {"none": type(None), "layer": nn.LayerNorm, "rms": nn.RMSNorm},
+            ),
+            (
+                EVERY_NORM,
+                "layer_norm_epsilon",
+                f"{at}.scaling",
+                lambda s: {s.epsilon, s.query_norm.eps, s.key_norm.eps, s.value_norm.eps},
+                {1e-5: {1e-5}, 1e-3: {1e-3}},
+            ),
+            (
+                {},
+                f"attention.{'cross_' if 'cross' in at else ''}value_residual",
+                f"{at}.residual",
+                lambda r: r and r.kind,
+                {"none": None, "half": "half", "learned": "learned", "single": "single"},
+            ),
+        )
     ),
     *(
-        (
-            {},
-            "attention.query_scale",
-            f"{at}.scaling",
-            lambda s: s is not None and s.dimensions is not None,
-            {True: True, False: False},
-        )
-        for at in ("encoder.layers.*.self_attn", "decoder.layers.*.self_attn", "decoder.layers.*.cross_attn")
+        (SHAW, "attention.value_residual", f"{at}.residual", lambda r: r and r.kind, {"learned": "learned"})
+        for at in SELF_AND_CROSS[:2]
     ),
     (
         {"decoder.attention": "merged"},
@@ -201,6 +229,17 @@ TABLE: list[tuple[dict[str, Any], str, str, Read, dict[Any, Any]]] = [
                 {True: True, False: False},
             ),
             ({"residual": "hyper"}, "wiring.streams", f"{at}.alpha", shape, {2: (2, 3), 3: (3, 4)}),
+            (MANIFOLD, "wiring.mixing", f"{at}.permutations", exists, {"sinkhorn": False, "permutations": True}),
+            (
+                MANIFOLD,
+                "wiring.stream_start",
+                at,
+                lambda r: [*r.scale.tolist(), r.weight.std().item(), bool(r.bias.any())],
+                {
+                    "streams": [*[pytest.approx(0.01)] * 3, 0.0, True],
+                    "normal": [1.0, 1.0, 1.0, pytest.approx(0.02, rel=0.25), False],
+                },
+            ),
             (
                 {"residual": "admin"},
                 "wiring.omega_trainable",

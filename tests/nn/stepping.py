@@ -55,9 +55,16 @@ def weights_of(query: Tensor, keys: Tensor, at: int, seen: Sequence[int], logit:
 
 @torch.no_grad()
 def attend_to_self(
-    module: nn.Module, x: Tensor, seen: Callable[[int, int], Sequence[int]], logit: Logit | None = None
+    module: nn.Module,
+    x: Tensor,
+    seen: Callable[[int, int], Sequence[int]],
+    logit: Logit | None = None,
+    attended: Callable[[Tensor], Tensor] = lambda value: value,
 ) -> Tensor:
-    """Self-attention by its formula with the maps of `module`; `seen(sentence, position)` are the keys in sight."""
+    """Self-attention by its formula with the maps of `module`; `seen(sentence, position)` are the keys in sight.
+
+    `attended` gives what is attended to for a value [d_head].
+    """
     qkv, out, heads = module.get_submodule("qkv_proj"), module.get_submodule("out_proj"), module.heads
     d_model = x.shape[-1]
     query, key, value = (
@@ -72,7 +79,7 @@ def attend_to_self(
                 sight = seen(sentence, i)
                 weights = weights_of(query[sentence, i, head], keys, i, sight, logit)
                 for j, weight in zip(sight, weights, strict=True):
-                    context[sentence, i, head] += weight * value[sentence, j, head]
+                    context[sentence, i, head] += weight * attended(value[sentence, j, head])
     return linear(context, out.weight, out.bias)
 
 

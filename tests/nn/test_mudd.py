@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -88,6 +89,9 @@ def test_it_starts_as_the_plain_stack() -> None:
     (_, plain), (_, mudd) = _models("latest"), _models("mudd")
     mudd.load_state_dict(plain.state_dict(), strict=False)
     torch.testing.assert_close(mudd(SOURCE, MASK, SOURCE), plain(SOURCE, MASK, SOURCE), atol=1e-12, rtol=0)
+    for stack in (mudd.encoder, mudd.decoder):
+        drawn = torch.cat([*stack.history.inner])  # type: ignore[operator, union-attr]
+        assert drawn.std().item() == pytest.approx(16**-0.5, rel=0.1), "W_1 ~ N(0, 1/d): at 0 it would never be trained"
 
 
 def test_growing_keeps_the_mixtures_inside() -> None:

@@ -16,6 +16,7 @@ from ziggurat.nn.dropout import Dropout
 
 D_MODEL, HEADS, D_HEAD, EPSILON = 8, 2, 4, 1e-3
 KINDS = [("layer", False), ("rms", False), ("l2", False), ("none", True), ("layer", True), ("l2", True)]
+VALUES = [("none", False, "layer"), ("none", False, "rms"), ("rms", False, "rms")]  # the last one is HybridNorm's
 
 
 def scaling(norm: Any, per_dimension: bool, length: int = 50, value_norm: Any = "none") -> QueryKeyScaling:
@@ -50,12 +51,22 @@ def logit(module: QueryKeyScaling, norm: str, query: Tensor, key: Tensor) -> flo
     return factor * float(query @ key)
 
 
-@pytest.mark.parametrize(("norm", "per_dimension"), KINDS)
-def test_self_attention_has_the_logits_of_the_formula(norm: str, per_dimension: bool) -> None:
-    module = randomised(SelfAttention(D_MODEL, HEADS, Dropout(0.0), scaling=scaling(norm, per_dimension)))
+@pytest.mark.parametrize(("norm", "per_dimension", "values"), [(*kind, "none") for kind in KINDS] + VALUES)
+def test_self_attention_has_the_logits_and_the_values_of_the_formula(
+    norm: str, per_dimension: bool, values: str
+) -> None:
+    chosen = scaling(norm, per_dimension, value_norm=values)
+    module = randomised(SelfAttention(D_MODEL, HEADS, Dropout(0.0), scaling=chosen))
     x, part = draw(2, 4, D_MODEL), module.scaling
     assert part is not None
-    expected = attend_to_self(module, x, lambda _, i: range(i + 1), lambda q, k, i, j: logit(part, norm, q, k))
+    gain = None if part.value_norm is None else part.value_norm.weight
+    expected = attend_to_self(
+        module,
+        x,
+        lambda _, i: range(i + 1),
+        lambda q, k, i, j: logit(part, norm, q, k),
+        lambda v: normalised(v, values, gain),
+    )
     torch.testing.assert_close(module(x, causal(4)), expected, atol=1e-10, rtol=0)
 
 
@@ -121,6 +132,11 @@ def test_size_of_queries_and_keys_does_not_matter(norm: str) -> None:
     x = draw(1, 2, 3, D_HEAD)
     torch.testing.assert_close(module.query(1000 * x), module.query(x), atol=1e-10, rtol=0)
     torch.testing.assert_close(module.key(1000 * x), module.key(x), atol=1e-10, rtol=0)
+
+
+def test_with_l2_a_query_or_key_shorter_than_epsilon_is_divided_by_it() -> None:
+    module, x = scaling("l2", False).double(), torch.full((1, 1, 1, D_HEAD), 0.1 * EPSILON, dtype=torch.float64)
+    torch.testing.assert_close(module.key(x), x / EPSILON)
 
 
 def test_a_zero_query_stays_finite() -> None:

@@ -132,7 +132,10 @@ def test_recomputed_layers_have_the_same_gradients(recompute: Any) -> None:
     assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
 
 
-@pytest.mark.parametrize(("kind", "strategy", "grows"), [("half", "copy_all", True), ("single", "copy_all", False)])
+@pytest.mark.parametrize(
+    ("kind", "strategy", "grows"),
+    [("half", "copy_all", True), ("learned", "copy_all", False), ("single", "copy_all", False)],
+)
 def test_a_first_layer_unlike_the_others_is_not_copied(kind: str, strategy: str, grows: bool) -> None:
     deep = small_model({"attention.value_residual": kind, "encoder.layers": 4})
     growth = GrowthConfig.model_validate({"stages": [{"layers": 2, "updates": 1}], "copy_strategy": strategy})

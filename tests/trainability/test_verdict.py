@@ -54,6 +54,14 @@ def test_label(nll: float, encoder: list[float], decoder: list[float], label: st
     assert judge(trial(nll, encoder, decoder), SHALLOW).label == label
 
 
+@pytest.mark.parametrize(("middle", "label"), [(9.0, "trains"), (7.9, "risky")])
+def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
+    """From the same start to the same end: most of the fall after the middle, or before it."""
+    points = trial(7.8).points
+    slowing = trial(7.8, points={0: points[0] | {"nll": 10.0}, 5: {"nll": middle}, 10: points[10]})
+    assert judge(slowing, SHALLOW).label == label
+
+
 def test_a_failed_update_decides_alone() -> None:
     failed = trial(1.0, failed=7, updates=7, points={0: {}})
     verdict = judge(failed, SHALLOW)

@@ -123,7 +123,6 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
         *(("residual", residual, "pre") for residual in residuals),
         ("init.kind", model.init.kind, "xavier"),
         ("embedding.scale", model.embedding.scale, True),
-        ("embedding.positions: learned", model.embedding.positions == "learned", False),
         ("wiring.gpas", model.wiring.gpas, False),
         ("attention.value_residual", model.attention.value_residual, "none"),
         ("attention.cross_value_residual", model.attention.cross_value_residual, "none"),
@@ -132,8 +131,12 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
     for key, value, allowed in needed:
         if value != allowed:
             yield f"`transfer` is not worked out for `{key}: {value}`; it needs `{allowed}`"
+    if model.embedding.positions == "learned":
+        yield (
+            "`transfer` is not worked out for `embedding.positions: learned`; it needs `sinusoidal`, `rotary` or `none`"
+        )
     head = model.d_model // model.heads
-    if model.transfer.width % head:
+    if head and model.transfer.width % head:  # more heads than channels are refused already
         yield f"`transfer.width` ({model.transfer.width}): no base of {head} channels a head, as here, is as wide"
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack.history == "mudd" or "attention_residuals" in stack.history:
@@ -145,12 +148,9 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
 
 def _rnmt(model: ModelConfig) -> Iterator[str]:
     transformer_only: list[tuple[str, object, set[object]]] = [
-        ("transfer", str(model.transfer), {"None"}),
         ("decoder.residual", model.decoder.residual, {None}),
         ("encoder.residual", model.encoder.residual, {None, "none"}),
         ("residual", model.residual, {"pre"}),
-        ("encoder.ranges", str(model.encoder.ranges), {"[]"}),
-        ("decoder.ranges", str(model.decoder.ranges), {"[]"}),
         ("encoder.history", model.encoder.history, {"latest"}),
         ("decoder.history", model.decoder.history, {"latest"}),
         ("encoder.attention", model.encoder.attention, {"full"}),
@@ -174,9 +174,11 @@ def _rnmt(model: ModelConfig) -> Iterator[str]:
         ("embedding.shared_bias", model.embedding.shared_bias, {False}),
         ("embedding.zero_start", model.embedding.zero_start, {False}),
     ]
-    for key, value, allowed in transformer_only:
-        if value not in allowed:
-            yield f"`{key}: {value}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
+    found = [f"{key}: {value}" for key, value, allowed in transformer_only if value not in allowed]
+    ranges = {"encoder.ranges": model.encoder.ranges, "decoder.ranges": model.decoder.ranges}
+    found += [key for key, section in {**ranges, "transfer": model.transfer}.items() if section]
+    for said in found:
+        yield f"`{said}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
     if model.embedding.positions != "none":
         yield "RNMT+ reads positions from its recurrence: set `embedding.positions: none`"
     if model.embedding.sharing in ("decoder", "all"):
