@@ -156,3 +156,12 @@ def test_damaged_files_are_refused(scorer: PairScorer, tmp_path: Path, damage: s
         path.write_bytes({"cut": content[:-100], "empty": b"", "format": changed}[damage])
     with pytest.raises(DataError, match=r"score: .*remove it and run this again"):
         read_pair_score(path)
+
+
+@pytest.mark.parametrize("around", ["\u3000{}", "{}\u00a0", "\u3000\u3000{}\u00a0"])
+def test_blank_characters_of_any_kind_around_text_without_blanks(around: str) -> None:
+    texts = [around.format(chr(0x3042 + n % 40) + chr(0x3042 + n // 40)) for n in range(LEAST_PAIRS)]
+    english = [f"word {n}" for n in range(LEAST_PAIRS)]
+    for pairs in (list(zip(texts, english, strict=True)), list(zip(english, texts, strict=True))):
+        scores = _scores(PairScorer.train(pairs), pairs)
+        assert ((scores >= 0) & (scores <= 1)).all()

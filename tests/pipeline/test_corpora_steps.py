@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.conftest import trained, whole
+from ziggurat.cleaning.sketches import folded
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.corpora import fetched_files
 from ziggurat.pipeline.embedded import embedded_text, write_demo
@@ -85,6 +86,34 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road:
     assert (pairs(place, "held-out/dev"), pairs(place, "held-out/test")) == before
     with pytest.raises(DataError, match=r"bitext.hold_out: asks for 5,009 pairs, but cleaning leaves only"):
         pipeline_of(road(config, "bitext.hold_out.dev=5000")).run(UNTIL_TEXT)
+
+
+def test_what_is_held_out_stands_nowhere_in_other_case_either(
+    place: Path, road: Callable[..., Road], said: list[str]
+) -> None:
+    # Each pair once as it is, once in lower case without its end mark.
+    for code in ("qlo", "qhi"):
+        path = place / f"data/train.{code}"
+        as_it_is = lines(path)
+        both = as_it_is + [line.lower().rstrip(".?!") for line in as_it_is]
+        path.write_text("".join(f"{line}\n" for line in both), "utf-8")
+    bitext = {"train": text()["bitext"]["train"], "hold_out": {"dev": 20, "test": 20}}
+    config = text(bitext=bitext, test=None, monolingual={"target": [{"path": "data/mono.qhi"}]})
+    pipeline_of(road(config)).run(Selection(last="clean"))
+    held, train = pairs(place, "held-out/dev") + pairs(place, "held-out/test"), pairs(place, "train/train")
+    folds = [{*folded([pair[side] for pair in held])} for side in (0, 1)]
+    assert len({*zip(*(folded([pair[side] for pair in held]) for side in (0, 1)), strict=True)}) == 40, "each once"
+    for side in (0, 1):
+        assert not folds[side] & {*folded([pair[side] for pair in train])}
+    report = json.loads((place / "w/clean/report.json").read_bytes())
+    more = report["corpora"]["train"]["dropped"]["held_out"] - 40
+    assert more >= 40
+    assert report["notices"][-1].startswith(f"{more} more pairs have a side of the 40 that are held out, case and punc")
+    assert f"warning: {report['notices'][-1]}" in said
+    # Nor does it come back as text of one language.
+    (place / "data/mono.qhi").write_text("".join(f"{target.lower()}\n" for _, target in held) + "kao\n...\n", "utf-8")
+    pipeline_of(road(config)).run(UNTIL_TEXT)
+    assert lines(place / "w/monolingual/target.txt") == ["kao", "..."]
 
 
 def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[..., Road], said: list[str]) -> None:

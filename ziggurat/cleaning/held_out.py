@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ziggurat.cleaning.sketches import folded
 
-__all__ = ["HeldOut", "Overlap", "side_hashes"]
+__all__ = ["NOTHING", "HeldOut", "Overlap", "SentenceSet", "sentence_hashes", "side_hashes"]
 
 Mask = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
@@ -54,7 +54,7 @@ class HeldOut:
     """
 
     def __init__(self) -> None:
-        self._sets: dict[str, tuple[_Set, _Set]] = {}
+        self._sets: dict[str, tuple[SentenceSet, SentenceSet]] = {}
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
 
@@ -63,12 +63,12 @@ class HeldOut:
 
     def add_pairs(self, name: str, blocks: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
         """Add a set of pairs, in blocks of its two sides."""
-        hashes = [(_hashes(source), _hashes(target)) for source, target in blocks]
-        self._sets[name] = _Set(source for source, _ in hashes), _Set(target for _, target in hashes)
+        hashes = [(sentence_hashes(source), sentence_hashes(target)) for source, target in blocks]
+        self._sets[name] = SentenceSet(source for source, _ in hashes), SentenceSet(target for _, target in hashes)
 
     def add_lines(self, name: str, blocks: Iterable[Sequence[str]]) -> None:
         """Add a set of sentences of either language, in blocks."""
-        found = _Set(map(_hashes, blocks))
+        found = SentenceSet(map(sentence_hashes, blocks))
         self._sets[name] = found, found
 
     def look(self, hashes: Hashes) -> tuple[Mask, Mask]:
@@ -98,12 +98,16 @@ class HeldOut:
         }
 
 
-class _Set:
-    """Hashes of sentences, with those that were found."""
+class SentenceSet:
+    """Hashes of sentences, with those that were found.
+
+    Args:
+        blocks: hashes of the sentences (`sentence_hashes`), in blocks.
+    """
 
     def __init__(self, blocks: Iterable[Hashes]) -> None:
         hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *blocks]))
-        self.hashes = hashes[hashes != _NOTHING]
+        self.hashes = hashes[hashes != NOTHING]
         self.found = np.zeros(len(self.hashes), np.bool_)
 
     def look(self, hashes: Hashes) -> Mask:
@@ -116,15 +120,16 @@ class _Set:
         return known
 
 
-_NOTHING = np.uint64(xxhash.xxh3_64_intdigest(b""))
+NOTHING = np.uint64(xxhash.xxh3_64_intdigest(b""))
 """Hash of what has neither letters nor digits; it is in no set."""
 
 
 def side_hashes(sources: Sequence[str], targets: Sequence[str]) -> Hashes:
     """Return what `HeldOut.look` looks at: a hash of each side of each pair, uint64 [pairs, 2]."""
-    return np.stack([_hashes(sources), _hashes(targets)], 1)
+    return np.stack([sentence_hashes(sources), sentence_hashes(targets)], 1)
 
 
-def _hashes(texts: Sequence[str]) -> Hashes:
+def sentence_hashes(texts: Sequence[str]) -> Hashes:
+    """Return a hash of each text's letters, marks and numbers, in lower case."""
     digest = xxhash.xxh3_64_intdigest
     return np.fromiter((digest(text.encode()) for text in folded(texts)), np.uint64, len(texts))

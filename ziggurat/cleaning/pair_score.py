@@ -187,8 +187,9 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
         if kind < 2:
             pair[1] = targets[(near, others)[kind][number]]
         elif kind < 4:
-            # Characters where there are no blanks.
-            blank, words = (" ", pair[side].split()) if " " in pair[side] else ("", [*pair[side]])
+            # Characters where there are no blanks; without white space around them, since some text must be left.
+            text = pair[side].strip()
+            blank, words = (" ", text.split()) if " " in text else ("", [*text])
             left = _cut(words, generator) if kind == 2 else [words[n] for n in generator.permutation(len(words))]
             pair[side] = blank.join(left)
         elif kind == 4:

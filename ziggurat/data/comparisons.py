@@ -25,6 +25,7 @@ from ziggurat.data.readers import PairBlock
 
 __all__ = [
     "CONTAMINATION",
+    "MANY",
     "Comparisons",
     "TraceMaker",
     "Traces",
@@ -36,7 +37,7 @@ __all__ = [
 CONTAMINATION = "CONTAMINATION:"
 """Beginning of a notice on held-out sentences in training pairs."""
 
-_MANY = 0.01
+MANY = 0.01
 """Share of a held-out set's sentences in training pairs from which that is worth a notice."""
 
 
@@ -202,4 +203,4 @@ def _notice_of_sides(name: str, found: Overlap) -> str | None:
 
 def _many(found: Overlap) -> float:
     """Return from how many sentences on a set's overlap is worth a notice."""
-    return max(1, _MANY * found.sentences)
+    return max(1, MANY * found.sentences)

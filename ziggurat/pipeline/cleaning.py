@@ -7,15 +7,18 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappush, heapreplace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 
+from ziggurat.cleaning.held_out import NOTHING, HeldOut, side_hashes
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.pipeline_corpora import BitextCorpus, HoldOutConfig
 from ziggurat.data.cleaner import Examples, Scorers, cleaner_of, cleaners_of
-from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
+from ziggurat.data.comparisons import MANY, Comparisons, TraceMaker, overlap_notices
 from ziggurat.data.encoding import CleanedBlock, compared
 from ziggurat.data.inputs import (
     Corpus,
@@ -159,8 +162,10 @@ class _Cleaning:
             counts = sum((corpus.dropped for corpus in training), Counter[str]())
             raise nothing_left(sum(corpus.read for corpus in training), counts, training)
         # (3) Take out what is held out.
+        unseen = []
         if taken:
             taken.write(road)
+            before = sum(corpus.kept for corpus in training)
             for name, corpus in zip(names, training, strict=True):
                 left = map(taken.without, _plain(road.sides("clean", "cleaned", name)))
                 kept = write_sides(road.sides("clean", "train", name), left)
@@ -168,8 +173,10 @@ class _Cleaning:
                 corpus.kept = kept
                 for path in road.sides("clean", "cleaned", name):
                     path.unlink()
+            unseen = taken.notices(before - sum(corpus.kept for corpus in training))
         # (4) Tell.
         notices = [_worded(notice) for notice in side_notices(corpora, data) + overlap_notices(training, data)]
+        notices += unseen
         for notice in notices:
             road.say(f"warning: {notice}")
         reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
@@ -219,48 +226,69 @@ def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
 
 
 class _Taken:
-    """The pairs that are held out: a random choice that depends on nothing but the pairs."""
+    """The pairs that are held out: a random choice that depends on nothing but the pairs.
+
+    Case, punctuation and blanks do not count: a pair that differs from another in nothing else is the same one.
+    """
 
     def __init__(self, sizes: HoldOutConfig) -> None:
         self._sizes = sizes
-        # Those of the smallest hash, as a heap with the largest in front.
-        self._heap: list[tuple[int, str, str]] = []
-        self._chosen: set[int] = set()
-        self._texts: tuple[set[str], set[str]] = (set(), set())
+        self._wanted = sizes.dev + sizes.test
+        # Those of the smallest hash, and these hashes, negative, as a heap with the largest in front.
+        self._chosen: dict[int, tuple[str, str]] = {}
+        self._heap: list[int] = []
+        self._texts = HeldOut()
 
     def __bool__(self) -> bool:
-        return bool(self._sizes.dev or self._sizes.test)
+        return bool(self._wanted)
 
     def seeing(self, blocks: Iterator[PairBlock]) -> Iterator[PairBlock]:
         """Yield the blocks, having looked at their pairs."""
-        wanted = self._sizes.dev + self._sizes.test
         for block in blocks:
-            for source, target in zip(*block, strict=True) if wanted else ():
-                entry = (-xxhash.xxh3_64_intdigest(f"{source}\n{target}".encode()), source, target)
-                full = len(self._heap) == wanted
-                if entry[0] in self._chosen or (full and entry <= self._heap[0]):
-                    continue
-                self._chosen.add(entry[0])
-                if full:
-                    self._chosen.discard(heapreplace(self._heap, entry)[0])
-                else:
-                    heappush(self._heap, entry)
+            if self._wanted:
+                self._see(block)
             yield block
+
+    def _see(self, block: PairBlock) -> None:
+        sides = side_hashes(*block)
+        # A pair without letters and digits on a side tests nothing.
+        for number in np.flatnonzero((sides != NOTHING).all(1)):
+            key, pair = -xxhash.xxh3_64_intdigest(sides[number].tobytes()), (block[0][number], block[1][number])
+            full = len(self._heap) == self._wanted
+            if (known := self._chosen.get(key)) is not None:
+                self._chosen[key] = min(known, pair)  # whichever came first
+            elif not full or key > self._heap[0]:
+                self._chosen[key] = pair
+                if full:
+                    del self._chosen[heapreplace(self._heap, key)]
+                else:
+                    heappush(self._heap, key)
 
     def write(self, road: Road) -> None:
         """Write the sets. Raises DataError where there are too few pairs."""
-        wanted = self._sizes.dev + self._sizes.test
-        if len(self._heap) < wanted:
-            raise DataError(f"bitext.hold_out: asks for {wanted:,} pairs, but cleaning leaves only {len(self._heap):,}")
-        pairs = sorted(self._heap, reverse=True)
+        if len(self._heap) < self._wanted:
+            raise DataError(
+                f"bitext.hold_out: asks for {self._wanted:,} pairs, but cleaning leaves only {len(self._heap):,} that "
+                "differ in more than case and punctuation"
+            )
+        pairs = [self._chosen[key] for key in sorted(self._heap, reverse=True)]
         for name, chosen in (("dev", pairs[: self._sizes.dev]), ("test", pairs[self._sizes.dev :])):
             if chosen:
-                block = [source for _, source, _ in chosen], [target for _, _, target in chosen]
+                block = [source for source, _ in chosen], [target for _, target in chosen]
                 write_sides(road.sides("clean", "held-out", name), [block])
-        self._texts = {source for _, source, _ in pairs}, {target for _, _, target in pairs}
+                self._texts.add_pairs(name, [block])
 
     def without(self, block: PairBlock) -> PairBlock:
         """Return the pairs of a block that have neither side in common with what is held out."""
-        sources, targets = self._texts
-        kept = [pair for pair in zip(*block, strict=True) if pair[0] not in sources and pair[1] not in targets]
-        return [source for source, _ in kept], [target for _, target in kept]
+        _, either = self._texts.look(side_hashes(*block))
+        source, target = (list(compress(side, ~either)) for side in block)
+        return source, target
+
+    def notices(self, dropped: int) -> list[str]:
+        """Return a notice where much more was dropped than what is held out, `dropped` with both."""
+        if (more := dropped - self._wanted) < max(1, MANY * self._wanted):
+            return []
+        return [
+            f"{more:,} more pairs have a side of the {self._wanted:,} that are held out, case and punctuation aside, "
+            "and were dropped (bitext.hold_out)"
+        ]

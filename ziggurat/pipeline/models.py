@@ -61,7 +61,7 @@ def data_step(road: Road, name: ModelName) -> Step:
         with keys_of(name):
             report = prepare(experiment.data, progress=Progress(road.say, "pairs").phase)
         for notice in report.notices:
-            road.say(f"warning: {notice}")
+            road.say(f"warning: {worded(name, notice)}")
         pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
         road.say(f"{report.kept:,} pairs, {pieces}")
 
@@ -172,18 +172,22 @@ def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
 _KEYS = re.compile(r"`(?P<key>(?:model|training|decoding)\.)|\bdata\.(?P<data>(?:subword|unicode|stages|modifiers)\b)")
 
 
-@contextlib.contextmanager
-def keys_of(name: ModelName) -> Iterator[None]:
-    """Context in which errors name keys of an experiment as those of a model's section."""
+def worded(name: ModelName, text: str) -> str:
+    """Return a message on an experiment with the keys of a model's section."""
 
     def renamed(found: re.Match[str]) -> str:
         return f"`{name}.{found['key']}" if found["key"] else f"{name}.{found['data']}"
 
+    return _KEYS.sub(renamed, text).replace("data.filters", "cleaning")
+
+
+@contextlib.contextmanager
+def keys_of(name: ModelName) -> Iterator[None]:
+    """Context in which errors name keys of an experiment as those of a model's section."""
     try:
         yield
     except ZigguratError as error:
-        said = _KEYS.sub(renamed, str(error)).replace("data.filters", "cleaning")
-        raise type(error)(said) from None
+        raise type(error)(worded(name, str(error))) from None
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import xxhash
 
 from ziggurat.backtranslation.lines import Line, readable_lines
+from ziggurat.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.config.pipeline_corpora import MonolingualText
 from ziggurat.data.clean import HashSet
 from ziggurat.data.files import find_files
@@ -88,7 +89,9 @@ class _Lines:
         self._road, self._side, self._entries = road, side, entries
         self._language = road.languages[side == "target"]
         self._seen = HashSet()
-        self._known = {line for path in known for line in normalise(path.read_text("utf-8").split("\n"), "none")}
+        self._known = SentenceSet(
+            sentence_hashes(normalise(path.read_text("utf-8").split("\n"), "none")) for path in known
+        )
         self.counts: dict[str, int] = {}
 
     def blocks(self) -> Iterator[list[str]]:
@@ -115,8 +118,9 @@ class _Lines:
 
     def _kept(self, block: Sequence[Line]) -> list[str]:
         texts = []
-        for line in block:
-            why = line.reason or ("held_out" if line.text in self._known else None)
+        known = self._known.look(sentence_hashes([line.text for line in block]))
+        for line, held_out in zip(block, known, strict=True):
+            why = line.reason or ("held_out" if held_out else None)
             if why:
                 self.counts[why] = self.counts.get(why, 0) + 1
             else:
