@@ -38,16 +38,24 @@ def test_a_file_is_fetched_once_and_compared_every_time(server: Server, tmp_path
     assert downloads.get(remote).sha256 == SHA256
 
 
-@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64, "bytes": 7}, {"md5": "0" * 32}], ids=["sha256", "md5"])
-def test_another_checksum_than_the_registrys(
-    server: Server, tmp_path: Path, network: Network, wrong: dict[str, str | int]
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sha256": "0" * 64}, f"what came has the sha256 {SHA256}, but the registry says 0000"),
+        ({"md5": "0" * 32}, "but the registry says 0000"),
+        ({"bytes": 10_000}, "what came has the length 5,000 bytes, but the registry says 10,000 bytes"),
+    ],
+    ids=["sha256", "md5", "bytes"],
+)
+def test_another_file_than_the_registrys(
+    server: Server, tmp_path: Path, network: Network, wrong: dict[str, str | int], says: str
 ) -> None:
     url = server.add("a", CONTENT)
-    with pytest.raises(DataError, match="but the registry says 0000") as caught:
+    with pytest.raises(DataError, match=says) as caught:
         Downloads(tmp_path, network=network).get(Remote(url=url, **wrong))  # type: ignore[arg-type]
     assert "it was removed" in str(caught.value)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    right = Remote(url=url, sha256=SHA256, md5=hashlib.md5(CONTENT).hexdigest())
+    right = Remote(url=url, bytes=5000, sha256=SHA256, md5=hashlib.md5(CONTENT).hexdigest())
     assert Downloads(tmp_path, network=network).get(right).bytes == 5000
 
 

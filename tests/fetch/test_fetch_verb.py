@@ -235,6 +235,25 @@ def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, serve
     assert fetch("local/zip/de-en").status == 0
 
 
+def test_plain_text_that_was_cut(fetch: Fetch, server: Server, tmp_path: Path) -> None:
+    """Nothing but a length or checksum of the registry tells that it was; the way out is said where it has neither."""
+    plain = tmp_path / "plain.yaml"
+    files: list[dict[str, Any]] = [{"url": server.add(f"f/p.{code}", b"text\n" * 40)} for code in ("de", "en")]
+    entry = {"title": "t", "licence": "none", "known_from": "this test", "files": files}
+    server.next["f/p.en"] = [behaving.claiming(100)]
+    plain.write_text(json.dumps({"corpora": {"plain/{a}-{b}": entry}}))
+    done = fetch("plain/de-en", "--registry", str(plain))
+    assert done.status == 2
+    assert "p.en has 20" in done.err
+    downloads = tmp_path / "downloads" / f"127.0.0.1_{server.port}" / "f"
+    assert f"if it was cut, remove {downloads / 'p.de'} or {downloads / 'p.en'} and run this again" in done.err
+    files[1]["bytes"] = 200
+    plain.write_text(json.dumps({"corpora": {"plain/{a}-{b}": entry}}))
+    done = fetch("plain/de-en", "--registry", str(plain))
+    assert "the download has the length 100 bytes, but the registry says 200 bytes" in done.err
+    assert fetch("plain/de-en", "--registry", str(plain)).status == 0
+
+
 @pytest.mark.parametrize(
     ("members", "says"),
     [

@@ -180,6 +180,12 @@ def _blocks(corpus: Corpus, held: Sequence[Held], counts: Counts, downloads: Dow
             if not damaged:
                 raise
             raise DataError(f"{error}; {downloads.discard(damaged[0])}") from None
+        except DataError as error:
+            if corpus.take or all(remote.bytes or remote.sha256 or remote.md5 for remote in corpus.files):
+                raise  # archives tell by themselves whether they are cut
+            paths = " or ".join(str(one.path) for one in held)
+            way_out = f"if it was cut, remove {paths} and run this again, with its `bytes` or `sha256` in a registry"
+            raise DataError(f"{error}; {way_out}") from None
 
 
 def _read_parts(corpus: Corpus, held: Sequence[Held], counts: Counts, scratch: Path) -> Iterator[Block]:
