@@ -114,6 +114,20 @@ def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
     assert path.read_bytes() == whole
 
 
+def test_a_file_that_changed_stays_also_where_the_other_is_gone(fetch: Fetch) -> None:
+    assert fetch("local/zip/de-en").status == 0
+    path = Path("data/local/zip/de-en.en.zst")
+    whole = path.read_bytes()
+    path.write_bytes(b"mine")
+    Path("data/local/zip/de-en.de.zst").unlink()
+    done = fetch("local/zip/de-en")
+    assert done.status == 2
+    assert f"{path}: changed since it was fetched; `--force`" in done.err
+    assert path.read_bytes() == b"mine"
+    assert fetch("local/zip/de-en", "--force").status == 0
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.slow
 def test_killed_between_its_files_it_goes_on(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record and the files get their names one after another, the record first."""
