@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.fetch.server import Server
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.fetch.downloads import Downloads, place_of
 from ziggurat.fetch.entries import Remote
+from ziggurat.fetch.part import Part
 from ziggurat.fetch.transfer import Network
 
 CONTENT = random.Random(3).randbytes(5000)
@@ -85,6 +88,29 @@ def test_a_mirror_that_is_a_server_comes_before_the_files_own(server: Server, tm
     with pytest.raises(DataError, match=r"404.*404") as caught:
         Downloads(tmp_path, [mirror], network=network).get(Remote(url=f"{server.address}/none"))
     assert f"{mirror}127.0.0.1_{server.port}/none" in str(caught.value)
+
+
+def test_two_that_fetch_the_same_files_at_once(server: Server, tmp_path: Path, network: Network) -> None:
+    """The second waits at each file and finds it there; it began each time before the first had it."""
+    remotes = [Remote(url=server.add(name, CONTENT)) for name in ("de", "en")]
+    phases: list[str] = []
+
+    def second() -> list[str]:
+        downloads = Downloads(tmp_path, network=network, progress=lambda phase, *_: phases.append(phase))
+        return [downloads.get(remote).sha256 for remote in remotes]
+
+    with ThreadPoolExecutor(1) as pool:
+        first = tmp_path / place_of(remotes[0].url)
+        first.parent.mkdir()
+        with Part.opened(first) as part:
+            other = pool.submit(second)
+            while not (other.done() or any(phase.startswith("wait for another process") for phase in phases)):
+                time.sleep(0.005)
+            part.write(CONTENT)
+            part.finish(lambda file: None)
+        assert other.result() == [SHA256, SHA256]
+    assert [request.path for request in server.requests] == ["en"]
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_without_a_network_the_message_says_where_to_put_the_file(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ class Downloads:
         for address in addresses:
             try:
                 download(address, path, self.network, self.progress, partial(self._noted, kept, remote, path))
-                return kept[-1]
+                return kept[-1] if kept else self.get(remote)  # another process may have brought it meanwhile
             except DataError as error:
                 problems.append(str(error))
         raise DataError("; ".join(problems))
