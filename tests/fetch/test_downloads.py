@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from tests.fetch.server import Server
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.fetch.downloads import Downloads, place_of
 from ziggurat.fetch.entries import Remote
+from ziggurat.fetch.part import Part
 from ziggurat.fetch.transfer import Network
 
 CONTENT = random.Random(3).randbytes(5000)
@@ -38,16 +41,24 @@ def test_a_file_is_fetched_once_and_compared_every_time(server: Server, tmp_path
     assert downloads.get(remote).sha256 == SHA256
 
 
-@pytest.mark.parametrize("wrong", [{"sha256": "0" * 64, "bytes": 7}, {"md5": "0" * 32}], ids=["sha256", "md5"])
-def test_another_checksum_than_the_registrys(
-    server: Server, tmp_path: Path, network: Network, wrong: dict[str, str | int]
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"sha256": "0" * 64}, f"what came has the sha256 {SHA256}, but the registry says 0000"),
+        ({"md5": "0" * 32}, "but the registry says 0000"),
+        ({"bytes": 10_000}, "what came has the length 5,000 bytes, but the registry says 10,000 bytes"),
+    ],
+    ids=["sha256", "md5", "bytes"],
+)
+def test_another_file_than_the_registrys(
+    server: Server, tmp_path: Path, network: Network, wrong: dict[str, str | int], says: str
 ) -> None:
     url = server.add("a", CONTENT)
-    with pytest.raises(DataError, match="but the registry says 0000") as caught:
+    with pytest.raises(DataError, match=says) as caught:
         Downloads(tmp_path, network=network).get(Remote(url=url, **wrong))  # type: ignore[arg-type]
     assert "it was removed" in str(caught.value)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    right = Remote(url=url, sha256=SHA256, md5=hashlib.md5(CONTENT).hexdigest())
+    right = Remote(url=url, bytes=5000, sha256=SHA256, md5=hashlib.md5(CONTENT).hexdigest())
     assert Downloads(tmp_path, network=network).get(right).bytes == 5000
 
 
@@ -77,6 +88,29 @@ def test_a_mirror_that_is_a_server_comes_before_the_files_own(server: Server, tm
     with pytest.raises(DataError, match=r"404.*404") as caught:
         Downloads(tmp_path, [mirror], network=network).get(Remote(url=f"{server.address}/none"))
     assert f"{mirror}127.0.0.1_{server.port}/none" in str(caught.value)
+
+
+def test_two_that_fetch_the_same_files_at_once(server: Server, tmp_path: Path, network: Network) -> None:
+    """The second waits at each file and finds it there; it began each time before the first had it."""
+    remotes = [Remote(url=server.add(name, CONTENT)) for name in ("de", "en")]
+    phases: list[str] = []
+
+    def second() -> list[str]:
+        downloads = Downloads(tmp_path, network=network, progress=lambda phase, *_: phases.append(phase))
+        return [downloads.get(remote).sha256 for remote in remotes]
+
+    with ThreadPoolExecutor(1) as pool:
+        first = tmp_path / place_of(remotes[0].url)
+        first.parent.mkdir()
+        with Part.opened(first) as part:
+            other = pool.submit(second)
+            while not (other.done() or any(phase.startswith("wait for another process") for phase in phases)):
+                time.sleep(0.005)
+            part.write(CONTENT)
+            part.finish(lambda file: None)
+        assert other.result() == [SHA256, SHA256]
+    assert [request.path for request in server.requests] == ["en"]
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_without_a_network_the_message_says_where_to_put_the_file(tmp_path: Path) -> None:

@@ -114,6 +114,20 @@ def test_files_that_changed_or_are_the_users_own(fetch: Fetch) -> None:
     assert path.read_bytes() == whole
 
 
+def test_a_file_that_changed_stays_also_where_the_other_is_gone(fetch: Fetch) -> None:
+    assert fetch("local/zip/de-en").status == 0
+    path = Path("data/local/zip/de-en.en.zst")
+    whole = path.read_bytes()
+    path.write_bytes(b"mine")
+    Path("data/local/zip/de-en.de.zst").unlink()
+    done = fetch("local/zip/de-en")
+    assert done.status == 2
+    assert f"{path}: changed since it was fetched; `--force`" in done.err
+    assert path.read_bytes() == b"mine"
+    assert fetch("local/zip/de-en", "--force").status == 0
+    assert path.read_bytes() == whole
+
+
 @pytest.mark.slow
 def test_killed_between_its_files_it_goes_on(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record and the files get their names one after another, the record first."""
@@ -233,6 +247,25 @@ def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, serve
     server.next["f/m.zip"] = [behaving.claiming(len(server.files["f/m.zip"].content) - 30)]
     assert "m.zip: damaged" in fetch("local/zip/de-en").err
     assert fetch("local/zip/de-en").status == 0
+
+
+def test_plain_text_that_was_cut(fetch: Fetch, server: Server, tmp_path: Path) -> None:
+    """Nothing but a length or checksum of the registry tells that it was; the way out is said where it has neither."""
+    plain = tmp_path / "plain.yaml"
+    files: list[dict[str, Any]] = [{"url": server.add(f"f/p.{code}", b"text\n" * 40)} for code in ("de", "en")]
+    entry = {"title": "t", "licence": "none", "known_from": "this test", "files": files}
+    server.next["f/p.en"] = [behaving.claiming(100)]
+    plain.write_text(json.dumps({"corpora": {"plain/{a}-{b}": entry}}))
+    done = fetch("plain/de-en", "--registry", str(plain))
+    assert done.status == 2
+    assert "p.en has 20" in done.err
+    downloads = tmp_path / "downloads" / f"127.0.0.1_{server.port}" / "f"
+    assert f"if it was cut, remove {downloads / 'p.de'} or {downloads / 'p.en'} and run this again" in done.err
+    files[1]["bytes"] = 200
+    plain.write_text(json.dumps({"corpora": {"plain/{a}-{b}": entry}}))
+    done = fetch("plain/de-en", "--registry", str(plain))
+    assert "the download has the length 100 bytes, but the registry says 200 bytes" in done.err
+    assert fetch("plain/de-en", "--registry", str(plain)).status == 0
 
 
 @pytest.mark.parametrize(

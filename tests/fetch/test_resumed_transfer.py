@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.fetch import server as behaving
 from tests.fetch.server import Server, serving
 from ziggurat.errors import DataError
-from ziggurat.fetch.part import Part
 from ziggurat.fetch.transfer import Network, _Redirects, download, read_small, size_of
 
 TEXT = random.Random(1).randbytes(200_000)
@@ -202,12 +201,6 @@ def test_a_part_of_unknown_origin_is_not_continued(
     if notes is not None:
         (tmp_path / "there" / "file.part.json").write_text(notes)
     assert got(server.add("a", TEXT), tmp_path, network) == TEXT
-
-
-def test_only_one_process_fetches_a_file(server: Server, tmp_path: Path, network: Network) -> None:
-    with Part.opened(tmp_path / "file"):
-        assert "another process is fetching it" in failed(server.add("a", TEXT), tmp_path, network)
-    download(server.add("a", TEXT), tmp_path / "file", network, quiet)
 
 
 @pytest.mark.parametrize("name", ["file", "file.gz", "file.zip", "file.txt"])

@@ -76,8 +76,8 @@ def write_set(
     Raises ConfigError, DataError with the way out; nothing half-written is left.
     """
     targets = [target, *([held_out[1]] if held_out else [])]
-    there = [_there(one, corpora) for one in targets]
-    if not force and all(there):
+    there = [None if force else _there(one, corpora) for one in targets]
+    if all(there):
         return [Written(one, cast(Origin, origin), True) for one, origin in zip(targets, there, strict=True)]
     for one in targets:
         _refuse_foreign(one, force)
@@ -147,17 +147,17 @@ def _there(target: Target, corpora: Sequence[Corpus]) -> Origin | None:
 
     Raises DataError for files that changed since, or that were made of other corpora.
     """
-    origin = read_origin(target.record)
-    if origin is None or not all(path.exists() for path in target.files.values()):
+    origin, there = read_origin(target.record), [path for path in target.files.values() if path.exists()]
+    if origin is None or not there:
         return None
-    for path in target.files.values():
+    for path in there:
         known = origin.files.get(path.name)
         if known is None or known.bytes != path.stat().st_size or fingerprint(path) != known.xxh3_128:
             raise DataError(f"{path}: changed since it was fetched; `--force` writes it anew")
     names = [part.name for part in origin.parts]
     if names != [corpus.name for corpus in corpora]:
         raise DataError(f"{target.record}: is of {', '.join(names)}; `--force` writes it anew of the corpora named now")
-    return origin
+    return origin if len(there) == len(target.files) else None
 
 
 def _refuse_foreign(target: Target, force: bool) -> None:
@@ -180,6 +180,12 @@ def _blocks(corpus: Corpus, held: Sequence[Held], counts: Counts, downloads: Dow
             if not damaged:
                 raise
             raise DataError(f"{error}; {downloads.discard(damaged[0])}") from None
+        except DataError as error:
+            if corpus.take or all(remote.bytes or remote.sha256 or remote.md5 for remote in corpus.files):
+                raise  # archives tell by themselves whether they are cut
+            paths = " or ".join(str(one.path) for one in held)
+            way_out = f"if it was cut, remove {paths} and run this again, with its `bytes` or `sha256` in a registry"
+            raise DataError(f"{error}; {way_out}") from None
 
 
 def _read_parts(corpus: Corpus, held: Sequence[Held], counts: Counts, scratch: Path) -> Iterator[Block]:

@@ -102,7 +102,7 @@ class Downloads:
         for address in addresses:
             try:
                 download(address, path, self.network, self.progress, partial(self._noted, kept, remote, path))
-                return kept[-1]
+                return kept[-1] if kept else self.get(remote)  # another process may have brought it meanwhile
             except DataError as error:
                 problems.append(str(error))
         raise DataError("; ".join(problems))
@@ -187,12 +187,16 @@ class Downloads:
                 self.progress(f"check {path.name}", size, None)
         held = Held(path, remote.url, came_from, size, found["sha256"].hexdigest())
         refuse_content(str(path), head)
-        for name, wanted in (("sha256", remote.sha256), ("md5", remote.md5)):
-            if wanted is not None and found[name].hexdigest() != wanted:
+        length = None if remote.bytes is None else f"{remote.bytes:,} bytes"
+        for name, came, wanted in (
+            ("length", f"{size:,} bytes", length),
+            ("sha256", held.sha256, remote.sha256),
+            ("md5", found["md5"].hexdigest(), remote.md5),
+        ):
+            if wanted is not None and came != wanted:
                 raise DataError(
-                    f"{remote.url}: {what} has the {name} {found[name].hexdigest()} ({size:,} bytes), but the registry "
-                    f"says {wanted}{f' ({remote.bytes:,} bytes)' if remote.bytes else ''}: it is damaged, or "
-                    f"was changed at its origin (then give the new checksum in a registry of your own); "
+                    f"{remote.url}: {what} has the {name} {came}, but the registry says {wanted}: it is damaged, or "
+                    f"was changed at its origin (then give the new {name} in a registry of your own); "
                     f"{self.discard(held)}"
                 )
         return held

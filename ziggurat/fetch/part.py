@@ -7,6 +7,7 @@ length that the server gave. A part without notes is never continued.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -39,16 +40,10 @@ class Part:
 
     @classmethod
     @contextlib.contextmanager
-    def opened(cls, path: Path) -> Iterator[Part]:
-        """Context with the part of `path`, new or continued. Raises DataError when another process has it."""
+    def opened(cls, path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[Part]:
+        """Context with the part of `path`, new or continued, once no other process has it; `waiting` says so."""
         name = path.with_name(f"{path.name}.part")
-        with written_whole(path), name.open("ab") as file:
-            try:
-                held = try_lock(file.fileno())
-            except OSError as error:
-                raise lock_missing(name, error) from None
-            if not held or not is_same(name, file.fileno()):  # the other may just have given it its final name
-                raise DataError(f"{path}: another process is fetching it; wait for it to end")
+        with written_whole(path), _alone(name, waiting) as file:
             part = cls(path, file, file.tell())
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 known = json.loads(part._notes.read_bytes())
@@ -95,3 +90,19 @@ class Part:
         self._notes.unlink(missing_ok=True)
         os.replace(self.file.name, self.path)
         sync_folder(self.path.parent)
+
+
+@contextlib.contextmanager
+def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
+    """Context with the file `name`, open for appending and locked. Raises DataError where there are no locks."""
+    while True:
+        with name.open("ab") as file:
+            try:
+                if not try_lock(file.fileno()):
+                    waiting()
+                    fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            except OSError as error:
+                raise lock_missing(name, error) from None
+            if is_same(name, file.fileno()):  # else the other has given it its final name, or removed it
+                yield file
+                return

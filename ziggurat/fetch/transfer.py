@@ -114,11 +114,14 @@ def download(
     What has arrived stays as a part when this fails or is killed, and the next call goes on from there. `check` gets
     the complete file before it has its name, and the address that it came from; if it raises, the file is dropped.
 
-    Raises DataError with the way out: nothing there, another process at it, no room, or the connection failed again
-    and again.
+    Another process that fetches the same file is waited for; what it brought is not fetched again, nor checked.
+
+    Raises DataError with the way out: nothing there, no room, or the connection failed again and again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with Part.opened(path) as part:
+    with Part.opened(path, lambda: progress(f"wait for another process that fetches {path}", 0, None)) as part:
+        if path.exists():
+            return
         failures, furthest = 0, part.size
         while True:
             try:
