@@ -291,3 +291,18 @@ def test_marks_can_be_pieces_of_their_own(tmp_path: Path, folder: Path) -> None:
         assert pieces.count("__target__") == source.count("__target__") > 0
     with pytest.raises(ValueError, match="`symbols` needs a model to train"):
         config(tmp_path, subword={"kind": "existing", "source_model": "x.spm", "symbols": ["<>"]})
+
+
+def test_other_pairs_are_drawn_in_every_epoch(folder: Path) -> None:
+    store, pairs = modifier(folder, {"upper_case": {"probability": 0.3}})
+    drawn = [pairs.modified(np.arange(300), epoch, *store.train.pairs(range(300)), []).texts for epoch in range(3)]
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert 10 < len(drawn[one].keys() & drawn[other].keys()) < 45  # 27 of 90 by chance
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 4), (3, 3), (3, 4)])
+def test_so_many_pairs_are_merged(folder: Path, least: int, most: int) -> None:
+    section = {"probability": 1.0, "min_pairs": least, "max_pairs": most, "max_pieces": 1000}
+    _, pairs = modifier(folder, {"merge": section}, longest=1000)
+    merged = 1 + (pairs._partners(np.arange(300), 0) >= 0).sum(axis=1)
+    assert set(merged.tolist()) == set(range(least, most + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tests.data.marked_pairs import KEYS, MARKS, check, marked_pair
 from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
 from ziggurat.data.edits import SOURCE, Edit, Pair, moved
-from ziggurat.data.modifiers import MODIFIERS, merged, next_hit
+from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, merged, next_hit
 from ziggurat.data.typos import TYPOS
 
 ONLY: dict[str, dict[str, Any]] = {
@@ -215,3 +216,67 @@ def test_the_share_of_words_is_their_probability() -> None:
         MODIFIERS["terms"](changed, config.terms, generator, next_hit(generator.random(), 0.2), ("en", "de"))
         hinted += changed.texts[0].count("__target__")
     assert abs(hinted / 20_000 - 0.2) < 0.012
+
+
+def test_each_kind_of_typing_error_has_its_own_probability(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Counter[str] = Counter()
+    for kind in TYPO_KINDS:
+        monkeypatch.setitem(TYPOS, kind, lambda text, rng, kind=kind: made.update([kind]))
+    rng = Random(1)
+    for number, kind in enumerate(TYPO_KINDS):
+        wanted = {**dict.fromkeys(TYPO_KINDS, 0.0), kind: 1.0, TYPO_KINDS[number - 1]: 0.3}
+        made.clear()
+        for _ in range(200):
+            modified("typos", Pair("a b", "c d"), rng, wanted)
+        assert made.keys() == {kind, TYPO_KINDS[number - 1]}
+        assert made[kind] == 200
+        assert 30 < made[TYPO_KINDS[number - 1]] < 90
+
+
+LETTERS = Pair("a b c d e f g h", "A B C D E F G H", [((n, n + 1), (n, n + 1)) for n in range(0, 16, 2)])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_so_many_hints_are_random_words(share: float) -> None:
+    left = 0
+    for seed in range(200):
+        hinted, translation = modified("terms", LETTERS, Random(seed), {"replace": share}).texts
+        true = [word for word in LETTERS.texts[1].split() if word in translation.split()]
+        assert [word for word in LETTERS.texts[1].split() if f"__target__ {word} __done__" in hinted] == true
+        left += len(true)
+    assert abs(left / 1600 - (1 - share)) <= (0.04 if 0 < share < 1 else 0)
+
+
+def test_a_word_that_is_its_own_translation_gets_no_hint() -> None:
+    pair = Pair("in Berlin", "at Berlin", [((0, 2), (0, 2)), ((3, 9), (3, 9))])
+    assert modified("terms", pair, Random(1), {"template": "{src}<{trg}>"}).texts == ["in<at> Berlin", "at Berlin"]
+
+
+@pytest.mark.parametrize("weights", [(6.0, 3.0, 1.0), (0.0, 1.0, 3.0), (0.0, 0.0, 0.5)])
+def test_what_is_put_into_a_line_has_the_shares_of_its_kinds(weights: tuple[float, float, float]) -> None:
+    kinds, found = ("tags", "placeholders", "noise"), Counter[str]()
+    options = dict(zip(kinds, weights, strict=True))
+    for seed in range(1000):
+        text = modified("inline", Pair("a", "A", [((0, 1), (0, 1))]), Random(seed), options).texts[1]
+        added = text.removeprefix("A ")
+        found["tags" if added == text else "placeholders" if added in PLACEHOLDERS else "noise"] += 1
+    for kind, weight in options.items():
+        share = weight / sum(weights)
+        assert abs(found[kind] / 1000 - share) <= (0.05 if 0 < share < 1 else 0)
+
+
+@pytest.mark.parametrize(("shortest", "longest", "most"), [(2, 5, 6), (7, 9, 2), (3, 3, 1)])
+def test_noise_has_so_many_words_of_such_lengths(shortest: int, longest: int, most: int) -> None:
+    options = {"min_word_length": shortest, "max_word_length": longest, "max_words": most}
+    found = [modified("noise", LETTERS, Random(seed), options).texts[0].split(" ") for seed in range(100)]
+    assert {len(word) for words in found for word in words} == set(range(shortest, longest + 1))
+    assert {len(words) for words in found} == set(range(1, most + 1))
+
+
+@pytest.mark.parametrize(("least", "most"), [(2, 5), (1, 1), (6, 8)])
+def test_a_prefix_has_so_many_words(least: int, most: int) -> None:
+    options = {"min_words": least, "max_words": most, "template": "{trg}|"}
+    found = [modified("prefix", LETTERS, Random(seed), options).texts[0].split("|") for seed in range(60)]
+    assert {len(words.split()) for words, _ in found} == set(range(least, most + 1))
+    short = Pair("a", " ".join("A" * (least - 1)))
+    assert modified("prefix", short, Random(1), options).texts == short.texts

@@ -219,3 +219,36 @@ def test_a_fetched_corpus_of_other_languages_is_refused(place: Path, road: Calla
     config = {**yaml.safe_load(embedded_text("demo")), "folder": "w", "target_language": "de"}
     with pytest.raises(ConfigError, match=r"bitext.dev.0.fetch: `babel/dev/qlo-qhi` has qlo and qhi, but"):
         pipeline_of(road(config)).run(UNTIL_TEXT)
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_cleaning_heeds_scores_and_mends_text(repair: bool, place: Path, road: Callable[..., Road]) -> None:
+    (place / "data/own.qlo").write_text("fÃ¼r  mich \nnoch ein Satz\nund\tdas hier\n", "utf-8")
+    (place / "data/own.qhi").write_text("for me\none more sentence\nand this here\n", "utf-8")
+    (place / "data/own.scores").write_text("0.5\n0.2\n0.3\n")
+    train = [{"source": "data/own.qlo", "target": "data/own.qhi", "scores": [{"path": "data/own.scores", "min": 0.3}]}]
+    config = text(bitext={**text()["bitext"], "train": train}, cleaning={"repair": repair})
+    pipeline_of(road(config)).run(Selection(last="clean"))
+    mended = "für mich" if repair else "fÃ¼r mich"
+    assert pairs(place, "train/own") == [(mended, "for me"), ("und das hier", "and this here")]
+    found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["own"]
+    assert (found["read"], found["kept"], found["repaired"], found["dropped"]) == (3, 2, int(repair), {"score": 1})
+
+
+def test_lines_held_out_leave_text_of_one_language(place: Path, road: Callable[..., Road]) -> None:
+    bitext = {"train": [{"source": "data/train.qlo", "target": "data/train.qhi"}], "hold_out": {"dev": 7, "test": 9}}
+    both = {side: [{"path": f"data/train.{code}"}] for side, code in (("source", "qlo"), ("target", "qhi"))}
+    pipeline_of(road(text(bitext=bitext, test=None, monolingual=both))).run(UNTIL_TEXT)
+    counts = json.loads((place / "w/monolingual/report.json").read_bytes())
+    for number, (side, code) in enumerate((("source", "qlo"), ("target", "qhi"))):
+        held = {pair[number] for name in ("dev", "test") for pair in pairs(place, f"held-out/{name}")}
+        given, kept = set(lines(place / f"data/train.{code}")), set(lines(place / f"w/monolingual/{side}.txt"))
+        assert kept <= given - held
+        assert len(kept) > 80
+        assert counts[side]["held_out"] >= len(held)
+
+
+def test_lines_that_are_dropped_do_not_count_as_taken(place: Path, road: Callable[..., Road]) -> None:
+    (place / "data/few.qlo").write_text("\n\none\none\ntwo\nthree\n")
+    pipeline_of(road(text(monolingual={"source": [{"path": "data/few.qlo", "lines": 2}]}))).run(UNTIL_TEXT)
+    assert lines(place / "w/monolingual/source.txt") == ["one", "two"]

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.pipeline.conftest import parsed, trained, whole
-from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import MODELS, PipelineConfig
@@ -222,19 +221,6 @@ def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None
     settings = next(s for s in steps_of(Road(parsed(whole(student=student)))) if s.name == "quantise").settings
     (stage,) = settings["stages"]
     assert stage == {"mix": {"distillation": 1.0}, "until": {"corpus": "distillation"}, **noise}
-
-
-def test_the_filter_drops_no_pair_that_distillation_may_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[FilterJob] = []
-
-    def filter_pairs(job: FilterJob, work: object) -> JobOutcome[Any]:
-        jobs.append(job)
-        return JobOutcome(None, None)
-
-    monkeypatch.setattr("ziggurat.backtranslation.cross_entropy.filter_pairs", filter_pairs)
-    step = next(s for s in steps_of(Road(parsed(whole(), "distillation.max_pieces=500"))) if s.name == "filter")
-    step.work(tmp_path)
-    assert jobs[0].max_pieces == step.settings["max_pieces"] == 500
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:

@@ -104,6 +104,7 @@ CHANGES: Mapping[str, Callable[[Path, list[Fake]], object]] = {
     "an input of the first": lambda folder, fakes: (folder / "x").write_bytes(b"other"),
     "a setting": lambda folder, fakes: setattr(fakes[1], "setting", 1),
     "an output edited": lambda folder, fakes: (folder / "w/left/out/b").write_bytes(b"other"),
+    "an output of the same size": lambda folder, fakes: (folder / "w/left/out/b").write_bytes(b"0" * 32),
     "an output gone": lambda folder, fakes: (folder / "w/left/out/a").unlink(),
     "a manifest gone": lambda folder, fakes: (folder / "w/right" / MANIFEST).unlink(),
     "a manifest cut": lambda folder, fakes: (folder / "w/right" / MANIFEST).write_bytes(b"{"),
@@ -116,6 +117,7 @@ REDONE = {
     "a setting": ["left", "last"],
     # What depends on it finds the same as before.
     "an output edited": ["left"],
+    "an output of the same size": ["left"],
     "an output gone": ["left"],
     "a manifest gone": ["right"],
     "a manifest cut": ["right"],

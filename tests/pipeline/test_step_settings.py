@@ -1,0 +1,160 @@
+"""What steps hand on to those who do the work: every setting of their sections, none of which is the default."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.conftest import parsed, whole
+from ziggurat.backtranslation.cross_entropy import FilterJob
+from ziggurat.backtranslation.filters import PairFilter
+from ziggurat.backtranslation.plan import BackTranslationJob
+from ziggurat.export.exporter import Gate
+from ziggurat.export.package import PackageChoices
+from ziggurat.jobs.launchers import processes
+from ziggurat.jobs.run import JobOutcome, Work
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.table import steps_of
+
+W = Path("w")
+IN_JOB: dict[str, Any] = {"seed": 9, "shard_lines": 33, "threads": 2, "device": "cuda:1"}
+"""Settings of a step that translates, as its job has them."""
+OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "workers": 3}
+
+
+def step_of(content: dict[str, Any], name: str) -> Step:
+    return next(step for step in steps_of(Road(parsed(content))) if step.name == name)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Work]]:
+    """What is asked of translation and of the filter."""
+    asked: list[tuple[Any, Work]] = []
+
+    def done(job: Any, work: Work) -> JobOutcome[Any]:
+        asked.append((job, work))
+        return JobOutcome(None, None)
+
+    monkeypatch.setattr("ziggurat.backtranslation.run.back_translate", done)
+    monkeypatch.setattr("ziggurat.backtranslation.cross_entropy.filter_pairs", done)
+    return asked
+
+
+def launched(work: Work) -> tuple[Any, ...]:
+    assert isinstance(work.launch, partial)
+    return (work.launch.func, *work.launch.args)
+
+
+def test_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+    section = {**OF_STEP, "method": "top-k", "decoding": {"length_penalty": {"alpha": 0.3}}}
+    step_of(whole(backtranslation=section), "backtranslate").work(tmp_path)
+    ((job, work),) = jobs
+    assert job == BackTranslationJob(
+        models=("w/backward/run",),
+        inputs=("w/monolingual/target.txt",),
+        out=tmp_path / "corpus",
+        method="top-k",
+        forward=False,
+        filters=PairFilter(max_pieces=77, max_ratio=4.5),
+        decoding={"length_penalty": {"alpha": 0.3}},
+        **IN_JOB,
+    )
+    assert launched(work) == (processes, 3)
+
+
+@pytest.mark.parametrize("name", ["distil", "distil-monolingual"])
+def test_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+    decoding = {"beam_size": 6, "length_penalty": {"alpha": 0.3}}
+    section = {**OF_STEP, "method": "noised-beam", "decoding": decoding}
+    step_of(whole(distillation={**section, "n_best": 5, "nearest": "bleu"}), name).work(tmp_path)
+    # Candidates are told by their references, and text of one language has none.
+    nearest: dict[str, Any] = {"references": ("w/clean/train/train.qhi",), "n_best": 5, "nearest": "bleu"}
+    ((job, work),) = jobs
+    assert job == BackTranslationJob(
+        models=("w/teacher/run",),
+        inputs=("w/clean/train/train.qlo" if name == "distil" else "w/monolingual/source.txt",),
+        out=tmp_path / "corpus",
+        method="noised-beam",
+        forward=True,
+        filters=PairFilter(max_pieces=77, max_ratio=4.5),
+        decoding=decoding,
+        **IN_JOB,
+        **(nearest if name == "distil" else {}),
+    )
+    assert launched(work) == (processes, 3)
+
+
+def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+    """It drops no pair that distillation may make, and the backward model translates targets into sources."""
+    section = {"keep": 0.7, "threads": 2, "workers": 3, "device": "cuda:1"}
+    step = step_of(whole(filter=section, distillation={"max_pieces": 500}), "filter")
+    step.work(tmp_path)
+    ((job, work),) = jobs
+    assert job == FilterJob(
+        models=("w/backward/run",),
+        sources=("w/distil/corpus/source.txt", "w/distil-monolingual/corpus/source.txt"),
+        targets=("w/distil/corpus/target.txt", "w/distil-monolingual/corpus/target.txt"),
+        out=tmp_path / "corpus",
+        keep=0.7,
+        reverse=True,
+        max_pieces=500,
+        device="cuda:1",
+        threads=2,
+    )
+    assert launched(work) == (processes, 3)
+    assert step.settings["max_pieces"] == 500
+
+
+def test_of_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, dict[str, Any]] = {}
+
+    def export_model(path: Path, to: str, out: Path, **options: Any) -> None:
+        asked[to] = {"path": path, "out": out, **options}
+
+    monkeypatch.setattr("ziggurat.export.exporter.export_model", export_model)
+    section = {
+        "ctranslate2": {"quantization": "int8", "lines": 8, "tolerance": 0.7},
+        "argos": {"lines": 9, "metadata": {"package_version": "2.5", "license": "a = b"}},
+    }
+    unquantised = whole(export={"onnx": {}}, quantisation=None, shortlist=None)
+    for content, names in ((whole(export=section), section), (unquantised, ["onnx"])):
+        for to in names:
+            step_of(content, f"export-{to}").work(tmp_path)
+    for options in asked.values():
+        del options["say"]
+    usual: dict[str, Any] = {"path": W / "quantise/run", "verify": W / "sets/dev/0.qlo", "force": True, "gate": None,
+                             "quantization": None, "package": None, "shortlist": None}  # fmt: skip
+    assert asked == {
+        "ctranslate2": usual | {
+            "out": tmp_path / "ctranslate2",
+            "lines": 8,
+            "quantization": "int8",
+            "gate": Gate(W / "sets/test/babel.qlo", W / "sets/test/babel.qhi", 0.7),
+            "shortlist": "w/shortlist/student.shortlist",
+        },
+        "argos": usual | {
+            "out": tmp_path / "argos",
+            "lines": 9,
+            "package": PackageChoices({"package_version": "2.5", "license": "a = b"}),
+        },
+        "onnx": usual | {"out": tmp_path / "onnx", "lines": 1000, "path": W / "student/run"},
+    }  # fmt: skip
+
+
+def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def estimate_shortlist(store: Path, **options: Any) -> str:
+        asked.append((store, options))
+        return "table"
+
+    monkeypatch.setattr("ziggurat.data.corpus.Store.open", lambda path: path)
+    monkeypatch.setattr("ziggurat.data.shortlist.estimate_shortlist", estimate_shortlist)
+    monkeypatch.setattr("ziggurat.data.shortlist.write_shortlist", lambda *given: asked.append(given))
+    section = {"best": 7, "frequent": 8, "floor": 0.01, "pairs": 9}
+    step_of(whole(shortlist=section), "shortlist").work(tmp_path)
+    assert asked == [(W / "student-data/store", section), (str(tmp_path / "student.shortlist"), "table")]
