@@ -47,6 +47,16 @@ def test_overlap_by_its_definition(
     }
 
 
+def test_the_files_of_a_test_set_are_one_set_for_whole_pairs() -> None:
+    held_out = HeldOut()
+    held_out.add_lines("test.de", [["Ein Hund", "Zwei"]])
+    held_out.add_lines("test.en", [["A dog", "Two"]])
+    both, either = held_out.look(side_hashes(["ein hund", "Zwei", "x", "y"], ["A DOG.", "x", "two", "y"]))
+    assert both.tolist() == [True, False, False, False]
+    assert either.tolist() == [True, True, True, False]
+    assert held_out.overlaps() == {"test.de": Overlap(2, 2, 1, 2), "test.en": Overlap(2, 2, 1, 2)}
+
+
 def test_counts_of_stretches_add_up() -> None:
     held_out = HeldOut()
     assert not held_out

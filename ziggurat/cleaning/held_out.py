@@ -50,13 +50,16 @@ class Overlap(NamedTuple):
 class HeldOut:
     """Sentences that must not be trained on, by set, and what training pairs were found to share with them.
 
-    A source is compared with the sources of a set and a target with its targets; sentences of unknown side with both.
+    A source is compared with the sources of a set and a target with its targets; sentences of unknown side with both. The
+    two sides of a test set are such sentences, in two files: so a pair is in a set of them as a whole where one side is in
+    it and the other in any such set.
     """
 
     def __init__(self) -> None:
         self._sets: dict[str, tuple[SentenceSet, SentenceSet]] = {}
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
+        self._of_lines: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._sets)
@@ -70,6 +73,7 @@ class HeldOut:
         """Add a set of sentences of either language, in blocks."""
         found = SentenceSet(map(sentence_hashes, blocks))
         self._sets[name] = found, found
+        self._of_lines.append(name)
 
     def look(self, hashes: Hashes) -> tuple[Mask, Mask]:
         """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
@@ -77,11 +81,18 @@ class HeldOut:
         `hashes`: of both sides of each pair, [pairs, 2], by `side_hashes`.
         """
         both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
-        for name, sides in self._sets.items():
-            source, target = (side.look(hashes[:, number]) for number, side in enumerate(sides))
-            self._pairs[name] += int((source & target).sum())
+        looked = {
+            name: tuple(side.look(hashes[:, number]) for number, side in enumerate(sides))
+            for name, sides in self._sets.items()
+        }
+        in_lines = [np.any([looked[name][side] for name in self._of_lines], axis=0) for side in (0, 1)]
+        for name, (source, target) in looked.items():
+            whole = source & target
+            if name in self._of_lines:
+                whole = (source & in_lines[1]) | (target & in_lines[0])
+            self._pairs[name] += int(whole.sum())
             self._sides[name] += int((source | target).sum())
-            both |= source & target
+            both |= whole
             either |= source | target
         return both, either
 
