@@ -50,9 +50,9 @@ class Overlap(NamedTuple):
 class HeldOut:
     """Sentences that must not be trained on, by set, and what training pairs were found to share with them.
 
-    A source is compared with the sources of a set and a target with its targets; sentences of unknown side with both. The
-    two sides of a test set are such sentences, in two files: so a pair is in a set of them as a whole where one side is in
-    it and the other in any such set.
+    A source is compared with the sources of a set and a target with its targets; sentences of unknown side with both.
+    The two sides of a test set are such sentences, in two files: so a pair is in a set of them as a whole where one
+    side is in it and the other in any such set.
     """
 
     def __init__(self) -> None:
