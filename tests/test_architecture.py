@@ -42,6 +42,7 @@ ALLOWED = {
     | {
         "config",
         "alignment",
+        "cleaning",
         "data",
         "fetch",
         "nn",

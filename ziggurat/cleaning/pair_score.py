@@ -187,8 +187,7 @@ def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.
         if kind < 2:
             pair[1] = targets[(near, others)[kind][number]]
         elif kind < 4:
-            # Characters where there are no blanks; without white space around them, since some text must be left.
-            text = pair[side].strip()
+            text = pair[side].strip()  # else nothing but white space may be left; below: characters without blanks
             blank, words = (" ", text.split()) if " " in text else ("", [*text])
             left = _cut(words, generator) if kind == 2 else [words[n] for n in generator.permutation(len(words))]
             pair[side] = blank.join(left)

@@ -139,11 +139,8 @@ class _Stack:
         reasons: list[str],
         entries: dict[str, Tensor] | None,
     ) -> None:
-        self.config = config
-        self.decoder = decoder
-        self.tensors = tensors
-        self.reasons = reasons
-        self.entries = entries
+        self.config, self.decoder = config, decoder
+        self.tensors, self.reasons, self.entries = tensors, reasons, entries
         self.name = "decoder" if decoder else "encoder"
         self.stack: StackConfig = config.decoder if decoder else config.encoder
         self.kind = config.decoder_residual if decoder else config.encoder_residual
@@ -213,19 +210,12 @@ class _Stack:
 
     def _is_mixed(self) -> bool:
         """Return whether the decoder reads mixtures of all encoder layers, not the encoder's output alone."""
-        match self.config.memory:
-            case "top":
-                return False
-            case "transparent":
-                return True
-            case other:
-                assert_never(other)
+        return self.config.memory == "transparent"
 
     def _skip_vector(self) -> _Folded:
         omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]
-        everything = torch.stack(omegas)
         # One number everywhere: norms undo it as they undo DeepNorm's alpha, and the embedding need not take a factor.
-        if not bool((omegas[0] == 1).all()) and bool((everything == omegas[0][0]).all()):
+        if not bool((omegas[0] == 1).all()) and bool((torch.stack(omegas) == omegas[0][0]).all()):
             return self._skip_constant(float(omegas[0][0]))
         for sublayer, omega in zip(self._sublayers(), omegas, strict=True):
             if not bool((omega == 1).all()):
