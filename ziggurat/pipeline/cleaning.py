@@ -285,7 +285,7 @@ class _Taken:
         return source, target
 
     def notices(self, dropped: int) -> list[str]:
-        """Return a notice where much more was dropped than what is held out, `dropped` with both."""
+        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out."""
         if (more := dropped - self._wanted) < max(1, MANY * self._wanted):
             return []
         return [
