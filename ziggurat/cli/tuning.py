@@ -29,7 +29,7 @@ __all__ = ["check_coordinates", "tune"]
 _BASE_WIDTH, _BASE_LAYERS = 64, 3
 _FLAT = 2.5
 """Times by which changes may differ over all sizes where a rate is to carry over. With `model.transfer` logits fall by
-up to 2 times where the width is fourfold: what they have of channels that happen to agree at the start goes with 1/sqrt(width)."""
+up to 2 times where the width is fourfold: what they have of channels that agree by chance goes with 1/sqrt(width)."""
 _MOVED = 3.0
 """Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
 _FEW_UPDATES = 100
