@@ -21,13 +21,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from methods import DEPTHS, LONG, METHODS, UPDATES  # noqa: E402
-from run import MAIN, TEST, Run, lines_of, missing, rate_of, result_of  # noqa: E402
+from run import MAIN, PLAIN, Run, missing, rate_of, result_of  # noqa: E402
 
 from ziggurat.evaluation.metrics import TestSet  # noqa: E402
 from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
 
 FIGURE = HERE.parents[1] / "docs" / "images" / "what-depth-is-worth.svg"
-PLAIN = "pre"
 LEVEL = 0.05
 MARKERS = {"6-6": ("s", "tab:grey"), "18-18": ("o", "tab:blue"), "36-12": ("D", "tab:red")}
 """Sign and colour of a depth in the figure."""
@@ -59,25 +58,29 @@ def found(method: str, depth: str) -> Found:
     return Found(good, len(runs) - len(good))
 
 
-def translations(method: str, seeds: list[int]) -> list[list[str]]:
-    """Read the translations of the test set by these runs."""
-    runs = [Run(method, MAIN, seed, UPDATES, rate_of(method)) for seed in seeds]
-    files = [result_of(run).with_suffix(".en.gz") for run in runs]
-    return [gzip.decompress(file.read_bytes()).decode("utf-8").splitlines() for file in files]
+def run_of(figures: dict[str, Any]) -> Run:
+    """Return the run whose figures these are."""
+    return Run(*(figures[field] for field in Run._fields))
 
 
-def signs(everything: dict[str, Found], name: str) -> dict[str, str]:
-    """Return `+` or `-` for each method that is significantly better or worse than pre-norm by metric `name`."""
-    test_set = TestSet([lines_of(TEST, "en")], None, "en", None, False)
+def translations(figures: dict[str, Any]) -> list[str]:
+    """Read what a run made of its test set."""
+    return gzip.decompress(result_of(run_of(figures)).with_suffix(".en.gz").read_bytes()).decode("utf-8").splitlines()
+
+
+def signs(runs: dict[str, list[dict[str, Any]]], name: str) -> dict[str, str]:
+    """Return `+` or `-` for each method that is significantly better or worse than pre-norm by metric `name`.
+
+    `runs`: method -> the figures of its runs, of all methods on the same test set.
+    """
+    if not runs.get(PLAIN):
+        return {}
+    test_set = TestSet([run_of(runs[PLAIN][0]).test[1]], None, "en", None, False)
     metric = test_set.metric(name, None)
-    compared = [method for method, of in everything.items() if of.runs]
-    tables = {
-        method: metric.statistics(translations(method, [run["seed"] for run in everything[method].runs]))
-        for method in compared
-    }
+    tables = {method: metric.statistics([translations(run) for run in of]) for method, of in runs.items() if of}
     pairs = {
-        method: compare_scores(metric, (method, PLAIN), (tables[method], tables[PLAIN]), trials=1).pairs[0]
-        for method in compared
+        method: compare_scores(metric, (method, PLAIN), (table, tables[PLAIN]), trials=1).pairs[0]
+        for method, table in tables.items()
         if method != PLAIN
     }
     adjusted = holm([pair.bootstrap for pair in pairs.values()])
@@ -140,15 +143,16 @@ def second_corpus() -> None:
     known = [method for method in METHODS if not missing(method)]
     files = [result_of(Run(method, MAIN, 1, LONG, rate_of(method))) for method in known]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+    good = {run["method"]: [run] for run in runs if not run["failure"]}
+    bleu, chrf = (signs(good, name) for name in ("bleu", "chrf"))
     if runs:
         print(f"\n| method, Tatoeba fr-en, {LONG} updates | dev loss | BLEU | chrF |\n" + "|---" * 4 + "|")
     for run in sorted(runs, key=lambda run: float("inf") if run["failure"] else run["dev"][-1][1]):
-        row = (
-            ["failed", "", ""]
-            if run["failure"]
-            else [f"{run['dev'][-1][1]:.3f}", f"{run['bleu']:.1f}", f"{run['chrf']:.1f}"]
-        )
-        print("| " + " | ".join([run["method"], *row]) + " |")
+        method, row = run["method"], ["failed", "", ""]
+        if not run["failure"]:
+            scores = (f"{run[name]:.1f}{of.get(method, '')}" for name, of in (("bleu", bleu), ("chrf", chrf)))
+            row = [f"{run['dev'][-1][1]:.3f}", *scores]
+        print("| " + " | ".join([method, *row]) + " |")
 
 
 def main() -> None:
@@ -157,7 +161,7 @@ def main() -> None:
     main_depth = of[MAIN]
     costs = HERE / "results" / f"cost-{MAIN}.json"
     cost = json.loads(costs.read_text("utf-8")) if costs.exists() else {}
-    bleu, chrf = (signs(main_depth, name) if main_depth[PLAIN].runs else {} for name in ("bleu", "chrf"))
+    bleu, chrf = (signs({m: here.runs for m, here in main_depth.items()}, name) for name in ("bleu", "chrf"))
     others = [depth for depth in DEPTHS if depth != MAIN]
     heads = ["method", "rate", "seeds", f"dev loss {MAIN}", "BLEU", "chrF", *(f"dev loss {depth}" for depth in others)]
     heads += ["lowest gradient", "likeness", "seconds", "memory"]
