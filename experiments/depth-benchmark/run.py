@@ -64,7 +64,7 @@ LONG_TEST = Path("../shared/data/tatoeba-fr-en/test")
 PLAIN = "pre"
 """The method that all are compared with."""
 BEST = 8
-"""Methods that are tried on the second corpus beside the plain one: those of the lowest mean dev loss of three seeds."""
+"""Methods that are tried on the second corpus beside the plain one: the lowest mean dev losses of three seeds."""
 
 
 class Run(NamedTuple):
