@@ -39,6 +39,7 @@ def test_only_a_files_first_line_loses_a_byte_order_mark() -> None:
     [
         ("a b", "c d", (2, 3), None),  # 3 <= 1.5 * 2
         ("a b", "c d", (3, 2), None),
+        ("a b", "c d", (4, 6), None),
         ("a b", "c d", (2, 4), "ratio"),
         ("a b", "c d", (4, 2), "ratio"),
         ("a b", "c d", (10, 10), None),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ def test_share_of_numbers_by_its_definition(first: list[int], second: list[int])
         ("はい。", "Yes.", 0),
         ("„So“, sagte er.", '"So," he said.', 0),
         ("Ja!", "Yes.", 2),
+        ("Er sagte: ja", "He said yes", 1),
         ("Um 7.30 (Ortszeit): ...", "At 7:30 (local time): …", 0),
         ("(a", "a", 1),
         ("Wer? Wo? Wann?", "Who?", 2),
@@ -90,6 +92,13 @@ def test_share_of_numbers_by_its_definition(first: list[int], second: list[int])
 def test_marks_without_their_like(source: str, target: str, unmatched: int) -> None:
     assert unmatched_marks(source, target) == unmatched
     assert unmatched_marks(target, source) == unmatched
+
+
+def test_marks_of_different_sorts_are_no_match() -> None:
+    sorts = [".。", "?？", "!！", ":：", "…", '"“', "([）"]
+    for first, second in product(sorts, sorts):
+        for mark, other in product(first, second):
+            assert unmatched_marks(f"ja {mark}", f"yes {other}") == (0 if first == second else 2), (mark, other)
 
 
 def test_addresses() -> None:

@@ -68,6 +68,8 @@ def test_clauses_and_joined_lines() -> None:
     assert short[(3,)].inputs == ("Hallo!", "Wo ist die Brücke?")
     assert short[(5,)].inputs == ("Das Haus steht am Fluss,", "und niemand wohnt dort;", "es regnet.")
     assert set(short) == {(0,), (3,), (5,)}
+    (few_letters,) = disturbed("short", ["Na, wir gehen; es ist 8, 9."], [["x"]], LANGUAGES, 0)
+    assert few_letters.inputs == ("Na, wir gehen;", "es ist 8, 9.")
     (chinese,) = disturbed("short", ["我很高兴。今天天气非常好。"], [["x"]], ("zh", "en"), 0)
     assert chinese.inputs == ("我很高兴。", "今天天气非常好。")
     ((lines, case),) = cases("long").items()
@@ -88,6 +90,11 @@ def test_what_is_put_beside_a_line_is_the_same_on_both_sides(name: str) -> None:
         assert added <= set(TAGS)
     else:
         assert {bool(before) for before, _ in added} == {True, False}  # in front and behind
+
+
+def test_choices_depend_on_the_number_of_a_line() -> None:
+    lines = [SOURCES[0]] * 8
+    assert len({case.inputs for case in disturbed("emoji", lines, [lines], LANGUAGES, 0)}) > 1
 
 
 def test_typing_errors_are_few_and_in_the_source_alone() -> None:

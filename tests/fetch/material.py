@@ -93,7 +93,7 @@ def registry(address: str) -> str:
     lines += [
         "  local/mono/{a}:", "    title: Local text", f'    files: [{{url: "{address}/f/mono.{{a}}.gz"}}]',
         "    licence: none", "    known_from: this test", "folders:", "  local-de-en:", "    sets:",
-        "      train: {of: [local/zip/de-en, local/tsv/de-en], hold_out: {set: held, every: 3}}",
+        "      train: {of: [local/zip/de-en, local/tsv/de-en], hold_out: {set: held, every: 2}}",
         "      dev: {of: [local/sgm/de-en]}", '      test: {of: ["local/xml/{a}-{b}"], extra: true}',
         "      bought: {by_hand: sold by Someone}",
     ]  # fmt: skip

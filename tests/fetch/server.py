@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -154,8 +154,23 @@ def heedless(handler: _Handler, file: File) -> None:
     """Send the part that was wanted whatever version it was wanted of."""
     start = int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
     total = len(file.content)
+    if start >= total:
+        handler.answer(416, b"", {**validators(file), "Content-Range": f"bytes */{total}"})
+        return
     headers = {**validators(file), "Content-Range": f"bytes {start}-{total - 1}/{total}"}
     handler.answer(206, file.content[start:], headers)
+
+
+def nameless(handler: _Handler, file: File) -> None:
+    """Do the same, and say nothing of the version that is sent."""
+    heedless(handler, replace(file, etag=None, modified=None))
+
+
+def piecewise(handler: _Handler, file: File) -> None:
+    """Send no more than 30,000 bytes of the part that was wanted."""
+    _, content, headers = partial(handler, file)
+    start, total = len(file.content) - len(content), len(file.content)
+    handler.answer(206, content[:30_000], {**headers, "Content-Range": f"bytes {start}-{start + 29_999}/{total}"})
 
 
 def elsewhere(handler: _Handler, file: File) -> None:

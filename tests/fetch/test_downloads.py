@@ -84,7 +84,21 @@ def test_a_mirror_that_is_a_server_comes_before_the_files_own(server: Server, tm
     held = Downloads(tmp_path, [mirror], network=network).get(Remote(url="https://corpora.invalid/x/a.tgz?y"))
     assert held.came_from == f"{server.address}/mirror/corpora.invalid/x/a.tgz%3Fy"
     own = Remote(url=server.add("own", CONTENT))
-    assert Downloads(tmp_path, [mirror], network=network).get(own).came_from == own.url
+    assert Downloads(tmp_path / "1", [mirror], network=network).get(own).came_from == own.url
+
+    place = place_of(own.url)
+    for folder in ("mirror", "other"):
+        server.add(f"{folder}/{place}", CONTENT)
+        (tmp_path / folder / place).parent.mkdir(parents=True)
+    mirrors = [mirror, f"{server.address}/other", str(tmp_path / "mirror"), str(tmp_path / "other")]
+    assert Downloads(tmp_path / "2", mirrors, network=network).get(own).came_from == f"{mirror}{place}"
+    for folder in ("other", "mirror"):  # folders come first, in their order, and so do servers
+        (tmp_path / folder / place).write_bytes(CONTENT)
+        downloads = Downloads(tmp_path / "3", mirrors, network=network)
+        assert downloads.get(own).came_from == str(tmp_path / folder / place)
+    index = server.add("index", b"own")
+    server.add(f"mirror/{place_of(index)}", b"mirrored")
+    assert downloads.get_small(index) == b"mirrored"
     with pytest.raises(DataError, match=r"404.*404") as caught:
         Downloads(tmp_path, [mirror], network=network).get(Remote(url=f"{server.address}/none"))
     assert f"{mirror}127.0.0.1_{server.port}/none" in str(caught.value)

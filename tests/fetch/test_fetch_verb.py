@@ -23,11 +23,11 @@ Fetch = Callable[..., Result]
 
 CONFIG = """
 data:
-  source_language: de
-  target_language: en
+  source_language: en  # the corpora are de-en
+  target_language: de
   store: store
-  train: [{source: data/local-de-en/train.de.zst, target: data/local-de-en/train.en.zst}]
-  dev: [{source: data/local-de-en/dev.de, target: data/local-de-en/dev.en}]
+  train: [{source: data/local-de-en/train.en.zst, target: data/local-de-en/train.de.zst}]
+  dev: [{source: data/local-de-en/dev.en, target: data/local-de-en/dev.de}]
   subword: {vocabulary_size: 300}
 """
 
@@ -149,7 +149,7 @@ def test_killed_between_its_files_it_goes_on(fetch: Fetch, monkeypatch: pytest.M
 
 
 def test_the_data_of_a_configuration_and_its_licences_in_the_store(
-    fetch: Fetch, capfd: pytest.CaptureFixture[str]
+    fetch: Fetch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     Path("my.yaml").write_text(CONFIG)
     done = fetch("my.yaml")
@@ -162,8 +162,8 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
         + ["my.yaml"]
     )
     german = [pair[0] for pair in PAIRS]
-    assert lines(f"{folder}/train.de.zst") == [german[0], german[1], german[0], german[1]]
-    assert lines(f"{folder}/held.de") == [german[2], german[2]], "every third, counted over both corpora"
+    assert lines(f"{folder}/train.de.zst") == [german[0], german[2], german[1]]
+    assert lines(f"{folder}/held.de") == [german[1], german[0], german[2]], "every second, counted over both corpora"
     assert lines(f"{folder}/test.en") == [pair[1] for pair in PAIRS]
 
     assert ended("prepare", "my.yaml") == 0
@@ -178,9 +178,12 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
         Path(f"{folder}/dev.{code}").write_text("Anders .\n" * 3)  # no longer what was fetched
     assert ended("prepare", "my.yaml", "--force") == 0
     assert "origin" not in json.loads(Path("store/manifest.json").read_text())["corpora"]["dev"][0]
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(registry.read_text().replace("[local/zip/de-en, local/tsv/de-en]", "[local/zip/de-en]"))
     done = fetch("my.yaml")
     assert done.status == 2
-    assert "dev.de: changed since it was fetched" in done.err
+    assert "dev.en: changed since it was fetched" in done.err
+    assert "train.fetched.json: is of local/zip/de-en, local/tsv/de-en; `--force` writes it anew" in done.err
 
 
 @pytest.mark.slow
@@ -205,7 +208,7 @@ def test_what_has_to_be_brought_is_said_beside_what_was_fetched(fetch: Fetch) ->
     Path("my.yaml").write_text(bought)
     done = fetch("my.yaml")
     assert done.status == 2
-    assert "data/local-de-en/bought.de and data/local-de-en/bought.en: sold by Someone" in done.err
+    assert "data/local-de-en/bought.en and data/local-de-en/bought.de: sold by Someone" in done.err
     assert Path("data/local-de-en/dev.de").exists()
     for code in ("de", "en"):
         Path(f"data/local-de-en/bought.{code}").write_text("x\n")

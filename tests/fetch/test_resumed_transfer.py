@@ -80,10 +80,11 @@ def test_a_network_that_goes_away_comes_back_and_a_full_disk_does_not(
         assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize("second", [behaving.dropping(30_000), behaving.piecewise], ids=["dropped", "a part of it"])
 def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
-    server: Server, tmp_path: Path, network: Network
+    server: Server, tmp_path: Path, network: Network, second: behaving.Behaviour
 ) -> None:
-    url = server.add("a", TEXT, behaving.chunked(70_000), behaving.dropping(30_000))
+    url = server.add("a", TEXT, behaving.chunked(70_000), second)
     assert got(url, tmp_path, network) == TEXT
     assert ranges(server) == [None, "bytes=70000-", "bytes=100000-"]
 
@@ -131,13 +132,30 @@ def test_a_file_that_changes_between_two_requests(server: Server, tmp_path: Path
     assert ranges(server) == [None, "bytes=70000-"], "the server sends the other version whole, in place of the rest"
 
 
-@pytest.mark.parametrize("other", [OTHER, OTHER[: len(TEXT)]], ids=["longer", "as long"])
-@pytest.mark.parametrize("behaviour", [behaving.heedless, behaving.elsewhere])
+@pytest.mark.parametrize(
+    ("first", "behaviour", "other"),
+    [
+        (behaving.dropping(70_000), behaving.heedless, OTHER),
+        (behaving.dropping(70_000), behaving.heedless, OTHER[: len(TEXT)]),
+        (behaving.dropping(70_000), behaving.elsewhere, OTHER),
+        (behaving.dropping(70_000), behaving.elsewhere, OTHER[: len(TEXT)]),
+        (behaving.dropping(70_000), behaving.nameless, OTHER),  # only the total tells
+        # All of the first version has come, and the server says that there is no more of the other.
+        (behaving.claiming(len(TEXT) + 9), behaving.heedless, OTHER[: len(TEXT)]),
+        (behaving.claiming(len(TEXT) + 9), behaving.nameless, OTHER[:-30_000]),
+    ],
+    ids=["heedless", "as long", "elsewhere", "elsewhere, as long", "nameless", "at the end", "at the end, nameless"],
+)
 def test_a_server_that_sends_another_part_than_asked_for(
-    server: Server, tmp_path: Path, network: Network, behaviour: behaving.Behaviour, other: bytes
+    server: Server,
+    tmp_path: Path,
+    network: Network,
+    first: behaving.Behaviour,
+    behaviour: behaving.Behaviour,
+    other: bytes,
 ) -> None:
     def change(handler: behaving._Handler, file: behaving.File) -> None:
-        behaving.dropping(70_000)(handler, file)
+        first(handler, file)
         file.content, file.etag = other, '"2"'
 
     assert got(server.add("a", TEXT, change, behaviour), tmp_path, network) == other
@@ -165,8 +183,10 @@ def test_chunks_without_a_length(server: Server, tmp_path: Path, network: Networ
 
 def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Network, pauses: list[float]) -> None:
     """The rest does not exist: a server that knows how many bytes there are says so, any other one is refused."""
-    url = server.add("a", TEXT, behaving.claiming(len(TEXT) + 9))
-    assert got(url, tmp_path / "1", network) == TEXT
+    for number, answer in enumerate((behaving.well, behaving.nameless), 1):  # the second does not say of which version
+        url = server.add("a", TEXT, behaving.claiming(len(TEXT) + 9), answer)
+        assert got(url, tmp_path / str(number), network) == TEXT
+        assert len(server.requests) == 2 * number
     url = server.add("b", TEXT, *[behaving.claiming(len(TEXT) + 9)] * 9, ranges=False)
     said = failed(url, tmp_path, network)
     assert "ended after 200,000 of 200,009 bytes, 4 times in a row" in said

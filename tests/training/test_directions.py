@@ -93,6 +93,8 @@ def test_the_store_has_tags_directions_and_no_complaint(recipe: Experiment) -> N
         *((name, True) for name in TRAINED),
         *((name, False) for name in UNSEEN),
     ]
+    # Reports and warnings tell corpora by their names, and several files are called alike.
+    assert [corpus["name"] for corpus in store.manifest["corpora"]["dev"]] == [*TRAINED, *UNSEEN]
     # Files of one direction are those of the other, exchanged: none is taken for a mistake.
     assert store.manifest["notices"] == []
     first = store.train.pairs(np.flatnonzero(store.train.corpora == 3)[:1])[0][0]
