@@ -84,8 +84,12 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road:
         (place / f"data/train.{code}").write_text("".join(f"{x}\n" for x in lines(place / f"data/train.{code}")[::-1]))
     pipeline_of(road(config)).run(UNTIL_TEXT)
     assert (pairs(place, "held-out/dev"), pairs(place, "held-out/test")) == before
-    with pytest.raises(DataError, match=r"bitext.hold_out: asks for 5,009 pairs, but cleaning leaves only"):
-        pipeline_of(road(config, "bitext.hold_out.dev=5000")).run(UNTIL_TEXT)
+    with pytest.raises(DataError, match=r"bitext.hold_out: asks for 309 pairs, but cleaning leaves only"):
+        pipeline_of(road(config, "bitext.hold_out.dev=300")).run(UNTIL_TEXT)
+    with pytest.raises(
+        DataError, match=r"bitext.hold_out: asks for 360 pairs, but bitext.train has 360: nothing would"
+    ):
+        pipeline_of(road(config, "bitext.hold_out.dev=351")).standings()
 
 
 def test_what_is_held_out_stands_nowhere_in_other_case_either(
@@ -171,7 +175,10 @@ def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
 
 
 def test_what_is_held_out_leaves_something_to_train_on(place: Path, road: Callable[..., Road]) -> None:
-    pairs = len({*zip(*(lines(place / f"data/train.{code}") for code in ("qlo", "qhi")), strict=True)})
+    texts = [lines(place / f"data/train.{code}") for code in ("qlo", "qhi")]
+    for code, side in zip(("qlo", "qhi"), texts, strict=True):
+        (place / f"data/train.{code}").write_text("".join(f"{line}\n" for line in [*side, side[0]]), "utf-8")
+    pairs = len({*zip(*texts, strict=True)})
     bitext = {**text()["bitext"], "hold_out": {"dev": pairs}}
     with pytest.raises(
         DataError, match=r"bitext.hold_out: all .* pairs that cleaning leaves have a side of the .* that"
