@@ -84,8 +84,12 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road:
         (place / f"data/train.{code}").write_text("".join(f"{x}\n" for x in lines(place / f"data/train.{code}")[::-1]))
     pipeline_of(road(config)).run(UNTIL_TEXT)
     assert (pairs(place, "held-out/dev"), pairs(place, "held-out/test")) == before
-    with pytest.raises(DataError, match=r"bitext.hold_out: asks for 5,009 pairs, but cleaning leaves only"):
-        pipeline_of(road(config, "bitext.hold_out.dev=5000")).run(UNTIL_TEXT)
+    with pytest.raises(DataError, match=r"bitext.hold_out: asks for 309 pairs, but cleaning leaves only"):
+        pipeline_of(road(config, "bitext.hold_out.dev=300")).run(UNTIL_TEXT)
+    with pytest.raises(
+        DataError, match=r"bitext.hold_out: asks for 360 pairs, but bitext.train has 360: nothing would"
+    ):
+        pipeline_of(road(config, "bitext.hold_out.dev=351")).standings()
 
 
 def test_what_is_held_out_stands_nowhere_in_other_case_either(
@@ -128,6 +132,58 @@ def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[...
         pipeline_of(road(text(), "cleaning.max_characters=1")).run(UNTIL_TEXT)
     with pytest.raises(ConfigError, match=r"cleaning.source_script: 'Klingon' is not a Unicode script"):
         pipeline_of(road(text(), "cleaning.source_script=Klingon")).run(UNTIL_TEXT)
+
+
+def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
+    place: Path, road: Callable[..., Road], said: list[str]
+) -> None:
+    for code in ("qlo", "qhi"):
+        (place / f"data/noise.{code}").write_text("kao\nmeru kao\n" * 20)
+    noise = {"source": "data/noise.qlo", "target": "data/noise.qhi"}
+    config = text(bitext={**text()["bitext"], "train": [noise, *text()["bitext"]["train"]]})
+    until, stopped = Selection(last="student"), "student.training.stop.updates=1"
+
+    def corpora() -> list[str]:
+        return [
+            one["name"]
+            for one in json.loads((place / "w/student-data/store/manifest.json").read_bytes())["corpora"]["train"]
+        ]
+
+    assert pipeline_of(road(config, stopped)).run(until).done[-2:] == ("student-data", "student")
+    assert corpora() == ["train"]
+    notice = "bitext.train.0 (noise): none of its 40 pairs is left (identical 40); it is left out"
+    assert json.loads((place / "w/clean/report.json").read_bytes())["notices"][-1] == notice
+    assert f"warning: {notice}" in said
+    assert "warning: noise: cleaning left none of its pairs; it is left out" in said
+    assert pipeline_of(road(config, stopped)).run(until).done == ()
+    # Stages are not left short of what they name.
+    stage = "{mix: {train: 1, noise: 1}, until: {corpus: train}}"
+    with pytest.raises(DataError, match=r"^`student.stages.0.mix`: cleaning left no pair of noise .*; take it out of"):
+        pipeline_of(road(config, stopped, f"student.stages=[{stage}]", "student.unicode=nfc")).run(until)
+    with pytest.raises(ConfigError, match=r"`student.stages.0.mix`: no corpus bitext; the student learns from noise, "):
+        pipeline_of(road(config, stopped, f"student.stages=[{stage.replace('noise', 'bitext')}]"))
+    # What depends on it is done again once it has pairs.
+    done = pipeline_of(road(config, stopped, "cleaning.identical=false")).run(until).done
+    assert done == ("clean", "student-data", "student")
+    assert corpora() == ["noise", "train"]
+    # Cleaned by an earlier version, which went on with nothing.
+    for file in (place / "w/clean/train").iterdir():
+        file.write_bytes(b"")
+    (step,) = (step for step in pipeline_of(road(config)).steps if step.name == "student-data")
+    with pytest.raises(DataError, match="the student has nothing to learn from: cleaning left no pair of noise, train"):
+        step.work(place / "w/student-data")
+
+
+def test_what_is_held_out_leaves_something_to_train_on(place: Path, road: Callable[..., Road]) -> None:
+    texts = [lines(place / f"data/train.{code}") for code in ("qlo", "qhi")]
+    for code, side in zip(("qlo", "qhi"), texts, strict=True):
+        (place / f"data/train.{code}").write_text("".join(f"{line}\n" for line in [*side, side[0]]), "utf-8")
+    pairs = len({*zip(*texts, strict=True)})
+    bitext = {**text()["bitext"], "hold_out": {"dev": pairs}}
+    with pytest.raises(
+        DataError, match=r"bitext.hold_out: all .* pairs that cleaning leaves have a side of the .* that"
+    ):
+        pipeline_of(road(text(bitext=bitext, cleaning={"duplicates": True}))).run(UNTIL_TEXT)
 
 
 def test_text_of_one_language_is_readable_and_comes_once(place: Path, road: Callable[..., Road]) -> None:

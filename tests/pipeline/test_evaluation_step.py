@@ -44,3 +44,27 @@ def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
         ("student", "float32"): "cuda",
         ("student", "int8"): "cpu",
     }
+
+
+def test_the_page_on_robustness_is_made_again_without_translating(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def load_translator(folder: Path, **settings: Any) -> _Echo:
+        opened.append(folder)
+        return _Echo()
+
+    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", load_translator)
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    how = {"perturb": ["caps"], "perturb_lines": 4, "speed_lines": 0, "int8": False}
+    chosen = pipeline_of(road(whole(evaluation=how, **unwanted)))
+    chosen.run(Selection(last="sets"))
+    step = next(step for step in chosen.steps if step.name == "evaluate")
+    step.work(place / "w")
+    (page,) = (place / "w" / name for name in step.pages)
+    before, systems = page.read_bytes(), len(opened)
+    page.unlink()
+    step.work(place / "w")
+    assert page.read_bytes() == before
+    assert len(opened) == systems == 2

@@ -17,11 +17,11 @@ from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
-from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
+from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
 from ziggurat.jobs.run import JobOutcome
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
-from ziggurat.pipeline.models import experiment_of, in_fresh_state, keys_of
+from ziggurat.pipeline.models import experiment_of, in_fresh_state
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
 
@@ -109,6 +109,9 @@ def test_errors_name_file_line_and_key() -> None:
         ("backward.decoding.precision=auto", "`backward.decoding.precision: auto` would leave the result of `backtr"),
         ("backward.decoding.precision=auto backtranslation.decoding={precision: float32}", "the result of `filter`"),
         ("distillation={decoding: {precision: auto}}", "`distillation.decoding.precision: auto` would leave"),
+        ("teacher.modifiers.terms.probability=0.1", "`teacher.modifiers` needs word alignments: a pipeline"),
+        ("bitext.train.0.weight=2 teacher.stages=[{mix: {train: 1}, until: {corpus: train}}]",
+         "`teacher`: `stages` say how corpora are mixed: leave out `sampling_temperature` and `weight`"),
         ("source_language=a/b", "`source_language`: string should match pattern"),
         ("format=2", "pipeline format 2 is not known here"),
         ("test=[{name: a, source: x}]", "`test.0`: give either `source` and `target`, or `fetch`"),
@@ -215,9 +218,9 @@ def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
 
 def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None:
     noise = {"modifiers": {"upper_case": {"probability": 0.1}}}
-    web = {"mix": {"bitext": 1, "distillation": 3}, "until": {"corpus": "bitext", "epochs": 2}}
+    web = {"mix": {"train": 1, "distillation": 3}, "until": {"corpus": "train", "epochs": 2}}
     clean = {"mix": {"distillation": 1}, "until": {"corpus": "distillation", "epochs": 5}} | noise
-    student = trained() | {"stages": [web, clean]}
+    student = trained() | {"corpora": {"bitext": 1, "distillation": 1}, "stages": [web, clean]}
     settings = next(s for s in steps_of(Road(parsed(whole(student=student)))) if s.name == "quantise").settings
     (stage,) = settings["stages"]
     assert stage == {"mix": {"distillation": 1.0}, "until": {"corpus": "distillation"}, **noise}
@@ -263,10 +266,3 @@ def test_a_step_leaves_the_process_as_it_found_it() -> None:
         torch.set_num_threads(before + 1)
         raise KeyboardInterrupt
     assert torch.get_num_threads() == before
-
-
-def test_errors_name_the_keys_of_the_model() -> None:
-    with pytest.raises(DataError) as error, keys_of("teacher"):
-        raise DataError("data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`")
-    said = "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
-    assert str(error.value) == said

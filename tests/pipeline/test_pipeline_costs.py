@@ -1,16 +1,23 @@
-"""What the training of a pipeline's model is expected to take."""
+"""What the steps of a pipeline are expected to take."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import tiny_experiment
+from tests.pipeline.conftest import whole
 from ziggurat.config.load import change_section
+from ziggurat.pipeline.amounts import Lines, lines_of
 from ziggurat.pipeline.costs import Costs
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.table import steps_of
 
 GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 6000}]}
 
@@ -44,3 +51,71 @@ def test_training_takes_no_more_updates_than_it_has(
     found = Costs({"student": experiment.model_copy(update={"model": model, "training": training})}).training("student")
     assert found.seconds == pytest.approx(seconds)
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
+
+
+@pytest.fixture
+def expected(road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Return what is said of the cost of each step of a configuration."""
+    cost = SimpleNamespace(
+        length=(10, 10),
+        forward=SimpleNamespace(source=1.0, target=1.0),
+        time=SimpleNamespace(seconds=1.0, flops=1.0),
+    )
+    monkeypatch.setattr(Costs, "of", lambda self, name: cost)
+    monkeypatch.setattr(Costs, "training", lambda self, name: None)
+    unwanted = ("backward", "teacher", "student", "quantise", "report")
+
+    def told(content: dict[str, Any], *overrides: str) -> dict[str, str]:
+        return {s.name: s.cost().said for s in steps_of(road(content, *overrides)) if s.name not in unwanted}
+
+    return told
+
+
+def test_text_that_is_not_there_yet_is_bounded_by_what_it_is_made_from(
+    place: Path, expected: Callable[..., dict[str, str]]
+) -> None:
+    pairs, lines = (Path(f"data/{name}.qlo").read_text("utf-8").count("\n") for name in ("train", "text"))
+    few = ("monolingual.target.0.lines=7", "bitext.hold_out={dev: 2, test: 3}")
+    said = expected(whole(), *few)
+    left, rough = pairs - 5, "; a rough estimate"
+    assert said["clean"] == f"about {pairs} pairs"
+    assert said["backward-data"] == f"at most {left} pairs"
+    assert said["backtranslate"] == f"at most 7 lines, 1 worker{rough}"
+    assert said["teacher-data"] == f"at most {left + 7} pairs"
+    assert said["distil"] == f"at most {left} lines, 1 worker{rough}"
+    assert said["distil-monolingual"] == f"at most {lines} lines, 1 worker{rough}"
+    assert said["filter"] == f"at most {left + lines} pairs{rough}"
+    assert said["align"] == said["student-data"] == f"at most {left + lines} pairs"
+    # What is there is counted.
+    for file in ("clean/train/train.qlo", "monolingual/target.txt", "distil/corpus/target.txt"):
+        Path("w", file).parent.mkdir(parents=True)
+        Path("w", file).write_text("a\n" * 4)
+    said = expected(whole(), *few)
+    assert said["backtranslate"] == f"about 4 lines, 1 worker{rough}"
+    assert said["teacher-data"] == "at most 8 pairs"
+    assert said["distil"] == f"about 4 lines, 1 worker{rough}"
+    assert said["filter"] == f"at most {4 + lines} pairs{rough}"
+
+
+def test_of_what_is_still_to_be_fetched_nothing_is_known_but_its_limit(
+    place: Path, expected: Callable[..., dict[str, str]]
+) -> None:
+    content = whole(monolingual={"source": [{"fetch": "a/b"}], "target": [{"fetch": "a/b", "lines": 9}]})
+    content["bitext"]["train"] = [{"fetch": "a/c"}]
+    said = expected(content)
+    assert said["clean"] == said["backward-data"] == "the number of pairs is not known yet"
+    assert said["distil"] == said["distil-monolingual"] == "the number of lines is not known yet"
+    assert said["backtranslate"].startswith("at most 9 lines")
+
+
+def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read(
+    place: Path, expected: Callable[..., dict[str, str]]
+) -> None:
+    Path("a.gz").write_bytes(b"x" * 2000)
+    found = lines_of([Path("a.gz"), Path("data/train.qlo")])
+    assert found == Lines(100 + Path("data/train.qlo").read_text("utf-8").count("\n"), rough=True)
+    assert str(Lines(5, most=True, rough=True)) == "at most about 5"
+    pq.write_table(pa.table({"qlo": ["a"] * 70, "qhi": ["b"] * 70}), "all.parquet")
+    content = whole()
+    content["bitext"]["train"] = [{"path": "all.parquet"}]
+    assert expected(content)["clean"] == "about 70 pairs"

@@ -140,6 +140,24 @@ def test_a_change_redoes_what_depends_on_it(change: str, tmp_path: Path, ran: li
     assert pipeline(tmp_path / "w", fakes).run().done == ()
 
 
+def test_a_page_that_is_gone_is_made_again_from_what_is_there(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+
+    def steps() -> list[Step]:
+        return [replace(fake.step(), pages=("log",) if fake.name == "left" else ()) for fake in fakes]
+
+    Pipeline(tmp_path / "w", steps()).run()
+    handed_on = (tmp_path / "w/left/out/a").stat().st_ino
+    for name in ("left", "right"):
+        (tmp_path / "w" / name / "log").unlink()
+    (found,) = (standing for standing in Pipeline(tmp_path / "w", steps()).standings() if standing.step.name == "left")
+    assert (found.state, found.why) == ("page", f"{tmp_path / 'w/left/log'} is gone: it is made again")
+    assert Pipeline(tmp_path / "w", steps()).run().done == ("left",)
+    assert (tmp_path / "w/left/log").is_file()
+    assert (tmp_path / "w/left/out/a").stat().st_ino == handed_on
+    assert Pipeline(tmp_path / "w", steps()).run().done == ()
+
+
 @st.composite
 def graphs(draw: st.DrawFn) -> list[dict[str, object]]:
     """Steps as keywords of `Fake`; `files` are numbers."""

@@ -67,6 +67,12 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     status, out, err = ziggurat("pipeline", "my.yaml")
     assert "the report, to open in a browser: w/report/report.html" in out
     assert "5/5 report: up to date" in err
+    for name in ("report.html", "report.json"):
+        Path("w/report", name).unlink()
+        _, out, err = ziggurat("pipeline", "my.yaml")
+        assert "4/5 student: up to date" in err
+        assert f"5/5 report: reports on all of it (w/report/{name} is gone: it is made again)" in err
+        assert Path("w/report", name).is_file()
     status, out, err = ziggurat("pipeline", "my.yaml", "--until", "clean")
     assert (status, out) == (0, "")  # the report is of an earlier call
     assert "w: the chosen steps are done" in err

@@ -225,7 +225,7 @@ def _print_report(road: Road, json: bool) -> None:
 
     record = read_document(road.at("report", RECORD))
     if record is None:
-        say(f"{road.at('report', RECORD)}: is gone; `--force report` writes it again")
+        say(f"{road.at('report', RECORD)}: cannot be read; `--force report` writes it again")
         return
     if json:
         print_json(record)

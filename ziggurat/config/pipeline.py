@@ -187,13 +187,20 @@ class PipelineConfig(Section):
         for corpus in chosen.corpora or {}:
             if not made[corpus]:
                 raise ValueError(f"`{name}.corpora.{corpus}`: no such corpus is made for this model")
-        if chosen.training.loss.alignment is not None and (name != "student" or self.alignment is None):
-            raise ValueError(
-                f"`{name}.training.loss.alignment` needs word alignments: add section "
-                "`alignment`, which makes them for the student"
-            )
+        stages = [(f"stages.{number}.modifiers", stage.modifiers) for number, stage in enumerate(chosen.stages)]
+        wanting = ["training.loss.alignment"] if chosen.training.loss.alignment is not None else []
+        wanting += [key for key, own in (("modifiers", chosen.modifiers), *stages) if own and own.need_links]
+        if wanting and (name != "student" or self.alignment is None):
+            out = "add section `alignment`, which makes them" if name == "student" else "a pipeline makes them only"
+            raise ValueError(f"`{name}.{wanting[0]}` needs word alignments: {out} for the student")
+        # With the weights that they will have: beside stages there are none.
+        train = [
+            _ANY.model_copy(update={"weight": corpus.weight * weight})
+            for kind, weight in self.weights(name).items()
+            for corpus in (self.bitext.train if kind == BITEXT else [_ANY])
+        ]
         try:
-            self.experiment(name, [_ANY], [], "store")
+            self.experiment(name, train, [], "store")
         except ValidationError as error:
             found = error.errors()[0]
             place = ".".join(str(step) for step in (name, *found["loc"]))

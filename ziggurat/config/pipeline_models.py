@@ -57,7 +57,8 @@ class TrainedConfig(Section):
     modifiers: ModifiersConfig = ModifiersConfig()
     """As `data.modifiers`."""
     stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
-    """As `data.stages`; corpora are called as in `corpora`, and the bitext's by their own names."""
+    """As `data.stages`; corpora are called as in `corpora`, and the bitext's by their own names; without `filter`, what
+    is distilled from text of one language is `distillation-monolingual`."""
     model: ModelConfig = ModelConfig()
     """Architecture."""
     training: TrainingConfig = TrainingConfig()

@@ -70,7 +70,8 @@ class CorpusMix:
             shares[names.index(name)] = share
         unit = names.index(stage.until.corpus)
         if empty := [name for name, share, size in zip(names, shares, self._sizes, strict=True) if share and not size]:
-            raise DataError(f"`data.stages.{number}.mix`: the store has no pair of {printable(empty[0], 60)}")
+            without = f"the store has no pair of {printable(empty[0], 60)}"
+            raise DataError(f"`data.stages.{number}.mix`: {without}; take it out of the mix")
         exact = self._sizes[unit] * shares / shares[unit]
         return np.maximum(np.rint(exact), shares > 0).astype(np.int64)
 

@@ -12,7 +12,8 @@ from ziggurat.alignment.links import format_links
 from ziggurat.config.pipeline_models import AlignmentStepConfig
 from ziggurat.data.readers import CorpusReader
 from ziggurat.data.word_links import spread_pairs
-from ziggurat.pipeline.costs import PAIRS_ALIGNED, by_rate, expected_lines
+from ziggurat.pipeline.amounts import Amounts
+from ziggurat.pipeline.costs import PAIRS_ALIGNED, by_rate
 from ziggurat.pipeline.road import Corpora, Progress, Road, write_side
 from ziggurat.pipeline.step import Step
 
@@ -42,7 +43,6 @@ def align_step(road: Road, how: AlignmentStepConfig) -> Step:
             links = _links(reader, aligner, how, progress)
             write_side(folder / "links" / f"{reader.name}.links", links)
 
-    texts = [Path(str(corpus.target)) for corpus in chosen]
     return Step(
         "align",
         "aligns the words of the student's corpora",
@@ -50,7 +50,7 @@ def align_step(road: Road, how: AlignmentStepConfig) -> Step:
         work,
         {step: patterns for step, patterns in corpora.inputs("student").items() if step not in ("align", "sets")},
         outputs=("links/*",),
-        cost=lambda: by_rate(expected_lines(texts), PAIRS_ALIGNED),
+        cost=lambda: by_rate(Amounts(road).of("student"), PAIRS_ALIGNED),
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappush, heapreplace
@@ -30,11 +28,13 @@ from ziggurat.data.inputs import (
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.sampling import train_pair_scores
-from ziggurat.errors import ConfigError, DataError, ZigguratError
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
-from ziggurat.pipeline.costs import PAIRS_CLEANED, by_rate, expected_lines
+from ziggurat.pipeline.costs import PAIRS_CLEANED, by_rate
 from ziggurat.pipeline.road import Progress, Road, write_sides
 from ziggurat.pipeline.step import Step, write_document
+from ziggurat.pipeline.wording import errors_worded, worded
 
 __all__ = ["clean_step"]
 
@@ -51,17 +51,21 @@ def clean_step(road: Road) -> Step:
         after["sets"] = ["*"]  # training pairs are compared with them
 
     def work(folder: Path) -> None:
-        with _keys():
+        with errors_worded(corpora=lambda: _keys(road)):
             _Cleaning(road, held).run(folder)
 
     def check() -> None:
         for number, corpus in enumerate(config.bitext.train):
             if notice := exchanged_by_name(corpus, road.languages, f"bitext.train.{number}"):
                 raise ConfigError(f"{notice}; if they are right, rename the files")
-        with _keys():
+        with errors_worded(corpora=lambda: _keys(road)):
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
             for as_data in data.train:
                 cleaner_of(data, as_data)
+        given, wanted = Amounts(road).given(), held.dev + held.test
+        if wanted and given is not None and not given.rough and given.number <= wanted:
+            only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
+            raise DataError(f"bitext.hold_out: asks for {wanted:,} pairs, {only}")
 
     return Step(
         "clean",
@@ -79,7 +83,7 @@ def clean_step(road: Road) -> Step:
         after,
         lambda: corpus_files(road, config.bitext.train, "bitext.train"),
         ("train/*", "held-out/*", "report.json"),
-        lambda: by_rate(expected_lines(_one_side(road)), PAIRS_CLEANED),
+        lambda: by_rate(Amounts(road).given(), PAIRS_CLEANED),
         check,
     )
 
@@ -90,45 +94,27 @@ def _form(corpus: BitextCorpus) -> dict[str, Any]:
     return corpus.model_dump(mode="json", include=_OF_TEXT, exclude=paths, exclude_defaults=True)
 
 
-def _one_side(road: Road) -> Iterator[Path]:
-    """Yield the files of the corpora from outside that have a line for each pair."""
-    for number, corpus in enumerate(road.config.bitext.train):
-        if corpus.fetch is None:
-            yield from (files[0] for files in CorpusReader.of(corpus, f"bitext.train.{number}", road.languages).files)
+def _keys(road: Road) -> dict[str, str]:
+    """Return the key or name in the pipeline's file of each corpus that `_data` has."""
+    train = {f"data.train.{n}": f"bitext.train.{n}" for n in range(len(road.config.bitext.train))}
+    return train | {f"data.dev.{n}": name for n, (name, _) in enumerate(_sets(road))}
 
 
-@contextlib.contextmanager
-def _keys() -> Iterator[None]:
-    """Context in which errors name keys of section `data` as those of the pipeline's file."""
-    try:
-        yield
-    except ZigguratError as error:
-        raise type(error)(_worded(str(error))) from None
-
-
-def _worded(text: str) -> str:
-    """Return a message of `prepare` with keys and names of a pipeline."""
-    text = re.sub(r"data\.dev\.\d+ \(([^()]*)\)", r"\1", text)
-    for key, ours in _KEYS.items():
-        text = text.replace(key, ours)
-    return text
-
-
-_KEYS = {"data.filters": "cleaning", "data.train": "bitext.train", "data.dev": "bitext.dev", "data.held_out": "test",
-         "data.source_language": "source_language", "data.target_language": "target_language"}  # fmt: skip
+def _sets(road: Road) -> list[tuple[str, tuple[Path, Path]]]:
+    """Return key or name and files of each set that training pairs are compared with."""
+    sets = [(f"bitext.dev.{n}", road.sides("sets", "dev", str(n))) for n in range(len(road.config.bitext.dev))]
+    return sets + [(f"test set {test.name}", road.sides("sets", "test", test.name)) for test in road.config.test]
 
 
 def _data(road: Road, train: list[CorpusConfig]) -> DataConfig:
     """Return the section `data` that these corpora are cleaned by."""
     # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
-    sets = [(f"development set {n}", road.sides("sets", "dev", str(n))) for n in range(len(road.config.bitext.dev))]
-    sets += [(f"test set {test.name}", road.sides("sets", "test", test.name)) for test in road.config.test]
     return DataConfig(
         source_language=road.languages[0],
         target_language=road.languages[1],
         store="-",
         train=train,
-        dev=[CorpusConfig(name=name, source=str(source), target=str(target)) for name, (source, target) in sets],
+        dev=[CorpusConfig(name=name, source=str(source), target=str(target)) for name, (source, target) in _sets(road)],
         filters=road.config.cleaning,
     )
 
@@ -173,10 +159,12 @@ class _Cleaning:
                 corpus.kept = kept
                 for path in road.sides("clean", "cleaned", name):
                     path.unlink()
-            unseen = taken.notices(before - sum(corpus.kept for corpus in training))
+            left = sum(corpus.kept for corpus in training)
+            unseen = taken.notices(before - left, left)
         # (4) Tell.
-        notices = [_worded(notice) for notice in side_notices(corpora, data) + overlap_notices(training, data)]
-        notices += unseen
+        found = side_notices(corpora, data) + overlap_notices(training, data)
+        notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
+        notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
         for notice in notices:
             road.say(f"warning: {notice}")
         reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
@@ -217,6 +205,12 @@ class _Cleaning:
             "dropped": dict(sorted(corpus.dropped.items())),
             "examples": corpus.examples.listed(),
         }
+
+
+def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
+    """Return the notice on a corpus of which nothing is left; what comes after goes on without it."""
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
+    return f"bitext.train.{number} ({name}): none of its {corpus.read:,} pairs is left ({reasons}); it is left out"
 
 
 def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
@@ -284,8 +278,17 @@ class _Taken:
         source, target = (list(compress(side, ~either)) for side in block)
         return source, target
 
-    def notices(self, dropped: int) -> list[str]:
-        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out."""
+    def notices(self, dropped: int, left: int) -> list[str]:
+        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out.
+
+        Raises DataError where nothing is `left` to train on.
+        """
+        if not left:
+            raise DataError(
+                f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that "
+                "are held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, "
+                "`test`)"
+            )
         if (more := dropped - self._wanted) < max(1, MANY * self._wanted):
             return []
         return [

@@ -6,26 +6,23 @@ follows from the same arithmetic. Steps on text go by rates that were measured o
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import ModelName
-from ziggurat.data.compressed import compression_of
+from ziggurat.pipeline.amounts import Lines
 from ziggurat.pipeline.step import Expected
+from ziggurat.pipeline.wording import errors_worded
 
 if TYPE_CHECKING:
     from ziggurat.cost.estimate import Cost
 
-__all__ = ["PAIRS_ALIGNED", "PAIRS_CLEANED", "PAIRS_PREPARED", "Costs", "by_rate", "expected_lines"]
+__all__ = ["PAIRS_ALIGNED", "PAIRS_CLEANED", "PAIRS_PREPARED", "Costs", "by_rate"]
 
 PAIRS_CLEANED, PAIRS_PREPARED, PAIRS_ALIGNED = 60_000, 25_000, 5_000
 """Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences, the usual filters)."""
-_BYTES_PER_LINE = 60
-_PACKED = 3  # bytes of text for one of a compressed file
+_UNKNOWN = "is not known yet"
 _OF_TRAINING_SPEED = 0.2
 """Arithmetic of a search a second, as a share of that of training: its products are small and wait for each other."""
 
@@ -48,8 +45,9 @@ class Costs:
 
         if name not in self._known:
             experiment = self._experiments[name]
-            sizes = vocabulary_sizes(experiment.data)
-            self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target))
+            with errors_worded(name):
+                sizes = vocabulary_sizes(experiment.data)
+                self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target))
         return self._known[name]
 
     def training(self, name: ModelName) -> Expected:
@@ -77,44 +75,30 @@ class Costs:
         cost = self.of("student")
         return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
 
-    def translating(self, name: ModelName, lines: int | None, beam: int, workers: int) -> Expected:
+    def translating(self, name: ModelName, lines: Lines | None, beam: int, workers: int) -> Expected:
         """Return what the translation of so many lines takes; None: their number is not known."""
         if lines is None or name not in self._experiments:
-            return Expected(said="the number of lines is not known yet" if lines is None else "")
+            return Expected(said=f"the number of lines {_UNKNOWN}" if lines is None else f"{lines} lines")
         cost = self.of(name)
         source, target = cost.length
-        work = lines * (source * cost.forward.source + beam * target * cost.forward.target)
+        work = lines.number * (source * cost.forward.source + beam * target * cost.forward.target)
+        by = "1 worker" if workers == 1 else f"{workers} workers"
         # Rates of training are those of all threads together, of which each worker has its share.
         speed = cost.time.flops / cost.time.seconds * _OF_TRAINING_SPEED
-        return Expected(work / speed, said=f"about {lines:,} lines, {workers} workers; a rough estimate")
+        return Expected(work / speed, said=f"{lines} lines, {by}; a rough estimate")
 
-    def scoring(self, name: ModelName, lines: int | None) -> Expected:
+    def scoring(self, name: ModelName, lines: Lines | None) -> Expected:
         """Return what forward passes over so many pairs take; None: their number is not known."""
         if lines is None or name not in self._experiments:
-            return Expected(said="the number of pairs is not known yet" if lines is None else "")
+            return Expected(said=f"the number of pairs {_UNKNOWN}" if lines is None else f"{lines} pairs")
         cost = self.of(name)
         source, target = cost.length
-        work = lines * (source * cost.forward.source + target * cost.forward.target)
-        return Expected(work / (cost.time.flops / cost.time.seconds), said=f"about {lines:,} pairs; a rough estimate")
+        work = lines.number * (source * cost.forward.source + target * cost.forward.target)
+        return Expected(work / (cost.time.flops / cost.time.seconds), said=f"{lines} pairs; a rough estimate")
 
 
-def by_rate(lines: int | None, rate: float) -> Expected:
-    """Return what so many pairs take at a rate of pairs a second."""
-    return Expected(None if lines is None else lines / rate, said="" if lines is None else f"about {lines:,} pairs")
-
-
-def expected_lines(files: Iterable[Path]) -> int | None:
-    """Return the number of lines of plain files, counted, or of others by their sizes; None where one is not there."""
-    total = 0.0
-    for path in files:
-        try:
-            size = os.path.getsize(path)
-        except OSError:
-            return None
-        if compression_of(path):
-            total += size * _PACKED / _BYTES_PER_LINE
-        elif size > 1 << 28:
-            total += size / _BYTES_PER_LINE
-        else:
-            total += path.read_bytes().count(b"\n")
-    return round(total)
+def by_rate(lines: Lines | None, rate: float) -> Expected:
+    """Return what so many pairs take at a rate of pairs a second; None: their number is not known."""
+    if lines is None:
+        return Expected(said=f"the number of pairs {_UNKNOWN}")
+    return Expected(lines.number / rate, said=f"{lines} pairs")

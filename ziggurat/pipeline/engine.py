@@ -41,7 +41,7 @@ _HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER, _DEAR = "earlier", 600.0
 """Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
 _BUSY = "another pipeline is at work here; wait for it to end"
-State = Literal["done", "begun", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
+State = Literal["done", "begun", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class StepState:
 
     Attributes:
         step: the step.
-        state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `new`, `changed`,
-            `damaged`, `forced`: done from its beginning; `after`: depends on what an earlier one will hand on;
-            `missing`: to be taken as it stands, but not done.
+        state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `page`: done, but a page
+            is gone, which is made again; `new`, `changed`, `damaged`, `forced`: done from its beginning; `after`:
+            depends on what an earlier one will hand on; `missing`: to be taken as it stands, but not done.
         why: the reason, in words.
         spent: the time spent on it.
     """
@@ -66,6 +66,11 @@ class StepState:
     def settled(self) -> bool:
         """True where nothing is to be done."""
         return self.state in ("done", "kept")
+
+    @property
+    def goes_on(self) -> bool:
+        """True where what is there stays, and is gone on with."""
+        return self.state in ("begun", "page")
 
 
 @dataclass(frozen=True)
@@ -154,10 +159,10 @@ class Pipeline:
                     say(f"{place}: {standing.why}")
                     continue
                 say(f"{place}: {step.title}" + ("" if standing.state == "new" else f" ({standing.why})"))
-                if standing.state != "begun":
+                if not standing.goes_on:
                     self._make_room(step, say)
                     self.begun.append(step.name)
-                stopped = self._do(step, self._wanted(step, manifests), begun=standing.state == "begun")
+                stopped = self._do(step, self._wanted(step, manifests), begun=standing.goes_on)
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)
                 manifests[step.name] = read_manifest(self.folder / step.name)
@@ -207,6 +212,8 @@ class Pipeline:
             return standing("after", f"depends on what {' and '.join(waiting)} will hand on")
         if (damage := self._damage(folder, manifest)) is not None:
             return standing("damaged", damage)
+        if gone := [folder / page for page in step.pages if not (folder / page).is_file()]:
+            return standing("page", f"{gone[0]} is gone: it is made again")
         return standing("done", "up to date")
 
     def _wanted(self, step: Step, manifests: dict[str, StepManifest | None]) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
         partial(model_files, road, *existing),
         ("scores.json", "robustness.json", "translations/*"),
         check=partial(_check, road, how),
+        pages=("robustness.html",) if how.perturb else (),
     )
 
 

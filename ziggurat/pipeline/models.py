@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
-from ziggurat.config.pipeline import ModelName
+from ziggurat.config.pipeline import MODELS, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.data.files import find_files
-from ziggurat.errors import ZigguratError
-from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate, expected_lines
+from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.pipeline.amounts import Amounts
+from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.wording import errors_worded, worded
 
 __all__ = [
     "data_step",
     "decoding_of",
     "experiment_of",
     "in_fresh_state",
-    "keys_of",
     "model_files",
     "of_model",
     "quantise_step",
+    "refuse_empty_stages",
     "said",
     "train_step",
 ]
@@ -44,10 +45,32 @@ def said(name: ModelName) -> str:
 
 
 def experiment_of(road: Road, name: ModelName) -> Experiment:
-    """Return the experiment that a model is trained by."""
+    """Return the experiment that a model is trained by, as the corpora are now: without those that cleaning emptied.
+
+    Raises ConfigError where its stages name a corpus that it does not learn from.
+    """
     corpora = Corpora(road)
+    names = [str(corpus.name) for corpus in corpora.train(name)]
+    for number, stage in enumerate(getattr(road.config, name).stages):
+        if unknown := [corpus for corpus in stage.mix if corpus not in names]:
+            has = f"the {said(name)} learns from {', '.join(names)}"
+            raise ConfigError(f"`{name}.stages.{number}.mix`: no corpus {printable(unknown[0], 60)}; {has}")
     store = str(road.at(f"{name}-data", "store"))
-    return road.config.experiment(name, corpora.train(name), corpora.dev(name), store)
+    return road.config.experiment(name, corpora.with_pairs(name), corpora.dev(name), store)
+
+
+def refuse_empty_stages(road: Road) -> None:
+    """Raise DataError where stages of any model name a corpus of which cleaning left nothing.
+
+    Steps that take long ask before they begin, also those of other models.
+    """
+    empty = Corpora(road).empty()
+    for name in MODELS:
+        chosen: TrainedConfig | None = getattr(road.config, name)
+        for number, stage in enumerate(() if chosen is None else chosen.stages):
+            if gone := [corpus for corpus in stage.mix if corpus in empty]:
+                why = f"cleaning left no pair of {gone[0]} ({road.at('clean', 'report.json')} has the reasons)"
+                raise DataError(f"`{name}.stages.{number}.mix`: {why}; take it out of the mix, or change `cleaning`")
 
 
 def data_step(road: Road, name: ModelName) -> Step:
@@ -58,10 +81,17 @@ def data_step(road: Road, name: ModelName) -> Step:
     def work(folder: Path) -> None:
         from ziggurat.data.prepare import prepare
 
-        with keys_of(name):
-            report = prepare(experiment.data, progress=Progress(road.say, "pairs").phase)
+        refuse_empty_stages(road)
+        if not corpora.with_pairs(name):
+            nothing = f"nothing to learn from: cleaning left no pair of {', '.join(sorted(corpora.empty()))}"
+            where = f"({road.at('clean', 'report.json')} has the reasons)"
+            raise DataError(f"the {said(name)} has {nothing} {where}; change `cleaning` or `bitext`")
+        for empty in (str(corpus.name) for corpus in corpora.train(name) if corpus.name in corpora.empty()):
+            road.say(f"warning: {empty}: cleaning left none of its pairs; it is left out")
+        with errors_worded(name, lambda: corpora.keys(name)):
+            report = prepare(experiment_of(road, name).data, progress=Progress(road.say, "pairs").phase)
         for notice in report.notices:
-            road.say(f"warning: {worded(name, notice)}")
+            road.say(f"warning: {worded(notice, name, corpora.keys(name))}")
         pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
         road.say(f"{report.kept:,} pairs, {pieces}")
 
@@ -97,7 +127,7 @@ def data_step(road: Road, name: ModelName) -> Step:
             "store/train-*",
             "store/dev-*",
         ),
-        lambda: by_rate(expected_lines(Path(str(one.target)) for one in corpora.train(name)), PAIRS_PREPARED),
+        lambda: by_rate(Amounts(road).of(name), PAIRS_PREPARED),
     )
 
 
@@ -114,8 +144,8 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     chosen, experiment = getattr(road.config, name), experiment_of(road, name)
 
     def work(folder: Path) -> int | None:
-        with keys_of(name):
-            return train_or_go_on(road, folder / "run", experiment)
+        with errors_worded(name, lambda: Corpora(road).keys(name)):
+            return train_or_go_on(road, folder / "run", experiment_of(road, name))
 
     model = chosen.model
     depth = f"{model.encoder.layers}-{model.decoder.layers}"
@@ -134,11 +164,15 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
 
 def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
     """Return the step that fine-tunes the student for int8, for so many updates."""
-    experiment = road.config.quantised(experiment_of(road, "student"), str(road.model("student")))
+
+    def quantised() -> Experiment:
+        return road.config.quantised(experiment_of(road, "student"), str(road.model("student")))
 
     def work(folder: Path) -> int | None:
-        return train_or_go_on(road, folder / "run", experiment)
+        with errors_worded("student", lambda: Corpora(road).keys("student")):
+            return train_or_go_on(road, folder / "run", quantised())
 
+    experiment = quantised()
     settings = {"training": experiment.training.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})}
     settings |= experiment.data.model_dump(mode="json", include={"stages"}, exclude_defaults=True)
     return Step(
@@ -167,27 +201,6 @@ def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
     with in_fresh_state():
         resume = (run / CHECKPOINTS).is_dir()
         return train(run, experiment, resume=resume, console=road.console, advice=False).signal
-
-
-_KEYS = re.compile(r"`(?P<key>(?:model|training|decoding)\.)|\bdata\.(?P<data>(?:subword|unicode|stages|modifiers)\b)")
-
-
-def worded(name: ModelName, text: str) -> str:
-    """Return a message on an experiment with the keys of a model's section."""
-
-    def renamed(found: re.Match[str]) -> str:
-        return f"`{name}.{found['key']}" if found["key"] else f"{name}.{found['data']}"
-
-    return _KEYS.sub(renamed, text).replace("data.filters", "cleaning")
-
-
-@contextlib.contextmanager
-def keys_of(name: ModelName) -> Iterator[None]:
-    """Context in which errors name keys of an experiment as those of a model's section."""
-    try:
-        yield
-    except ZigguratError as error:
-        raise type(error)(worded(name, str(error))) from None
 
 
 @contextlib.contextmanager

@@ -118,6 +118,24 @@ class Corpora:
             found += self._of_kind(kind, weight)
         return [self._turned(corpus, name) for corpus in found]
 
+    def empty(self) -> set[str]:
+        """Return the names of the corpora of the bitext of which cleaning has left nothing."""
+        sources = {name: self._road.sides("clean", "train", name)[0] for name in self._road.bitext_names()}
+        return {name for name, path in sources.items() if path.is_file() and not path.stat().st_size}
+
+    def with_pairs(self, name: ModelName) -> list[CorpusConfig]:
+        """Return the training corpora of a model, without those of which cleaning has left nothing."""
+        empty = self.empty()
+        return [corpus for corpus in self.train(name) if corpus.name not in empty]
+
+    def keys(self, name: ModelName) -> dict[str, str]:
+        """Return the key in the pipeline's file of each corpus of a model's experiment."""
+        bitext = {corpus: f"bitext.train.{number}" for number, corpus in enumerate(self._road.bitext_names())}
+        keys = {**bitext, BACK_TRANSLATION: "backtranslation", DISTILLATION: "distillation"}
+        train = [keys.get(str(corpus.name), "distillation") for corpus in self.with_pairs(name)]
+        dev = [*(f"bitext.dev.{number}" for number in range(len(self._config.bitext.dev))), "bitext.hold_out.dev"]
+        return {f"data.{split}.{n}": key for split, of in (("train", train), ("dev", dev)) for n, key in enumerate(of)}
+
     def dev(self, name: ModelName) -> list[CorpusConfig]:
         """Return the development corpora of a model, with the tags that its training corpora have, too."""
         learnt = {corpus.tag for corpus in self.train(name)}

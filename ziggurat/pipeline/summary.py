@@ -35,7 +35,8 @@ def report_step(road: Road, others: Sequence[Step], times: Path) -> Step:
         write_atomically(folder / PAGE, pipeline_page(summary, robustness=link).encode())
 
     # It hands on nothing: times differ every time.
-    return Step("report", "reports on all of it", {}, work, {step.name: ["*"] for step in others}, outputs=())
+    after = {step.name: ["*"] for step in others}
+    return Step("report", "reports on all of it", {}, work, after, outputs=(), pages=(PAGE, RECORD))
 
 
 def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummary:

@@ -16,8 +16,9 @@ from ziggurat.config.pipeline_models import (
     TranslationConfig,
 )
 from ziggurat.errors import ConfigError
-from ziggurat.pipeline.costs import Costs, expected_lines
-from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, said
+from ziggurat.pipeline.amounts import Amounts
+from ziggurat.pipeline.costs import Costs
+from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
 
@@ -99,6 +100,7 @@ def _translation(
         from ziggurat.jobs.launchers import processes
         from ziggurat.jobs.run import Work
 
+        refuse_empty_stages(road)
         with in_fresh_state():
             outcome = back_translate(job(folder), Work(partial(processes, workers), progress=Progress(road.say).show))
         if (report := outcome.report) is not None:
@@ -119,7 +121,7 @@ def _translation(
         after,
         lambda: model_files(road, name),
         _CORPUS,
-        lambda: costs.translating(name, expected_lines(texts), beam, workers),
+        lambda: costs.translating(name, Amounts(road).read(step), beam, workers),
         check,
     )
 
@@ -185,6 +187,6 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
         {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
         partial(model_files, road, "backward"),
         _CORPUS,
-        lambda: costs.scoring("backward", expected_lines(targets)),
+        lambda: costs.scoring("backward", Amounts(road).read("filter")),
         partial(_check_decoding, "filter", road, "backward", {}),
     )
