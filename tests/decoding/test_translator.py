@@ -123,6 +123,17 @@ def test_tags_are_put_before_every_sentence(copying: Translator) -> None:
         copying.translate(["A dog"], tag="<nt>")
 
 
+def test_lines_without_a_tag_are_counted_where_tags_name_languages(copying: Translator) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copying.translate(["A dog"])  # its tags are <bt> and <new>
+    copying.source_tokenizer = SentencePieceTokenizer(copying.source_tokenizer.model, tags=["<2de>", ">>fra<<", "<bt>"])
+    with pytest.warns(TranslationWarning, match="a line without a tag, .*: `tag` can be <2de>, >>fra<<;"):
+        copying.translate(["A dog", "A dog"])
+    copying.translate(["A dog"], tag="<2de>")
+    assert copying.notices["untagged"] == 2
+
+
 def test_control_ids_tags_and_filler_rows_are_never_generated(tokenizer: SentencePieceTokenizer) -> None:
     class Wicked(CopyModel):
         def scores(self, wanted: torch.Tensor) -> torch.Tensor:

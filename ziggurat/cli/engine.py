@@ -281,6 +281,7 @@ def notices_text(notices: Mapping[str, int]) -> str:
         "long_lines": "translated in parts",
         "unfinished": "cut at the length limit",
         "unmet": "without phrases they should contain",
+        "untagged": "without a tag, so in a language that the model chose",
     }
     counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in notices.items() if count]
     return "; " + ", ".join(counts) if counts else ""

@@ -14,7 +14,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import SourcePart
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import Notices, check_tag, in_parts
+from ziggurat.decoding.lines import Notices, check_tag, count_untagged, in_parts
 from ziggurat.decoding.request import RuleOptions, SamplingOptions, SearchSettings, Sentence
 from ziggurat.decoding.terminology import Terminology, phrase_ids
 from ziggurat.decoding.words import boundary_ids, ends_in_word
@@ -112,8 +112,8 @@ class TranslationCall:
         self.target = target
         self._complete = False
         self.tag: tuple[int, ...] = ()
+        check_tag(tag, source.tags)
         if tag is not None:
-            check_tag(tag, source.tags)
             self.tag = (source.tags[tag],)
         self.terminology = Terminology(terminology or {})
         if constrained or terminology:
@@ -169,6 +169,7 @@ class TranslationCall:
         `notices` counts blank and long lines. Raises the DataError of `sentences`.
         """
         owned, parts, sentences = [], list[SourcePart](), list[Sentence]()
+        count_untagged(bool(self.tag), texts, self.source.tags, notices)
         for place, (text, new) in enumerate(in_parts(texts, self.source.encode, self.source_limit, notices)):
             owned.append(range(len(parts), len(parts) + len(new)))
             for part, sentence in self.sentences(text, new, place, extras):

@@ -25,6 +25,7 @@ __all__ = [
     "Notices",
     "TranslationWarning",
     "check_tag",
+    "count_untagged",
     "in_parts",
     "join_parts",
     "one_line",
@@ -62,6 +63,8 @@ _SENTENCE_END = regex.compile(
 _NO_BLANKS = rf"[{UNSPACED_SCRIPTS}。、！？｡」』）]"
 _ENDS_UNSPACED = regex.compile(_NO_BLANKS + r"\Z")
 _STARTS_UNSPACED = regex.compile(_NO_BLANKS)
+
+_LANGUAGE_TAG = regex.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -118,10 +121,18 @@ def one_line(text: str) -> str:
     return _LINE_ENDS.sub(" ", text).strip(" ") if _LINE_ENDS.search(text) else text
 
 
-def check_tag(tag: str, known: Collection[str]) -> None:
-    """Raise ConfigError for a tag that is none of those that a model knows."""
-    if tag not in known:
+def check_tag(tag: str | None, known: Collection[str]) -> None:
+    """Raise ConfigError for a tag that is none of those that a model knows; None stands for no tag."""
+    if tag is not None and tag not in known:
         raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {', '.join(known) or 'none'}")
+
+
+def count_untagged(tagged: bool, texts: Sequence[str], known: Collection[str], notices: Notices) -> None:
+    """Count texts that are not tagged where the tags of a model name several languages: it chooses one by itself."""
+    languages = [] if tagged else [tag for tag in known if _LANGUAGE_TAG.fullmatch(tag)]
+    if len(languages) > 1:
+        for _ in texts:
+            notices.add("untagged", f"a line without a tag, in whatever language: `tag` can be {', '.join(languages)}")
 
 
 def in_parts(

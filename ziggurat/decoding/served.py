@@ -14,8 +14,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
-from ziggurat.config import load_experiment
-from ziggurat.config.load import change_section
+from ziggurat.config.load import change_section, load_experiment
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
@@ -23,6 +22,7 @@ from ziggurat.decoding.lines import (
     WINDOW_LINES,
     Notices,
     check_tag,
+    count_untagged,
     in_parts,
     one_line,
     refuse_single,
@@ -156,12 +156,12 @@ class ServedTranslator:
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
         if decoding.alignments and not self.aligned:
             raise ConfigError("this model was exported before exports told alignments; export it again")
-        if tag is not None:
-            check_tag(tag, self.source_tokenizer.tags)
+        check_tag(tag, self.source_tokenizer.tags)
         return Call(decoding, [] if tag is None else [tag], token_scores, [])
 
     def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
         limit = min(call.decoding.max_source_pieces, max(1, self.max_positions - 1 - len(call.tag)))
+        count_untagged(bool(call.tag), texts, self.source_tokenizer.tags, self.notices)
         of_texts = [new for _, new in in_parts(texts, self.source_tokenizer.encode, limit, self.notices)]
         parts = [part for new in of_texts for part in new]
         first = 1 if call.forced or call.words else 0  # parts that begin with the prefix

@@ -49,10 +49,11 @@ class Translator:
         scorer: creates the search's scorer in place of the models, which may then be missing (an exported model).
 
     `notices` counts what was not translated in the ordinary way: `blank_lines` (not shown to the model), `long_lines`
-    (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing). The first of each
-    kind gives a warning, except for blank lines. `on_finished` is called with the number of sentences that a step of
-    the search has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
-    `about_precision` returns what `auto` has chosen and, if told to, what would be faster, for which it may measure.
+    (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing), `untagged` (no
+    tag, where the model has those of several languages). The first of each kind gives a warning, except for blank
+    lines. `on_finished` is called with the number of sentences that a step of the search has finished, for a progress
+    bar; a line in several parts is several sentences, a blank one is none. `about_precision` returns what `auto` has
+    chosen and, if told to, what would be faster, for which it may measure.
     """
 
     def __init__(

@@ -136,7 +136,7 @@ class ModelSource:
 
 def _silence(notices: Notices) -> None:
     """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
-    notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet"), "")
+    notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet", "untagged"), "")
 
 
 def _of_model(name: str) -> bool:
