@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,7 @@ def test_settings_and_inputs_of_a_job_stay(
         (("--job", "job", "-i", "bad"), "bad, line 2: not valid UTF-8"),
         (("--job", "job", "--prefix", "short"), "they must pair up"),
         (("--job", "job", "--ray", "auto", "--device", "cuda:1"), "write `cuda`"),
+        (("--job", "job", "--ray", "local"), "`ray` is not installed"),
         (("--job", "job", "--document", "text"), "`--job` is for lines of text"),
     ],
 )
@@ -167,6 +169,7 @@ def test_mistakes_are_told_before_anything_is_done(
     more: tuple[str, ...], said: str, ziggurat: Ziggurat, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
     Path("text").write_text("Su divusim.\nNe gokun.\n")
     Path("short").write_text("go\n")
     Path("bad").write_bytes(b"good\n\xff\n")

@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -252,6 +253,23 @@ def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, 
     with pytest.raises(ConfigError, match="eflomal"):
         do(other, tmp_path)
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "auto"])
+def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
+    address: str, config: DataConfig, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where no cluster is noted
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = tmp_path / "data.yaml"
+    file.write_text(dump(Experiment(data=config)))
+    command = ("prepare", file, "--job", tmp_path / "job", "--ray", address)
+    told = ziggurat(*command)
+    assert (told.status, f"`--ray {address}`: no cluster there" in " ".join(told.err.split())) == (2, True), told.err
+    assert not (tmp_path / "job").exists()
+    merge = ziggurat(*command, "--merge")  # needs none
+    assert (merge.status, "no part is done" in " ".join(merge.err.split())) == (2, True), merge.err
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:
