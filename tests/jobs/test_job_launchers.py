@@ -182,12 +182,14 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: None) -> It
 LINES = [f"line {number}" for number in range(11)]
 
 
-def job(folder: Path, task: Any, work: Work, text: Path | None = None) -> JobOutcome[Merged]:
-    """Do `task` with LINES, two in a shard; `text` is the file that they are said to come from."""
+def job(
+    folder: Path, task: Any, work: Work, text: Path | None = None, found: Sequence[str] = LINES
+) -> JobOutcome[Merged]:
+    """Do `task` with LINES, two in a shard; they are said to come from the file `text`, and `found` are there."""
     watch = InputWatch()
     settings = {"inputs": [] if text is None else watch.fingerprint(text)}
     plan = fix_plan(folder, "turn", settings, watch, 2, lambda: len(LINES))
-    return run_text_job(plan, task, lambda: map(Line, LINES), lambda results: b"".join(results), work)
+    return run_text_job(plan, task, lambda: map(Line, found), lambda results: b"".join(results), work)
 
 
 class Turned:
@@ -270,11 +272,13 @@ def test_a_signal_stops_actors_and_processes_go_on() -> None:
 
     def signalled(before: int, now: int, total: int) -> None:
         if now >= 4:
+            Path("job", "turn", ".00000002.txt.0a1b2c3d.tmp").touch()  # of a worker in the middle of a shard
             os.kill(os.getpid(), signal.SIGTERM)
 
     stopped = job(Path("job"), Turned(), Work(partial(ray_actors, "local", 2), progress=signalled))
     assert (stopped.signal, stopped.report) == (signal.SIGTERM, None)
     assert len(list(Path("job").glob("turn/*.json"))) == 2
+    assert not list(Path("job").rglob("*.tmp"))
     assert signal.getsignal(signal.SIGTERM) == before
     assert job(Path("job"), Turned(), Work(partial(processes, 2))) == job(Path("whole"), Turned(), Work())
     assert tree(Path("job")) == tree(Path("whole"))
@@ -303,3 +307,24 @@ def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_pat
 
         with pytest.raises(DataError, match=r"text: changed while being read; begin again in another folder than"):
             job(tmp_path / str(number), Turned(), Work(part=part, progress=changed), text)
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("part", [(0, 1), (0, 2)])
+def test_an_input_that_ends_early_is_told(part: tuple[int, int], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the input became shorter .*; begin again in another folder"):
+        job(tmp_path / "job", Turned(), Work(part=part), found=LINES[:5])
+
+
+@pytest.mark.usefixtures("in_process")
+def test_parts_work_at_once_but_not_beside_a_merge(tmp_path: Path) -> None:
+    do = partial(job, tmp_path / "job", Turned())
+
+    def beside(before: int, now: int, total: int) -> None:
+        if now == 0:
+            assert do(Work(part=(1, 2))).report is None
+            with pytest.raises(DataError, match="another turn is at work here"):
+                do(Work(only_merge=True))
+
+    do(Work(part=(0, 2), progress=beside))
+    assert do(Work(only_merge=True)) == job(tmp_path / "whole", Turned(), Work())

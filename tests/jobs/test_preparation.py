@@ -172,6 +172,11 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
     do(config, tmp_path, part=(3, 5))
     assert [[path.name for path in part] for part in read[0]] == [["again.qlo", "again.qhi"]]
     assert len(read) == 1
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()}
+    do(config, tmp_path, part=(3, 5))  # none is done again
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()} == before
+    with pytest.raises(DataError, match=r"57 of 113 pairs are encoded; run the same command without `--merge`"):
+        do(config, tmp_path, only_merge=True)
 
 
 @pytest.mark.slow

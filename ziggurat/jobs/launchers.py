@@ -7,6 +7,7 @@ any order. `processes` are those of this machine; `ray_actors` those of a cluste
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -128,7 +129,7 @@ def cluster_library(address: str) -> ModuleType:
     Raises ConfigError where Ray is not installed, or nothing listens there.
     """
     try:
-        import ray
+        ray = importlib.import_module("ray")
     except ModuleNotFoundError:
         raise ConfigError("`ray` is not installed: pip install 'ziggurat-mt[ray]'") from None
     if not ray.is_initialized():
@@ -197,7 +198,7 @@ class _RayRun:
             while idle and (shard := lost.pop() if lost else next(shards, None)) is not None:
                 actor = idle.pop()
                 working[actor.do.remote(function, shard)] = actor, shard
-            if not working and not lost and idle:  # the last shard is done; other actors may still be waiting
+            if idle and not working:  # the last shard is done; other actors may still be waiting
                 return
             ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
             for answer in ended:
