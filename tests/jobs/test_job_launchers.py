@@ -121,6 +121,7 @@ class Ray:
         return self._connected
 
     def init(self, **options: Any) -> None:
+        assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"  # else it sends figures home
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
         self._connected = True
 
@@ -173,6 +174,8 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_process: None) -> It
     stand_in = Ray(tmp_path / "ray")
     monkeypatch.setitem(sys.modules, "ray", stand_in)
     monkeypatch.setattr(launchers, "_WAIT_SECONDS", 0)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
     monkeypatch.chdir(tmp_path / "here")
     handler = signal.getsignal(signal.SIGTERM)
     yield stand_in
@@ -210,8 +213,7 @@ def test_actors_that_die_make_what_processes_make(ray: Ray) -> None:
     launch = partial(ray_actors, "local", 2)
     done = job(Path("ray"), Turned(line2=1, line6=4), Work(launch, progress=lambda *counts: seen.append(counts)))
     assert done == job(Path("processes"), Turned(), Work(partial(processes, 2)))
-    assert done.report is not None
-    assert done.report.taken == "".join(line[::-1] + "\n" for line in LINES).encode()
+    assert done.report == Merged("".join(line[::-1] + "\n" for line in LINES).encode(), 11, {"turned": 11})
     assert tree(Path("ray")) == tree(Path("processes"))
     assert (seen[0], seen[-1], len(seen)) == ((0, 0, 11), (0, 11, 11), 7)
     assert not ray.actors
@@ -293,6 +295,22 @@ def test_as_many_actors_as_the_cluster_has_room_for(ray: Ray) -> None:
         ray_actors("local", None, cpus=8),
     ):
         pass
+
+
+@pytest.mark.usefixtures("in_process")
+def test_processes_take_no_more_shards_than_they_have_room_for() -> None:
+    taken: list[int] = []
+
+    def shards() -> Iterator[Shard[Any]]:
+        for number in range(12):
+            taken.append(number)
+            yield Shard(number, number, [])
+
+    with processes(2) as run:
+        results = run(lambda shard: shard.index, shards(), lambda: False)
+        next(results)
+        assert len(taken) == 4
+        assert len(list(results)) == 11
 
 
 @pytest.mark.usefixtures("in_process")
