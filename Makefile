@@ -8,7 +8,7 @@ TOOLS := .venv-tools
 # Tests start many processes, each of which would compile the package anew where nothing may be kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test browser test-slow lint format docs dist bench bench-train bench-decode bench-gpu clean
+.PHONY: demo test browser test-slow test-ray lint format docs dist bench bench-train bench-decode bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/ziggurat demo
@@ -23,8 +23,12 @@ browser:
 	  apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; \
 	fi
 
-test-slow: $(READY)
+test-slow: $(VENV)/.ray
 	$(BIN)/python -m pytest -m "slow or not slow"
+
+# Jobs on a Ray cluster whose two nodes are processes of this machine.
+test-ray: $(VENV)/.ray
+	$(BIN)/python -m pytest -m slow tests/jobs/test_ray.py
 
 lint: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
@@ -71,6 +75,11 @@ $(READY): constraints.txt pyproject.toml hatch_build.py ziggurat/nn/compiled.c
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Ray, for the slow tests that need it; nobody else waits for it.
+$(VENV)/.ray: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt ray
 	touch $@
 
 # What `make docs` and `make dist` need, 120 MB; kept out of $(VENV), whose set-up everyone waits for. Sphinx reads the

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,13 @@ from tests.cli.conftest import Ziggurat
 from tests.killing import tree
 from ziggurat.cli import alignment
 from ziggurat.cli import jobs as bulk
+from ziggurat.data.checksums import CHECKSUMS_FILE
 from ziggurat.errors import CheckpointError
 from ziggurat.jobs.models import ModelChoice, opened
 from ziggurat.jobs.shards import StageFiles
+from ziggurat.jobs.text import Line
+from ziggurat.jobs.translation import Translating
+from ziggurat.models.device import usable_device
 
 SHORT = ("max_length.limit=6", "min_length=0")
 
@@ -160,6 +166,7 @@ def test_settings_and_inputs_of_a_job_stay(
         (("--job", "job", "-i", "bad"), "bad, line 2: not valid UTF-8"),
         (("--job", "job", "--prefix", "short"), "they must pair up"),
         (("--job", "job", "--ray", "auto", "--device", "cuda:1"), "write `cuda`"),
+        (("--job", "job", "--ray", "local"), "`ray` is not installed"),
         (("--job", "job", "--document", "text"), "`--job` is for lines of text"),
     ],
 )
@@ -167,6 +174,7 @@ def test_mistakes_are_told_before_anything_is_done(
     more: tuple[str, ...], said: str, ziggurat: Ziggurat, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
     Path("text").write_text("Su divusim.\nNe gokun.\n")
     Path("short").write_text("go\n")
     Path("bad").write_bytes(b"good\n\xff\n")
@@ -182,7 +190,7 @@ def test_mistakes_are_told_before_anything_is_done(
 def test_what_changes_while_a_job_runs_is_told(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that grows, and a run whose best checkpoint is another one when a worker opens it."""
+    """A text that grows."""
     text = tmp_path / "text"
     text.write_bytes(pairs[0].read_bytes())
     command = ("translate", trained, *SHORT, "-i", text, "--window", 7, "-o", tmp_path / "out")
@@ -198,10 +206,32 @@ def test_what_changes_while_a_job_runs_is_told(
         told = ziggurat(*command, "--job", tmp_path / "job")
     assert (told.status, "text: changed while being read; begin again in" in " ".join(told.err.split())) == (2, True)
     assert not (tmp_path / "out").exists()
-    choice = ModelChoice((str(trained),), device="cpu").identified().choice
-    assert opened(choice).decoding.beam_size == 4
+
+
+def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
+    """A run whose best checkpoint is another one when a worker opens it is refused, as is one of other vocabularies."""
+    known = ModelChoice((str(trained),)).identified()
+    assert known.choice.device == usable_device("auto", "--device").type
+    assert opened(known.choice).decoding.beam_size == 4
     with pytest.raises(CheckpointError, match="its weights changed after the job had begun"):
-        opened(replace(choice, weights=(choice.weights[0][::-1],)))
+        opened(replace(known.choice, weights=(known.choice.weights[0][::-1],)))
+    other = shutil.copytree(trained, tmp_path / "other")
+    assert ModelChoice((str(other),)).identified().settings == known.settings
+    (other / CHECKSUMS_FILE).unlink()
+    with (other / "vocabulary.json").open("a") as file:
+        file.write("\n")
+    (before,), (after,) = known.settings["models"], ModelChoice((str(other),)).identified().settings["models"]
+    assert {name for name in before if before[name] != after[name]} == {"vocabulary"}
+
+
+def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
+    """Samples are drawn, and n-best lists numbered, by the number of the line in the whole input."""
+    settings = {"search": "sample", "n_best": 2, "beam_size": 2, "seed": 3, "max_length": {"limit": 6}, "min_length": 0}
+    task = Translating(ModelChoice((str(trained),), device="cpu", decoding=settings).identified().choice)
+    lines = [Line("Su divusim."), Line("Ne gokun."), Line("Su divusim.")]
+    whole, last = task(lines, 40)[0], task(lines[2:], 42)[0]
+    assert last == whole[2:]
+    assert [result.split()[0] for result in whole] == ["41", "42", "43"]
 
 
 @pytest.mark.parametrize(

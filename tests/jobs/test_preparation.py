@@ -12,6 +12,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,11 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
     do(config, tmp_path, part=(3, 5))
     assert [[path.name for path in part] for part in read[0]] == [["again.qlo", "again.qhi"]]
     assert len(read) == 1
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()}
+    do(config, tmp_path, part=(3, 5))  # none is done again
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()} == before
+    with pytest.raises(DataError, match=r"57 of 113 pairs are encoded; run the same command without `--merge`"):
+        do(config, tmp_path, only_merge=True)
 
 
 @pytest.mark.slow
@@ -252,6 +258,23 @@ def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, 
     with pytest.raises(ConfigError, match="eflomal"):
         do(other, tmp_path)
     assert not (tmp_path / "job").exists()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "auto"])
+def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
+    address: str, config: DataConfig, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # where no cluster is noted
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = tmp_path / "data.yaml"
+    file.write_text(dump(Experiment(data=config)))
+    command = ("prepare", file, "--job", tmp_path / "job", "--ray", address)
+    told = ziggurat(*command)
+    assert (told.status, f"`--ray {address}`: no cluster there" in " ".join(told.err.split())) == (2, True), told.err
+    assert not (tmp_path / "job").exists()
+    merge = ziggurat(*command, "--merge")  # needs none
+    assert (merge.status, "no part is done" in " ".join(merge.err.split())) == (2, True), merge.err
 
 
 def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:

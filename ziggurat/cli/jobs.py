@@ -108,7 +108,7 @@ class JobOptions:
     noun: str = "line"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for options that contradict each other, before anything is opened."""
+        """Raise ConfigError for options that contradict each other, and for a cluster that is not there."""
         given = {"--shard": self.shard, "--merge": self.merge, "--ray": self.ray, "--workers": self.workers}
         if self.folder is None and (alone := [name for name, value in given.items() if value]):
             raise ConfigError(f"`{alone[0]}` goes with `--job FOLDER`, where parts of the work are kept")
@@ -117,6 +117,10 @@ class JobOptions:
         if self.ray is not None and ":" in self.device:
             raise ConfigError(f"`--device {printable(self.device)}`: Ray chooses the GPU of each worker; write `cuda`")
         self.part  # noqa: B018 - it is checked now
+        if self.ray is not None and not self.merge:
+            from ziggurat.jobs.launchers import cluster_library
+
+            cluster_library(self.ray)  # now: a vocabulary or an aligner may be learnt before workers are started
 
     @property
     def part(self) -> tuple[int, int]:

@@ -7,6 +7,7 @@ any order. `processes` are those of this machine; `ray_actors` those of a cluste
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -25,7 +26,7 @@ from ziggurat.decoding.pool import worker_pool
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.jobs.shards import Manifest, Shard
 
-__all__ = ["Launcher", "Run", "processes", "ray_actors"]
+__all__ = ["Launcher", "Run", "cluster_library", "processes", "ray_actors"]
 
 _WAIT_SECONDS = 0.2  # between two looks at whether to stop: signals do not end a wait
 _KNOCK_SECONDS = 10.0  # for a cluster to answer
@@ -107,36 +108,55 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
 @contextlib.contextmanager
 def _connected(address: str) -> Iterator[ModuleType]:
     """Context with Ray, connected to a cluster."""
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise ConfigError("`ray` is not installed: pip install 'ziggurat-mt[ray]'") from None
+    ray = cluster_library(address)
     if ray.is_initialized():  # by the program that calls us
         yield ray
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
-        said = printable(str(error).strip().split("\n")[0], 200)
-        raise ConfigError(
-            f"`--ray {printable(address)}`: no cluster there ({said}); start one with `ray start --head`, or write "
-            "auto, local or HOST:PORT"
-        ) from None
+        raise _absent(address, error) from None
     try:
         yield ray
     finally:
         ray.shutdown()
 
 
+def cluster_library(address: str) -> ModuleType:
+    """Return the module `ray`, where something listens at the address of a cluster; it is not connected to.
+
+    Raises ConfigError where Ray is not installed, or nothing listens there.
+    """
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError("`ray` is not installed: pip install 'ziggurat-mt[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            _knock(address)
+        except (OSError, ValueError) as error:
+            raise _absent(address, error) from None
+    return ray
+
+
+def _absent(address: str, error: Exception) -> ConfigError:
+    said = printable(str(error).strip().split("\n")[0], 200)
+    return ConfigError(
+        f"`--ray {printable(address)}`: no cluster there ({said}); start one with `ray start --head`, or write "
+        "auto, local or HOST:PORT"
+    )
+
+
 def _knock(address: str) -> None:
     """Raise OSError or ValueError unless something listens at an address: Ray would try for twenty minutes."""
-    if address == "auto":
-        noted = Path(tempfile.gettempdir(), "ray", "ray_current_cluster")  # by `ray start`
-        address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
-    if address in ("", "local"):
+    if address == "local":
         return
+    if address == "auto":
+        noted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+        address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
+        if not address:
+            raise ValueError("`ray start` has noted none on this machine, and RAY_ADDRESS is not set")
     host, _, port = address.rpartition(":")
     if not (host and re.fullmatch("[0-9]{1,5}", port)) or "/" in host:
         raise ValueError("not an address")
@@ -178,7 +198,7 @@ class _RayRun:
             while idle and (shard := lost.pop() if lost else next(shards, None)) is not None:
                 actor = idle.pop()
                 working[actor.do.remote(function, shard)] = actor, shard
-            if not working and not lost and idle:  # the last shard is done; other actors may still be waiting
+            if idle and not working:  # the last shard is done; other actors may still be waiting
                 return
             ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
             for answer in ended:

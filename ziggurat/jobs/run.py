@@ -109,7 +109,10 @@ def _do_missing(plan: Plan, last: StageFiles, do: Do, items: Callable[[], Iterab
     shards = cut(items(), plan.shard_lines, missing.__contains__)
     stopped_by = do_shards(do, shards, work, before, total)
     if stopped_by is None and (late := sum(last.complete(index) is None for index in missing)):
-        raise DataError(f"the input became shorter while it was read: {late} shards are missing")
+        raise DataError(
+            f"{plan.folder}: the input became shorter while it was read, {late} shards are missing, one may have ended "
+            "early; begin again in another folder"
+        )
     return stopped_by
 
 
