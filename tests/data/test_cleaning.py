@@ -159,9 +159,9 @@ def test_development_sentences_in_training_pairs_are_named(corpora: Corpora, mon
     dev_notice, test_notice = (notice for notice in report.notices if notice.startswith("CONTAMINATION: "))
     # Sources and targets of dev are 80 sentences; in train are both sides of three pairs and one side of another.
     assert "7 of 80 sentences of data.dev.0 (dev0.de)" in dev_notice
-    assert "4 pairs have both sides there, 5 one at least" in dev_notice
+    assert "both sides of 4, one at least of 5 pairs" in dev_notice
     assert f"2 of 4 sentences of {corpora.folder / 'test.txt'}" in test_notice
-    assert "0 pairs have both sides there, 2 one at least" in test_notice
+    assert "both sides of 0, one at least of 2 pairs" in test_notice
     assert report.kept == len(planted) + 2
     manifest = Store.open(corpora.store).manifest
     by_corpus = [entry["held_out"]["data.dev.0 (dev0.de)"] for entry in manifest["corpora"]["train"]]

@@ -101,7 +101,10 @@ def write_corpus(
             dropped.update(manifest.dropped)
             dropped.update({reason: count for reason, count in just_now.items() if count})
         if not kept:
-            raise DataError(f"{out}: no pair is left of {read:,} lines; dropped: {dropped_text(dropped)}")
+            raise DataError(
+                f"{out}: no pair is left of {read:,} lines; dropped: {dropped_text(dropped)}; "
+                "loosen the filters, or use a model that translates better"
+            )
     checksums = [digest.hexdigest() for digest in digests]
     names = zip(_SIDES, sizes, checksums, strict=True)
     described = {name: {"bytes": size, "xxh3_128": checksum} for name, size, checksum in names}

@@ -183,8 +183,8 @@ def overlap_notice(name: str, found: Overlap) -> str | None:
     if not found.pairs and found.found < _many(found):
         return None
     return (
-        f"{CONTAMINATION} {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs; "
-        f"{found.pairs:,} pairs have both sides there, {found.sides:,} one at least. Scores on it tell less than they "
+        f"{CONTAMINATION} {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs: "
+        f"both sides of {found.pairs:,}, one at least of {found.sides:,} pairs. Scores on it tell less than they "
         "seem to: `data.filters.held_out: pairs` (or `sides`) drops such pairs"
     )
 

@@ -206,7 +206,7 @@ class _RayRun:
                 try:
                     result = ray.get(answer)
                 except ray.exceptions.RayTaskError as error:
-                    raise error.cause from None
+                    raise error.cause from error  # whose text is the traceback in the worker
                 except ray.exceptions.RayActorError:
                     if shard is not None:
                         lost.append(shard)
