@@ -153,8 +153,8 @@ class _Cleaning:
             taken.write(road)
             before = sum(corpus.kept for corpus in training)
             for name, corpus in zip(names, training, strict=True):
-                left = map(taken.without, _plain(road.sides("clean", "cleaned", name)))
-                kept = write_sides(road.sides("clean", "train", name), left)
+                others = map(taken.without, _plain(road.sides("clean", "cleaned", name)))
+                kept = write_sides(road.sides("clean", "train", name), others)
                 corpus.dropped["held_out"] += corpus.kept - kept
                 corpus.kept = kept
                 for path in road.sides("clean", "cleaned", name):
