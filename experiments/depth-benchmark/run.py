@@ -181,6 +181,8 @@ def one_run(run: Run, store: str, work: Path) -> None:
     out.parent.mkdir(exist_ok=True)
     torch.set_num_threads(1)
     values = [*common(run.method, DEPTHS[run.depth], run.rate, run.updates, run.seed), f"data.store={store}"]
+    if run.long:
+        values.append("data.source_language=fr")
     experiment = load_named("multi30k-de-en", values)
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     began, failure = time.perf_counter(), None
