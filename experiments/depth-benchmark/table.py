@@ -130,7 +130,7 @@ def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
         left.axvline(statistics.mean(everything[PLAIN].losses), color=MARKERS[MAIN][1], linewidth=0.5)
         left.set_yticks(range(len(shown)), shown)
         left.set_xlabel(f"dev loss after {UPDATES} updates, nats per token")
-        left.legend(loc="lower left", frameon=False)
+        left.legend(loc="center right", frameon=False)
         right.set_xlabel("seconds per update,\nof pre-norm's")
         for axes in (left, right):
             axes.spines["top"].set_visible(False)
