@@ -1,4 +1,4 @@
-"""How much text the steps have before them: counted where it is there, else so much at most by what it is made from."""
+"""Amounts of text that the steps work on: counted where it is there, else bounds by what it is made from."""
 
 from __future__ import annotations
 

@@ -62,8 +62,9 @@ def clean_step(road: Road) -> Step:
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
             for as_data in data.train:
                 cleaner_of(data, as_data)
-        given, wanted = Amounts(road).given(), held.dev + held.test
-        if wanted and given is not None and not given.rough and given.number <= wanted:
+        wanted = held.dev + held.test
+        given = Amounts(road).given() if wanted else None
+        if given is not None and not given.rough and given.number <= wanted:
             only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
             raise DataError(f"bitext.hold_out: asks for {wanted:,} pairs, {only}")
 

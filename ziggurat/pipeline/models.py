@@ -82,12 +82,14 @@ def data_step(road: Road, name: ModelName) -> Step:
         from ziggurat.data.prepare import prepare
 
         refuse_empty_stages(road)
+        empty = corpora.empty()
         if not corpora.with_pairs(name):
-            nothing = f"nothing to learn from: cleaning left no pair of {', '.join(sorted(corpora.empty()))}"
+            nothing = f"nothing to learn from: cleaning left no pair of {', '.join(sorted(empty))}"
             where = f"({road.at('clean', 'report.json')} has the reasons)"
             raise DataError(f"the {said(name)} has {nothing} {where}; change `cleaning` or `bitext`")
-        for empty in (str(corpus.name) for corpus in corpora.train(name) if corpus.name in corpora.empty()):
-            road.say(f"warning: {empty}: cleaning left none of its pairs; it is left out")
+        for corpus in corpora.train(name):
+            if corpus.name in empty:
+                road.say(f"warning: {corpus.name}: cleaning left none of its pairs; it is left out")
         with errors_worded(name, lambda: corpora.keys(name)):
             report = prepare(experiment_of(road, name).data, progress=Progress(road.say, "pairs").phase)
         for notice in report.notices:
