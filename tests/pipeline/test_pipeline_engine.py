@@ -178,7 +178,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(graph=graphs(), changes=st.lists(st.lists(CHANGE, max_size=3), min_size=1, max_size=4))
 def test_any_changes_redo_exactly_the_dependants(
     graph: list[dict[str, object]], changes: list[list[tuple[str, int, int]]], tmp_path_factory: pytest.TempPathFactory
