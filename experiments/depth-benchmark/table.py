@@ -51,7 +51,7 @@ class Found:
 
 def found(method: str, depth: str) -> Found:
     """Read the results of a method at its rate."""
-    rates = [] if missing(method) else [rate_of(method)]
+    rates = [] if missing(method) else [rate_of(method, depth)]
     files = [result_of(Run(method, depth, seed, UPDATES, rate)) for rate in rates for seed in (1, 2, 3)]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
     good = [run for run in runs if not run["failure"]]
