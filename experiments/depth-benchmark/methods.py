@@ -94,8 +94,8 @@ RATES = (7e-4, 2e-3, 4e-3)
 BEYOND = (2.5e-4, 8e-3, 1.6e-2)
 """Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
 TIE = 0.1
-"""Full runs settle a rate where trials are within so many nats of the best one: seeds differ by as much, and short trials
-lean towards high rates."""
+"""Full runs settle a rate where trials are within so many nats of the best one: seeds differ by as much, and short
+trials lean towards high rates."""
 SWEEP, UPDATES, LONG = 200, 600, 1500
 """Length of a trial of a rate, of a run of the table, and of one on the second corpus."""
 PRECISION = "fp32"
@@ -147,5 +147,5 @@ CLIMBED: dict[str, tuple[str, ...]] = {
     "6-6": tuple(method for method in METHODS if method not in SLOWER),
     "36-12": ("pre", "dlcl", "t-fixup", "layer-scale"),
 }
-"""Depth -> methods whose rate there is looked for by full runs, from that of 18-18 up and down to where both neighbours are
-worse. At 36-12, where a run takes ten minutes, those that might be recommended; the others have their rate of 18-18."""
+"""Depth -> methods whose rate there is looked for by full runs, from that of 18-18 up and down to where both neighbours
+are worse. At 36-12, where a run takes ten minutes, those that might be recommended; the others take that of 18-18."""
