@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
+
+# Neither a deadline nor a verdict on speed: cores that others use must not make a test fail.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

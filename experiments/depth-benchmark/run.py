@@ -34,12 +34,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from measuring import commit, processor, seconds_in_turns  # noqa: E402
 from methods import (  # noqa: E402
     BEYOND,
+    CLIMBED,
     DEPTHS,
     LONG,
     METHODS,
     PRECISION,
     RATES,
-    SETTLED,
     SLOWER,
     SWEEP,
     SWEPT_AT,
@@ -136,16 +136,38 @@ def missing(method: str) -> list[float]:
 
 
 def settling(method: str) -> list[Run]:
-    """Return the runs of full length that settle the rate of a method of `SETTLED`, where trials cannot."""
+    """Return the runs of full length that settle a rate where trials cannot; none for methods of `SLOWER`."""
     tried = swept(method)
     tied = [rate for rate, loss in tried.items() if loss < min(tried.values()) + TIE]
-    return [Run(method, MAIN, 1, UPDATES, rate) for rate in tied] if method in SETTLED else []
+    depth = SWEPT_AT.get(method, MAIN)
+    return [Run(method, depth, 1, UPDATES, rate) for rate in tied] if len(tied) > 1 and method not in SLOWER else []
 
 
-def rate_of(method: str) -> float:
-    """Return the rate of a method: the best of the trials, or of the runs that settle it as far as they are there."""
-    tried, settled = swept(method), {run.rate: loss for run in settling(method) if (loss := loss_of(run)) is not None}
-    return min(settled or tried, key=lambda rate: (settled or tried)[rate])
+def rate_of(method: str, depth: str = MAIN) -> float:
+    """Return the rate of a method at a depth: the best of the runs that look for it, as far as they are there."""
+    settled = {run.rate: loss for run in settling(method) if (loss := loss_of(run)) is not None}
+    found = settled or swept(method)
+    if method in CLIMBED.get(depth, ()) and (climbed := losses_at(method, depth)):
+        found = climbed
+    return min(found, key=lambda rate: found[rate])
+
+
+def losses_at(method: str, depth: str) -> dict[float, float]:
+    """Return the dev loss of the full runs of the first seed by rate."""
+    tried = {rate: loss_of(Run(method, depth, 1, UPDATES, rate)) for rate in (*RATES, *BEYOND)}
+    return {rate: loss for rate, loss in tried.items() if loss is not None}
+
+
+def climbing(method: str, depth: str) -> list[Run]:
+    """Return the next run that looks for the rate at a depth; none where both neighbours of the best are worse."""
+    if missing(method) or method not in CLIMBED.get(depth, ()):
+        return []
+    rates, tried = sorted((*RATES, *BEYOND)), losses_at(method, depth)
+    if (start := rate_of(method)) not in tried:
+        return [Run(method, depth, 1, UPDATES, start)]
+    best = rates.index(rate_of(method, depth))
+    around = [rates[place] for place in (best - 1, best + 1) if 0 <= place < len(rates)]
+    return [Run(method, depth, 1, UPDATES, rate) for rate in around if rate not in tried][:1]
 
 
 def all_runs() -> list[Run]:
@@ -159,7 +181,7 @@ def all_runs() -> list[Run]:
         for method in known
         if (method in SLOWER) == slower
     ]
-    others = [Run(method, depth, 1, UPDATES, rate_of(method)) for depth in DEPTHS if depth != MAIN for method in first]
+    others = [Run(m, depth, 1, UPDATES, rate_of(m, depth)) for depth in DEPTHS if depth != MAIN for m in first]
     return [*seeds, *others]
 
 
@@ -302,10 +324,13 @@ def main() -> None:
         return [trial(method, rate) for method in methods for rate in missing(method)]
 
     def settled() -> list[Run]:
-        return [run for method in o.method for run in settling(method)]
+        return [run for method in o.method if not missing(method) for run in settling(method)]
 
-    # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both.
-    stages = [long_runs] if o.long else [trials, trials, trials, settled, all_runs]
+    def climbed() -> list[Run]:
+        return [run for depth in CLIMBED for method in o.method for run in climbing(method, depth)]
+
+    # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both, and from run to run.
+    stages = [long_runs] if o.long else [trials, trials, trials, settled, *[climbed] * 4, all_runs]
     # A process for each run, so that none inherits what another left in memory.
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
         for stage in stages:

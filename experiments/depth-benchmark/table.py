@@ -1,8 +1,8 @@
 """The table and the figure of the depth benchmark, from the runs so far: `python experiments/depth-benchmark/table.py`.
 
 Prints Markdown, and draws docs/images/what-depth-is-worth.svg. Means over seeds with standard errors; differences of
-BLEU and chrF from plain pre-norm by paired bootstrap over sentences, all seeds of a method together, p-values corrected
-for the number of methods (Holm 1979).
+BLEU and chrF from plain pre-norm by Welch's t-test over seeds (on the second corpus, with one seed each, by paired
+bootstrap over sentences), p-values corrected for the number of methods (Holm 1979).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
@@ -51,7 +52,7 @@ class Found:
 
 def found(method: str, depth: str) -> Found:
     """Read the results of a method at its rate."""
-    rates = [] if missing(method) else [rate_of(method)]
+    rates = [] if missing(method) else [rate_of(method, depth)]
     files = [result_of(Run(method, depth, seed, UPDATES, rate)) for rate in rates for seed in (1, 2, 3)]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
     good = [run for run in runs if not run["failure"]]
@@ -68,30 +69,48 @@ def translations(figures: dict[str, Any]) -> list[str]:
     return gzip.decompress(result_of(run_of(figures)).with_suffix(".en.gz").read_bytes()).decode("utf-8").splitlines()
 
 
-def signs(runs: dict[str, list[dict[str, Any]]], name: str) -> dict[str, str]:
-    """Return `+` or `-` for each method that is significantly better or worse than pre-norm by metric `name`.
+def signs(p_values: dict[str, float], differences: dict[str, float]) -> dict[str, str]:
+    """Return `+` or `-` for each method that is significantly better or worse than pre-norm."""
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return {m: ("+" if differences[m] > 0 else "-") if p < LEVEL else "" for m, p in adjusted.items()}
 
-    `runs`: method -> the figures of its runs, of all methods on the same test set.
-    """
-    if not runs.get(PLAIN):
+
+def by_seeds(runs: dict[str, list[dict[str, Any]]], score: str) -> dict[str, str]:
+    """Return the sign of each method with several seeds; `runs`: method -> the figures of its runs."""
+    scores = {method: [run[score] for run in of] for method, of in runs.items() if len(of) > 1}
+    others = {method: found for method, found in scores.items() if method != PLAIN and PLAIN in scores}
+    p_values = {method: welch(found, scores[PLAIN]) for method, found in others.items()}
+    return signs(p_values, {m: statistics.mean(found) - statistics.mean(scores[PLAIN]) for m, found in others.items()})
+
+
+def welch(first: list[float], second: list[float]) -> float:
+    """Return the two-sided p-value of Welch's t-test (1947) of equal means."""
+    parts = [statistics.variance(values) / len(values) for values in (first, second)]
+    t = (statistics.mean(first) - statistics.mean(second)) / sum(parts) ** 0.5
+    freedom = sum(parts) ** 2 / sum(p**2 / (len(v) - 1) for p, v in zip(parts, (first, second), strict=True))
+    # The tail of Student's distribution: x = tan(angle) sqrt(freedom) makes its density cos(angle)^(freedom - 1).
+    angles = np.linspace(0, np.pi / 2, 200_001)
+    density = np.cos(angles) ** (freedom - 1)
+    tail = density[angles >= np.arctan(abs(t) / freedom**0.5)]
+    return float(tail.sum() / density.sum())
+
+
+def by_sentences(runs: dict[str, dict[str, Any]], name: str) -> dict[str, str]:
+    """Return the sign of each method on the same test set; `runs`: method -> the figures of its only run."""
+    if PLAIN not in runs:
         return {}
-    test_set = TestSet([run_of(runs[PLAIN][0]).test[1]], None, "en", None, False)
-    metric = test_set.metric(name, None)
-    tables = {method: metric.statistics([translations(run) for run in of]) for method, of in runs.items() if of}
+    metric = TestSet([run_of(runs[PLAIN]).test[1]], None, "en", None, False).metric(name, None)
+    tables = {method: metric.statistics([translations(run)]) for method, run in runs.items()}
     pairs = {
         method: compare_scores(metric, (method, PLAIN), (table, tables[PLAIN]), trials=1).pairs[0]
         for method, table in tables.items()
         if method != PLAIN
     }
-    adjusted = holm([pair.bootstrap for pair in pairs.values()])
-    return {
-        method: ("+" if pair.difference > 0 else "-") if p < LEVEL else ""
-        for (method, pair), p in zip(pairs.items(), adjusted, strict=True)
-    }
+    return signs({m: pair.bootstrap for m, pair in pairs.items()}, {m: pair.difference for m, pair in pairs.items()})
 
 
 def with_error(values: list[float]) -> str:
-    """Return mean and standard error, which one value has not."""
+    """Return the mean, and the standard error where there are several values."""
     if not values:
         return ""
     error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
@@ -100,12 +119,14 @@ def with_error(values: list[float]) -> str:
 
 def measures(runs: list[dict[str, Any]]) -> list[str]:
     """Return the gradient of the lowest decoder layer by that of the highest at first, and how alike states end up."""
-    if not runs or not runs[0]["measures"]:
+    known = [run["measures"] for run in runs if run["measures"]]
+    if not known:
         return ["", ""]
-    first, last = runs[0]["measures"]["first"], runs[0]["measures"]["last"]
-    gradients = first["gradient_norm"]["decoder"]
-    alike = [value for value in last["adjacent_similarity"] if value is not None]
-    return [f"{gradients[0] / gradients[-1]:.2g}" if gradients[-1] else "", f"{statistics.mean(alike):.2f}"]
+    gradients = [found["first"]["gradient_norm"]["decoder"] for found in known]
+    alike = [value for found in known for value in found["last"]["adjacent_similarity"] if value is not None]
+    # Geometric, as of all ratios.
+    ratio = statistics.geometric_mean(layers[0] / layers[-1] for layers in gradients)
+    return [f"{ratio:.2g}", f"{statistics.mean(alike):.2f}"]
 
 
 def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
@@ -129,7 +150,7 @@ def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:
                 right.barh(row, cost[method]["relative"], color="tab:grey", height=0.6)
         left.axvline(statistics.mean(everything[PLAIN].losses), color=MARKERS[MAIN][1], linewidth=0.5)
         left.set_yticks(range(len(shown)), shown)
-        left.set_xlabel(f"dev loss after {UPDATES} updates, nats per token")
+        left.set_xlabel(f"dev loss after {UPDATES} updates, nats per token (a line: all seeds)")
         left.legend(loc="center right", frameon=False)
         right.set_xlabel("seconds per update,\nof pre-norm's")
         for axes in (left, right):
@@ -143,8 +164,8 @@ def second_corpus() -> None:
     known = [method for method in METHODS if not missing(method)]
     files = [result_of(Run(method, MAIN, 1, LONG, rate_of(method))) for method in known]
     runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
-    good = {run["method"]: [run] for run in runs if not run["failure"]}
-    bleu, chrf = (signs(good, name) for name in ("bleu", "chrf"))
+    good = {run["method"]: run for run in runs if not run["failure"]}
+    bleu, chrf = (by_sentences(good, name) for name in ("bleu", "chrf"))
     if runs:
         print(f"\n| method, Tatoeba fr-en, {LONG} updates | dev loss | BLEU | chrF |\n" + "|---" * 4 + "|")
     for run in sorted(runs, key=lambda run: float("inf") if run["failure"] else run["dev"][-1][1]):
@@ -161,7 +182,7 @@ def main() -> None:
     main_depth = of[MAIN]
     costs = HERE / "results" / f"cost-{MAIN}.json"
     cost = json.loads(costs.read_text("utf-8")) if costs.exists() else {}
-    bleu, chrf = (signs({m: here.runs for m, here in main_depth.items()}, name) for name in ("bleu", "chrf"))
+    bleu, chrf = (by_seeds({m: here.runs for m, here in main_depth.items()}, name) for name in ("bleu", "chrf"))
     others = [depth for depth in DEPTHS if depth != MAIN]
     heads = ["method", "rate", "seeds", f"dev loss {MAIN}", "BLEU", "chrF", *(f"dev loss {depth}" for depth in others)]
     heads += ["lowest gradient", "likeness", "seconds", "memory"]

@@ -2,7 +2,7 @@
 
     python experiments/depth-that-pays/run.py --store STORE --cost         # first: CPU seconds of an update, in turns
     python experiments/depth-that-pays/run.py --store STORE --work FOLDER  # goes on where it was stopped
-    python experiments/depth-that-pays/run.py --work FOLDER --speed        # decoding, in turns, on an idle machine
+    python experiments/depth-that-pays/run.py --store STORE --work FOLDER --speed   # decoding, on an idle machine
     python experiments/depth-that-pays/run.py --table
 
 STORE is Tatoeba de-en as README.md says. A budget is a number of updates: core seconds over the seconds that an update
@@ -16,11 +16,12 @@ import argparse
 import gzip
 import json
 import multiprocessing
+import os
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -84,8 +85,8 @@ SYSTEMS = {
 
 
 def cost_file() -> dict[str, dict[str, float]]:
-    """Return CPU seconds of an update by system and depth."""
-    found: dict[str, dict[str, float]] = json.loads((RESULTS / "cost.json").read_text("utf-8"))
+    """Return the parameters of each system, and the CPU seconds of an update at each of its depths."""
+    found: dict[str, dict[str, float]] = json.loads((RESULTS / "cost.json").read_text("utf-8"))["systems"]
     return found
 
 
@@ -106,8 +107,10 @@ def measure_cost(store: str, rounds: int = 20) -> None:
         found[name][str(layers)] = statistics.median(seconds[f"{name}/{layers}"])
         if layers == SYSTEMS[name].layers:
             found[name]["parameters"] = count_parameters(build_model(experiment.model, *sizes))
-    write_atomically(RESULTS / "cost.json", (json.dumps(found, indent=1) + "\n").encode())
-    print(json.dumps(found, indent=1))
+    about = {"processor": processor(), "precision": PRECISION, "commit": commit(), "rounds": rounds}
+    whole = json.dumps({**about, "systems": found}, indent=1) + "\n"
+    write_atomically(RESULTS / "cost.json", whole.encode())
+    print(whole, end="")
 
 
 def updates(name: str) -> tuple[list[int], list[int]]:
@@ -174,22 +177,38 @@ def lines(language: str) -> list[str]:
         return file.read().splitlines()
 
 
-def speed(work: Path, rounds: int = 3) -> None:
-    """Measure decoding of the test set, output tokens per second on all cores, in turns."""
-    translators = {n: ziggurat.load(work / n.replace(" ", "-"), which="averaged", device="cpu") for n in SYSTEMS}
+def speed(store: str, work: Path, rounds: int = 3) -> None:
+    """Measure decoding of the test set, output tokens per second on all cores, in turns.
+
+    Every sentence gets as many tokens as references have on average, so models that have hardly been trained do: all
+    systems are measured on one machine, wherever each was trained.
+    """
+    translators = {}
+    for name, system in SYSTEMS.items():
+        values = [*system.settings(system.layers), f"data.store={store}", "training.stop={updates: 1}"]
+        folder = work / "speed" / name.replace(" ", "-")
+        if not folder.exists():
+            train(folder, load_named("multi30k-de-en", values), console=Console(quiet=True))
+        translators[name] = ziggurat.load(folder, which="last", device="cpu")
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    pieces = translators["6-6"].target_tokenizer.encode(lines("en"))
+    length = round(sum(map(len, pieces)) / len(pieces))
+    how = {"beam_size": 4, "min_length": length, "max_length": {"ratio": 0.0, "extra": length, "limit": length}}
     source, found = lines("de"), {name: list[float]() for name in SYSTEMS}
     for _ in range(rounds):
         for name, translator in translators.items():
             began = time.perf_counter()
-            tokens = sum(len(t.hypotheses[0].tokens) for t in translator.translate(source, beam_size=4))
+            tokens = sum(len(t.hypotheses[0].tokens) for t in translator.translate(source, **how))
             found[name].append(tokens / (time.perf_counter() - began))
-    means = {name: statistics.median(values) for name, values in found.items()}
-    write_atomically(RESULTS / "speed.json", (json.dumps(means, indent=1) + "\n").encode())
+    medians = {name: statistics.median(values) for name, values in found.items()}
+    about = {"processor": processor(), "threads": torch.get_num_threads(), "commit": commit(), "length": length}
+    write_atomically(RESULTS / "speed.json", (json.dumps({**about, "tokens/s": medians}, indent=1) + "\n").encode())
 
 
 def table() -> None:
     """Print the figures so far."""
-    rates: dict[str, Any] = json.loads(f.read_text("utf-8")) if (f := RESULTS / "speed.json").exists() else {}
+    file = RESULTS / "speed.json"
+    rates: dict[str, float] = json.loads(file.read_text("utf-8"))["tokens/s"] if file.exists() else {}
     print("| system | parameters | core minutes | updates | dev loss | BLEU | chrF | tokens/s |\n" + "|---" * 8 + "|")
     for budget in BUDGETS:
         for name in SYSTEMS:
@@ -216,8 +235,8 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     if o.table:
         table()
-    elif o.speed and o.work:
-        speed(o.work)
+    elif o.speed and o.store and o.work:
+        speed(o.store, o.work.resolve())
     elif o.cost and o.store:
         measure_cost(o.store)
     elif o.store and o.work:

@@ -21,7 +21,7 @@ from ziggurat.jobs.shards import cut
 
 
 @given(data=st.binary(max_size=60).map(lambda b: b.replace(b"a", b"\n")), block=st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_lines_are_what_line_feeds_end_however_blocks_fall(data: bytes, block: int) -> None:
     pieces = [data[i : i + block] for i in range(0, len(data), block)]
     with pytest.MonkeyPatch.context() as patch:

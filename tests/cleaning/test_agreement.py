@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.cleaning.agreement import (
@@ -55,7 +55,6 @@ def test_share_of_numbers_in_common(source: str, target: str, share: float) -> N
     assert number_share(target, source) == pytest.approx(share)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 10**7)), st.lists(st.integers(0, 10**7)))
 def test_share_of_numbers_by_its_definition(first: list[int], second: list[int]) -> None:
     left, alone, common = list(second), [], 0

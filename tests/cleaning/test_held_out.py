@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.cleaning.held_out import HeldOut, Overlap, side_hashes
@@ -12,7 +12,6 @@ SENTENCES = st.sampled_from(["Ein Hund.", "ein hund", "EIN HUND!", "Eine Katze",
 PAIRS = st.lists(st.tuples(SENTENCES, SENTENCES), max_size=12)
 
 
-@settings(deadline=None)
 @given(PAIRS, st.lists(SENTENCES, max_size=5), PAIRS, st.integers(0, 12))
 def test_overlap_by_its_definition(
     dev: list[tuple[str, str]], test: list[str], train: list[tuple[str, str]], cut: int

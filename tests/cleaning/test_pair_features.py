@@ -69,7 +69,7 @@ def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: Ord
     return [gain / n, covered / n, longest / n, unknown / n, following / max(n - 1, 1)]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(PAIRS)
 def test_features_by_plain_loops(half: Half, pairs: list[tuple[list[int], list[int]]]) -> None:
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
@@ -99,7 +99,6 @@ def test_features_by_plain_loops(half: Half, pairs: list[tuple[list[int], list[i
         np.testing.assert_allclose(found[n], wanted, rtol=1e-9, atol=1e-12)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=6))
 def test_longest_runs_end_with_their_sentence(masks: list[list[bool]]) -> None:
     found = pair_features._longest_runs(

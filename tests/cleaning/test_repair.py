@@ -6,7 +6,7 @@ import builtins
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.cleaning.repair import repair_with
@@ -43,7 +43,6 @@ def test_what_is_no_fault_stays(text: str) -> None:
 WORDS = st.sampled_from(["für", "Ärzte", "Straße", "café", "naïve", "señor", "und", "the", "Œuvre", "Łódź", "100"])
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(WORDS, min_size=1, max_size=6).map(" ".join), max_size=5))
 def test_text_that_was_decoded_as_windows_comes_back(texts: list[str]) -> None:
     """And text that is whole stays as it is."""

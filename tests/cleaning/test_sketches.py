@@ -6,17 +6,15 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.cleaning.sketches import BANDS, NearDuplicates, folded, rows_for, sketches
 
-UNHURRIED = settings(deadline=None)
 ROWS = rows_for(0.8)
 LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20)
 
 
-@UNHURRIED
 @given(st.lists(LINES, max_size=6), st.booleans())
 def test_folding_by_its_definition(texts: list[str], digits: bool) -> None:
     classes = "LMN" if digits else "LM"
@@ -104,7 +102,6 @@ PAIRS = st.lists(st.tuples(WORDS.map(" ".join), WORDS.map(" ".join)), max_size=3
 
 
 @pytest.mark.slow
-@UNHURRIED
 @given(PAIRS, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([64, 1 << 14]))
 def test_table_by_a_plain_loop_however_the_pairs_are_divided(
     pairs: list[tuple[str, str]], cuts: list[int], memory: int

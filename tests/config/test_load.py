@@ -220,7 +220,7 @@ def test_reference_page_is_up_to_date_and_complete() -> None:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @example(seed=0, peak=1.0, text="1e5")  # text to YAML 1.1, a number to this loader
 @given(
     seed=st.integers(0, 2**31),

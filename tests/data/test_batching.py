@@ -36,7 +36,6 @@ def cost(batch: np.ndarray, source: np.ndarray, target: np.ndarray, multiple: in
     return len(batch) * max(widths)
 
 
-@settings(deadline=None)
 @given(LENGTHS, SETTINGS, st.integers(0, 2**31), st.integers(0, 1000))
 def test_every_index_once_and_within_the_budget(
     lengths: list[tuple[int, int]], chosen: dict[str, Any], seed: int, epoch: int
@@ -53,7 +52,6 @@ def test_every_index_once_and_within_the_budget(
     assert [b.tolist() for b in again] == [b.tolist() for b in batches]
 
 
-@settings(deadline=None)
 @given(LENGTHS, SETTINGS)
 def test_batches_are_as_large_as_the_budget_allows(lengths: list[tuple[int, int]], chosen: dict[str, Any]) -> None:
     source, target = columns(lengths)
@@ -155,7 +153,6 @@ def test_a_length_multiple_bounds_the_shapes() -> None:
 # ---- which pairs an epoch holds
 
 
-@settings(deadline=None)
 @given(st.integers(1, 300), st.integers(0, 2**31), st.integers(0, 50))
 def test_one_corpus_or_equal_weights_give_every_pair_once(pairs: int, seed: int, epoch: int) -> None:
     corpora = np.random.default_rng(pairs).integers(0, 3, pairs).astype(np.uint16)
@@ -163,7 +160,7 @@ def test_one_corpus_or_equal_weights_give_every_pair_once(pairs: int, seed: int,
     assert sorted(epoch_indices(corpora * 0, [0.3], 5.0, seed, epoch).tolist()) == list(range(pairs))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(any),
     st.lists(st.floats(0.05, 20), min_size=4, max_size=4),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.config.data import FilterConfig
@@ -15,12 +15,9 @@ from ziggurat.data.cleaner import Cleaner
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.errors import ConfigError
 
-# A loaded machine is slow, not wrong.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\r\n\u00a0\u3000é\u0301ﬁ"), max_size=20)
 
 
-@UNHURRIED
 @given(st.lists(TEXT, max_size=8), st.sampled_from(["none", "nfc", "nfkc"]))
 def test_normalise_equals_its_definition_and_is_idempotent(texts: list[str], form: UnicodeForm) -> None:
     """The whole-list shortcut must agree with the plain definition, one text at a time."""
@@ -96,7 +93,6 @@ def test_wrong_script() -> None:
         clean.script_pattern("Klingonese", "k")
 
 
-@UNHURRIED
 @given(st.lists(st.lists(st.integers(0, 60), max_size=30), max_size=12))
 def test_hash_set_equals_a_set(blocks: list[list[int]]) -> None:
     known: set[int] = set()

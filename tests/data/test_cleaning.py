@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -288,7 +288,6 @@ def test_stores_of_earlier_versions_are_reused(corpora: Corpora) -> None:
 KEYS = st.lists(st.integers(0, 30), max_size=20)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), KEYS), max_size=6), st.integers(0, 6))
 def test_examples_are_those_of_the_smallest_hashes_however_they_are_joined(
     seen: list[tuple[str, list[int]]], cut: int

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.config.data import CorpusConfig
@@ -19,8 +19,6 @@ from ziggurat.data import lines as lines_module
 from ziggurat.data.readers import CorpusReader
 from ziggurat.errors import ConfigError, DataError
 
-# A loaded machine is slow, not wrong.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SOURCE = ["der erste Satz", "", "  drei \t Blanks ", "Ende"]
 TARGET = ["the first sentence", "x", "three blanks", "end"]
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -95,7 +93,6 @@ def test_nested_fields_and_nulls(tmp_path: Path) -> None:
     assert read(path=str(tmp_path / "a.parquet"), columns=columns) == (["ja", ""], ["y z", "no"])
 
 
-@UNHURRIED
 @given(
     st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=12), max_size=20),
     st.integers(1, 40),

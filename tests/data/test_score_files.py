@@ -112,7 +112,7 @@ def test_each_file_has_as_many_scores_as_its_part_of_the_corpus(tmp_path: Path, 
         unwanted({**corpus, "scores": [{"path": str(tmp_path / "*.score"), "min": 0}]})
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.lists(st.integers(0, 40), max_size=4))
 def test_however_the_pairs_are_asked_for(
     tmp_path_factory: pytest.TempPathFactory, scores: list[float], steps: list[int]

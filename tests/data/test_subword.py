@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.config.data import RegularisationConfig, SubwordConfig
@@ -23,8 +23,6 @@ from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 
-# A loaded machine is slow, not wrong.
-UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NOUNS = [
     "the tower",
     "a brick",
@@ -81,7 +79,6 @@ def test_control_ids_are_fixed_and_tags_come_last(tokenizer: Tokenizer) -> None:
     assert tokenizer.pieces([0, 1, 2, 3, tokenizer.size - 1]) == ["<pad>", "<unk>", "<s>", "</s>", "<bt>"]
 
 
-@UNHURRIED
 @given(text=ANY_TEXT)
 def test_round_trip_is_exact_for_any_text(bpe: Tokenizer, unigram: Tokenizer, text: str) -> None:
     """What decode gives back is the normalised text, whatever it holds: U+2581, the escape, control names."""

@@ -35,7 +35,7 @@ def holds(tokens: tuple[int, ...], phrases: Phrases) -> bool:
 phrases = st.lists(st.lists(st.integers(2, 5), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), rows=st.lists(phrases, min_size=1, max_size=5))
 def test_every_output_holds_its_phrases_and_others_are_not_disturbed(data: st.DataObject, rows: list[Phrases]) -> None:
     beam_size = data.draw(st.integers(2, 5))

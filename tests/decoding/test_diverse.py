@@ -50,7 +50,7 @@ def plain(scorer: TableScorer, sentence: int, longest: int, wanted: SearchSettin
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_groups_find_what_a_plain_loop_finds(data: st.DataObject) -> None:
     groups, size = data.draw(st.integers(2, 3)), data.draw(st.integers(1, 2))

@@ -89,7 +89,7 @@ def test_all_of_them_together_by_a_real_model(tiny_model: Seq2Seq, tokenizer: Se
     assert shuffled == [together[i] for i in order]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.binary(max_size=12).filter(lambda b: b"\n" not in b), max_size=6))
 def test_as_many_lines_come_out_as_go_in(raw: list[bytes]) -> None:
     """Through the reader of byte streams too: lines are counted by their LF."""

@@ -37,7 +37,7 @@ def alone(translator: Translator) -> dict[str, list[str]]:
     ),
     slots=st.integers(1, 5),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_lines_come_and_go(
     arrivals: list[tuple[str, int, int | None]], slots: int, translator: Translator, alone: dict[str, list[str]]
 ) -> None:

@@ -26,7 +26,7 @@ def tensors(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return held, torch.tensor(list(map(len, rows))), torch.randn(len(rows), 1, 5, generator=generator).log_softmax(-1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rows=histories, size=st.integers(1, 4), penalty=st.sampled_from([1.0, 1.3, 4.0]), data=st.data())
 def test_the_rules_are_those_of_hugging_face(
     rows: list[list[int]], size: int, penalty: float, data: st.DataObject
@@ -57,7 +57,7 @@ limits = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), rules=limits)
 def test_a_search_with_rules_finds_what_a_plain_loop_finds(data: st.DataObject, rules: RuleOptions) -> None:
     beam_size = data.draw(st.integers(1, 4))

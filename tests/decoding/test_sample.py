@@ -34,7 +34,7 @@ def number(key: int, sample: int, position: int) -> float:
     return (mixed((own + position * 0x9E3779B97F4A7C15) & MASK) >> 24) / 2**40
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(key=st.integers(0, MASK), sample=st.integers(0, 5), position=st.integers(0, 2000))
 def test_draws_are_those_of_python_integers(key: int, sample: int, position: int) -> None:
     choice = SampleChoice(6, SamplingOptions(), "cpu")
@@ -59,7 +59,7 @@ def test_draws_are_spread_evenly() -> None:
     assert float(uniform(torch.tensor(-1))) == 1 - 2.0**-40
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(data=st.data())
 def test_restrictions_are_those_of_hugging_face(data: st.DataObject) -> None:
     processors = pytest.importorskip("transformers.generation.logits_process")

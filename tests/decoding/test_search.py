@@ -51,7 +51,7 @@ penalties = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), penalty=penalties)
 def test_same_n_best_as_a_plain_loop_whatever_the_batch(data: st.DataObject, penalty: LengthPenalty) -> None:
     vocabulary = data.draw(st.integers(3, 7))
@@ -200,7 +200,7 @@ def test_equal_scores_go_to_the_smaller_id_and_the_better_parent() -> None:
     assert [[h.tokens for h in row] for row in found] == [[[2, 2], [2, 3]]] * 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     rows=st.integers(2, 12).flatmap(
         lambda n: st.lists(st.lists(st.integers(0, 4), min_size=n, max_size=n), min_size=1, max_size=4)
@@ -277,7 +277,7 @@ def test_endings_are_counted_among_all_candidates_or_among_the_beams_alone() -> 
     assert scores["beam"] == ([tokens[0]], pytest.approx(math.log(0.4 * 0.5)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), kind=st.sampled_from(["none", "power", "gnmt"]), alpha=st.sampled_from([0.6, 1.0, 1.5]))
 def test_fairseqs_rule_against_a_plain_loop_of_it(data: st.DataObject, kind: str, alpha: float) -> None:
     beam_size = data.draw(st.integers(1, 5))

@@ -66,7 +66,7 @@ def sentences(sources: list[list[int]]) -> list[Sentence]:
     return [Sentence([*row, EOS], len(row) + 3) for row in sources]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(SOURCES)
 def test_search_is_that_with_all_else_forbidden(sources: list[list[int]]) -> None:
     wanted = SearchSettings(3, 2, bos=BOS, eos=EOS, forbidden=WANTED.forbidden, batch_sentences=3)
@@ -79,7 +79,7 @@ def test_search_is_that_with_all_else_forbidden(sources: list[list[int]]) -> Non
 
 
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(SOURCES)
 def test_results_do_not_depend_on_the_other_sentences(sources: list[list[int]]) -> None:
     scorer = scorer_of(MODELS, Shortlist(TABLE, SIZE))

@@ -346,7 +346,7 @@ def test_a_store_that_cannot_be_read_is_not_passed_over(written: Written, tmp_pa
         export_model(path, "ziggurat", tmp_path / "out", lines=5)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.sampled_from(["pre", "post"]), st.sampled_from([1e-8, 1e-5, 1e-2]), st.integers(0, 9))
 def test_another_epsilon_changes_nothing(residual: str, epsilon: float, seed: int) -> None:
     old = {"encoder": {"layer_norm_epsilon": 1e-3}, "decoder": {"layer_norm_epsilon": 1e-6}}

@@ -81,7 +81,7 @@ NAMES = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(kind=st.sampled_from(["a.zip", "a.tar"]), names=st.lists(NAMES, min_size=1, max_size=4, unique=True))
 def test_no_name_leads_out_of_the_folder(kind: str, names: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     place = tmp_path_factory.mktemp("names")

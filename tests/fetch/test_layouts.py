@@ -63,7 +63,7 @@ def test_columns(tmp_path: Path) -> None:
     assert sides("tsv", path, separator=" ||| ") == (["Talo"], ["House"])
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(texts=st.lists(TEXT, min_size=1, max_size=6), ending=st.sampled_from(["\n", "\r\n"]))
 def test_sgml_is_read_as_sacrebleu_reads_it(
     texts: list[str], ending: str, tmp_path_factory: pytest.TempPathFactory
@@ -119,7 +119,7 @@ def test_test_sets_in_xml_are_read_as_sacrebleu_reads_them(translator: str, tmp_
     assert [pair[0] for pair in wmt_segments(path, [])] == ["One & two", "Ten", "Four"]
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(units=st.lists(st.dictionaries(st.sampled_from(["de", "EN-gb", "en", "fr"]), TEXT), min_size=1, max_size=6))
 def test_tmx_beside_a_tree(units: list[dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> None:
     body = "".join(

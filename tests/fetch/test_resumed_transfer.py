@@ -90,7 +90,7 @@ def test_the_length_of_a_file_first_sent_in_chunks_comes_with_its_rest(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_drops_and_changes_never_mix_versions(data: st.DataObject, tmp_path: Path) -> None:
     """Whatever the server does for some requests, what comes at last is the file that is there at last."""

@@ -167,7 +167,7 @@ def test_the_softmax_reads_twice_the_width() -> None:
 
 
 @pytest.mark.parametrize("memory", ["top", "transparent"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_steps_equal_full_decoding_through_reordering(memory: str, data: st.DataObject) -> None:
     check_steps_equal_full_decoding(tiny(memory=memory), data, keep_attention=True)

@@ -32,7 +32,7 @@ def tiny(residual: str = "pre", **more: Any) -> Seq2Seq:
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
 @pytest.mark.parametrize("residual", ["post", "pre"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_steps_equal_full_decoding_through_reordering(residual: str, positions: str, data: st.DataObject) -> None:
     check_steps_equal_full_decoding(tiny(residual, embedding={"positions": positions}), data)

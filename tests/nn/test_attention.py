@@ -165,7 +165,7 @@ def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read as a whole or not
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), beams=st.integers(1, 3), steps=st.integers(1, 9))
 def test_what_a_hypothesis_sees_is_its_past(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, data: st.DataObject, beams: int, steps: int

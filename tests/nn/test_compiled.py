@@ -41,7 +41,7 @@ def tolerance(x: Tensor, weight: Tensor, precision: Precision) -> float:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.integers(0, 70),
     width=st.integers(1, 70),
@@ -143,7 +143,7 @@ def test_the_types_that_a_user_sets_as_default_change_nothing() -> None:
         assert torch.equal(found, attended)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     sentences=st.integers(1, 9),
     beams=st.integers(1, 5),

@@ -40,7 +40,7 @@ def gradients(layer: LstmLayer, x: Tensor, y: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("directions", [1, 2])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 10**6), padded=st.lists(st.booleans(), min_size=B * T, max_size=B * T))
 def test_values_and_gradients_are_those_of_a_plain_loop(directions: int, seed: int, padded: list[bool]) -> None:
     """For any mask: padding on the right, on the left, within a sentence, none, or nothing else."""

@@ -50,7 +50,7 @@ def in_steps(row: list[float]) -> tuple[list[int], float]:
     return [math.floor(number / step + 0.5) for number in row], step
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rows=st.integers(0, 5), width=st.integers(1, 9), out=st.integers(1, 4), bias=st.booleans(), scale=st.integers(-9, 9)
 )

@@ -73,3 +73,33 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     step.work(place / "w")
     assert content() == before
     assert len(opened) == systems == 2
+
+
+def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_the_tests(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a call was interrupted or a file removed: the table of the report has no gap."""
+    texts = []
+
+    class Timed(_Echo):
+        target_tokenizer = SimpleNamespace(encode=lambda lines: [line.split() for line in lines])
+
+        def translate_stream(self, lines: Sequence[str], window: int) -> list[SimpleNamespace]:
+            texts.append(len(lines))
+            return super().translate_stream(lines, window)
+
+    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", lambda folder, **settings: Timed())
+    monkeypatch.setattr("ziggurat.pipeline.evaluation._bytes_of", lambda system: 1)
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    chosen = pipeline_of(road(whole(evaluation={"speed_lines": 3, "int8": False}, **unwanted)))
+    chosen.run(Selection(last="sets"))
+    step = next(step for step in chosen.steps if step.name == "evaluate")
+    step.work(place / "w")
+    assert step.pages == ("speed/teacher.json", "speed/student.json")
+    scores = (place / "w" / "scores.json").read_bytes()
+    (place / "w" / step.pages[1]).unlink()
+    texts.clear()
+    step.work(place / "w")
+    assert texts == [3, 3]
+    assert (place / "w" / step.pages[1]).is_file()
+    assert (place / "w" / "scores.json").read_bytes() == scores

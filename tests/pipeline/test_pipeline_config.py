@@ -60,6 +60,14 @@ def test_steps_that_translate_can_do_so(name: str, tmp_path: Path, monkeypatch: 
         assert found.n_best == (job.n_best if job.references else 1)
 
 
+@pytest.mark.parametrize("folder", ["elsewhere", "a, b", "a] #1: x", 'the "best"', "3", "/x/demo-pipeline", "Türme\\1"])
+def test_the_folder_of_the_demo_may_have_any_name(folder: str) -> None:
+    config = parse_as(PipelineConfig, embedded_text("demo", folder), "demo")
+    assert config.folder == folder
+    assert config.fetch.registry == [f"{folder}/corpora.yaml"]
+    assert (config.fetch.cache, config.fetch.mirror) == (f"{folder}/downloads", [f"{folder}/mirror"])
+
+
 def test_errors_name_file_line_and_key() -> None:
     text = embedded_text("demo")
     line = 1 + text[: text.index("backward:")].count("\n")

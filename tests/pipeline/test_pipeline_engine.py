@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.killing import run_and_kill, tree
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.pipeline.engine import TIMES, Pipeline
+from ziggurat.pipeline.engine import TIMES, Pipeline, PipelineEnd
 from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
 
@@ -97,6 +97,32 @@ def test_all_run_once_in_order_and_then_nothing(tmp_path: Path, ran: list[str]) 
     assert pipeline(tmp_path / "w", fakes).run().done == ()
     assert ran == ["fetch", "left", "right", "last"]
     assert [found.state for found in pipeline(tmp_path / "w", fakes).standings()] == ["done"] * 4
+
+
+def test_what_cannot_be_done_is_refused_before_anything_is(tmp_path: Path, ran: list[str]) -> None:
+    """Also where the step was done before, by other settings; not where it is done and stays."""
+    fakes = diamond(tmp_path, ran)
+
+    def checked(selection: Selection | None = None) -> PipelineEnd:
+        def refuse() -> None:
+            raise ConfigError("no such metric")
+
+        steps = [fake.step() for fake in fakes]
+        return Pipeline(tmp_path / "w", [*steps[:-1], replace(steps[-1], check=refuse)]).run(selection)
+
+    with pytest.raises(ConfigError, match="no such metric"):
+        checked()
+    assert ran == []
+    pipeline(tmp_path / "w", fakes).run()
+    assert checked().done == ()
+    with pytest.raises(ConfigError, match="no such metric"):
+        checked(Selection(forced=frozenset(["last"])))
+    ran.clear()
+    (tmp_path / "x").write_bytes(b"other")
+    fakes[-1].setting = 1
+    with pytest.raises(ConfigError, match="no such metric"):
+        checked()
+    assert ran == []
 
 
 CHANGES: Mapping[str, Callable[[Path, list[Fake]], object]] = {
@@ -178,7 +204,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(graph=graphs(), changes=st.lists(st.lists(CHANGE, max_size=3), min_size=1, max_size=4))
 def test_any_changes_redo_exactly_the_dependants(
     graph: list[dict[str, object]], changes: list[list[tuple[str, int, int]]], tmp_path_factory: pytest.TempPathFactory

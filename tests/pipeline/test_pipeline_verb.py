@@ -123,7 +123,7 @@ def test_embedded_files_are_printed(place: Path, ziggurat: Call) -> None:
         assert (status, out) == (0, embedded_text(name))
     assert ziggurat("pipeline", "demo", "folder=elsewhere", "--status")[0] == 0
     assert Path("elsewhere/corpora.yaml").is_file()
-    assert "registry: [elsewhere/corpora.yaml]" in Path("elsewhere/pipeline.yaml").read_text()
+    assert 'registry: ["elsewhere/corpora.yaml"]' in Path("elsewhere/pipeline.yaml").read_text()
     assert not Path("demo-pipeline").exists()
 
 

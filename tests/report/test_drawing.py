@@ -107,7 +107,7 @@ def test_dollars_are_no_mathematics() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.text(max_size=60))
 def test_any_name_can_be_drawn(name: str) -> None:
     figure = Figure("key", "", name, "", "", (Panel(name, "x", "y", (Series(name, (1,), (1.0,), 0),)),))

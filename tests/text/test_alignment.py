@@ -35,7 +35,7 @@ def translation(
 
 
 @given(st.text(max_size=30))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_pieces_of_sentencepiece_cover_their_text(text: str) -> None:
     (ids,) = SPM.encode([text])
     spans = piece_spans(text, SPM.pieces(ids))

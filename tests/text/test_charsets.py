@@ -177,7 +177,7 @@ LETTERS = st.text(st.characters(codec="latin-1", exclude_characters="<>&\r\n\x00
 
 @pytest.mark.slow
 @given(LETTERS, LETTERS, st.sampled_from(["iso-8859-1", "windows-1252"]))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_bytes_of_a_declared_charset_come_back(one: str, other: str, label: str) -> None:
     content = (PAGE % (f'<meta charset="{label}">', f"{one} <i>{other}</i>")).encode("latin-1")
     try:

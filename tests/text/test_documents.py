@@ -137,7 +137,7 @@ PARTS = st.tuples(st.sampled_from(["one ", "two", " three", "."]), st.sampled_fr
 
 
 @given(st.lists(PARTS, max_size=6), st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: int) -> None:
     content = docx("<w:p>" + "".join(word_run(text, properties) for text, properties in parts) + "</w:p>")
     assert translated("a.docx", identity, content) == content

@@ -147,7 +147,7 @@ BLOCKS = st.recursive(
 
 @pytest.mark.slow
 @given(BLOCKS, st.sampled_from(["\n", "\r\n"]), st.integers(0, 9))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_translation_has_the_same_blocks(lines: list[str], end: str, seed: int) -> None:
     text = end.join(lines)
     assert translated(text, identity) == text
@@ -170,7 +170,7 @@ PARTS = (
 
 @pytest.mark.slow
 @given(st.lists(st.sampled_from(PARTS), max_size=20).map("".join), st.integers(0, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_anything_comes_back_byte_for_byte(text: str, seed: int) -> None:
     assert translated(text, identity) == text
     translated(text, permuting(seed))  # no error

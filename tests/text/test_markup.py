@@ -80,7 +80,7 @@ def trees(draw: st.DrawFn, depth: int = 3) -> str:
 
 @pytest.mark.slow
 @given(trees(), st.integers(0, 99))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_tags_are_the_same_and_nest_and_the_text_is_the_plain_translation(tree: str, seed: int) -> None:
     source = Reader(tree)
     translate = permuting(seed, change=swapped)
@@ -114,14 +114,14 @@ def list_of(text: str, what: str) -> Counter[tuple[str, ...]]:
 
 
 @given(trees())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_document_of_which_nothing_changes_comes_back_byte_for_byte(tree: str) -> None:
     page = f"<!DOCTYPE html>\n<div class=x>{tree}<p>{tree}</div> <pre>{tree}</pre>"
     assert translated(page, identity).value == page
 
 
 @given(trees())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_words_stay_in_their_elements_where_order_stays(tree: str) -> None:
     changed = translated(tree, upper, ONE_SENTENCE).value
     assert entities.unescape(changed) == entities.unescape("".join(swapped_text(tree)))
@@ -139,7 +139,7 @@ BROKEN = [
 
 
 @given(st.lists(st.sampled_from(BROKEN), max_size=25).map("".join), st.integers(0, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_broken_markup_comes_back_as_broken_as_it_went_in(text: str, seed: int) -> None:
     assert "".join(token.raw for token in html_tokens(text)) == text
     assert translated(text, identity).value == text
@@ -164,7 +164,7 @@ def faults(text: str) -> int:
 
 
 @given(trees())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_tags_are_those_of_the_standard_library(tree: str) -> None:
     ours = [(t.kind, t.name) for t in html_tokens(tree) if t.kind in ("open", "close")]
     theirs = []
@@ -202,7 +202,7 @@ RICH = st.lists(
 
 
 @given(RICH, st.integers(0, 99), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_nothing_gets_lost_whatever_a_translator_says(tree: str, seed: int, aligned: bool) -> None:
     source = Reader(tree)
     said = Reader(translated(tree, noisy(seed), Options(OPTIONS.split, aligned)).value)

@@ -45,7 +45,7 @@ TEXTS = st.lists(st.sampled_from([*LETTERS, *BLANKS]), max_size=60).map("".join)
 
 
 @given(TEXTS)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nothing_but_sentences_changes(text: str) -> None:
     assert translated(text, identity).value == text
     changed = translated(text, upper).value
@@ -84,7 +84,7 @@ def test_ordinary_signs_are_no_items(text: str) -> None:
 
 
 @given(st.lists(st.sampled_from([*ITEMS, "one", "two", "Three", "four,"]), min_size=1, max_size=8), st.integers(0, 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str], seed: int) -> None:
     text = " ".join(["Words", *parts])
     wanted = Counter(part for part in parts if part in ITEMS)

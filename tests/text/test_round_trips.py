@@ -50,7 +50,7 @@ PLAIN = st.text(st.characters(codec="utf-8"), max_size=30)
 
 @pytest.mark.parametrize("name", sorted(SOUP))
 @given(data=st.data(), encoding=st.sampled_from(sorted(MARKS)))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_text_comes_back(name: str, data: st.DataObject, encoding: str) -> None:
     text = data.draw(st.lists(st.sampled_from(SOUP[name]) | PLAIN, max_size=20).map("".join))
     content = MARKS[encoding] + text.encode(encoding or "utf-8")
@@ -68,7 +68,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans(), st.sampled_from(sorted(MARKS)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_json_comes_back(value: object, ascii_only: bool, encoding: str) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only, indent=1)
     try:
@@ -96,7 +96,7 @@ def quoted(text: str) -> str:
 
 
 @given(ENTRIES, st.sampled_from(["\n", "\r\n"]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_messages_come_back(entries: list[tuple[str, str, str, str | None]], end: str) -> None:
     header = 'msgid ""\nmsgstr ""\n"Content-Type: text/plain; charset=UTF-8\\n"\n\n'
     before = after = header
@@ -146,7 +146,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("name", "unit", "frame"), PAIRS, ids=["xliff-1", "xliff-2", "tmx"])
 @given(units=UNITS, encoding=st.sampled_from(sorted(MARKS)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_pairs_come_back(
     name: str, unit: Callable[..., str], frame: str, units: list[tuple[str, str, bool]], encoding: str
 ) -> None:

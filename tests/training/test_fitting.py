@@ -178,6 +178,30 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
 
 
+def test_a_run_goes_on_with_what_was_found_when_it_began(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who calls with the configuration that it began with, as pipelines do, asks for no second search."""
+    only_fits(monkeypatch, 1300)
+    monkeypatch.setattr("ziggurat.training.objective.training_precision", lambda *_: "bf16")
+
+    def experiment(updates: int) -> Experiment:
+        batch = {"fit": True, "fit_limit": 5000, "fit_margin": 0.25}
+        return tiny_experiment(tiny_folder, batch=batch, precision="auto", stop={"updates": updates})
+
+    run = tmp_path / "run"
+    train(run, experiment(1), console=QUIET)
+    only_fits(monkeypatch, 600)
+    monkeypatch.setattr("ziggurat.training.objective.training_precision", lambda *_: "fp32")
+    train(run, experiment(2), resume=True, console=QUIET)
+    saved = load_experiment(run / "config.yaml").training
+    assert (saved.batch, saved.precision, saved.stop.updates) == (BatchConfig(max_tokens=768), "bf16", 2)
+    with pytest.raises(ConfigError, match=r"training\.batch\.max_tokens: 768 -> 512"):
+        train(
+            run, tiny_experiment(tiny_folder, batch={"max_tokens": 512}, precision="auto"), resume=True, console=QUIET
+        )
+
+
 def found(experiment: Experiment) -> tuple[Experiment, str]:
     store = Store.open(experiment.data.store)
     return fit_batches(experiment, store, Learner(experiment, store, CPU))

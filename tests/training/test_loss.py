@@ -197,7 +197,7 @@ def test_uniform_smoothing_is_torchs() -> None:
     torch.testing.assert_close(got.objective, theirs)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(e=st.floats(0, 0.99), vocabulary=st.integers(2, 50), kind=st.sampled_from(["uniform", "others"]))
 def test_smoothed_target_is_a_distribution(e: float, vocabulary: int, kind: str) -> None:
     q = smoothing_of(LossConfig.model_validate({"label_smoothing": e, "smoothing": kind}), vocabulary)

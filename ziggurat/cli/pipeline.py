@@ -108,11 +108,12 @@ def pipeline(
 def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
     """Return the text of a pipeline's file and its name in errors; `folder=` moves all of the demo."""
     from ziggurat.config.load import read_config
+    from ziggurat.config.yaml_text import parse_value
     from ziggurat.pipeline.embedded import DEMO_FOLDER, EMBEDDED, embedded_text
 
     if file in EMBEDDED and not Path(file).exists():
-        folders = [text.removeprefix("folder=") for text in overrides if text.startswith("folder=")]
-        return embedded_text(file, folders[-1] if folders else DEMO_FOLDER), f"the embedded pipeline {file}"
+        folders = [parse_value(text.removeprefix("folder="), text) for text in overrides if text.startswith("folder=")]
+        return embedded_text(file, str(folders[-1]) if folders else DEMO_FOLDER), f"the embedded pipeline {file}"
     if not Path(file).exists() and not Path(file).suffix:
         raise ConfigError(f"{printable(file)}: no such file; the embedded pipelines are {' and '.join(EMBEDDED)}")
     return read_config(file, piped=True), file

@@ -161,7 +161,9 @@ class _Cleaning:
                 for path in road.sides("clean", "cleaned", name):
                     path.unlink()
             left = sum(corpus.kept for corpus in training)
-            unseen = taken.notices(before - left, left)
+            if not left:
+                raise taken.nothing_left(before)
+            unseen = taken.notices(before - left)
         # (4) Tell.
         found = side_notices(corpora, data) + overlap_notices(training, data)
         notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
@@ -279,17 +281,15 @@ class _Taken:
         source, target = (list(compress(side, ~either)) for side in block)
         return source, target
 
-    def notices(self, dropped: int, left: int) -> list[str]:
-        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out.
+    def nothing_left(self, dropped: int) -> DataError:
+        """Return the error where no pair is left to train on, of `dropped` that cleaning had left."""
+        return DataError(
+            f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that are "
+            "held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, `test`)"
+        )
 
-        Raises DataError where nothing is `left` to train on.
-        """
-        if not left:
-            raise DataError(
-                f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that "
-                "are held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, "
-                "`test`)"
-            )
+    def notices(self, dropped: int) -> list[str]:
+        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out."""
         if (more := dropped - self._wanted) < max(1, MANY * self._wanted):
             return []
         return [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -36,7 +38,10 @@ corpora:
 def embedded_text(name: str, folder: str = DEMO_FOLDER) -> str:
     """Return the YAML of an embedded pipeline; `folder` is that of the demo."""
     text = (resources.files("ziggurat") / "pipeline" / f"{name}.yaml").read_text(encoding="utf-8")
-    return text.replace(DEMO_FOLDER, folder)
+    if folder == DEMO_FOLDER:
+        return text
+    # Quoted, as in JSON, since a folder's name may mean something in YAML: `a, b`, `a #1`.
+    return re.sub(rf"{DEMO_FOLDER}([\w./]*)", lambda place: json.dumps(folder + place[1], ensure_ascii=False), text)
 
 
 def write_demo(folder: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -124,7 +124,7 @@ class Pipeline:
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
-        self._refuse_impossible(self.steps[chosen.start : chosen.stop])
+        self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
         manifests: dict[str, StepManifest | None] = {}
         found = []
         for step in self.steps[: chosen.stop]:
@@ -148,7 +148,7 @@ class Pipeline:
         done: list[str] = []
         with locked(self.folder / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
             sweep(self.folder)
-            self._refuse_impossible(self.steps[chosen.start : chosen.stop])
+            self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
             manifests: dict[str, StepManifest | None] = {}
             for number, step in enumerate(self.steps[: chosen.stop]):
                 standing, manifests[step.name] = self._look(step, selection, manifests, number in chosen)
@@ -172,12 +172,14 @@ class Pipeline:
             self._hashes.keep()
         return PipelineEnd(tuple(done))
 
-    def _refuse_impossible(self, steps: Sequence[Step]) -> None:
+    def _refuse_impossible(self, steps: Sequence[Step], forced: Collection[str]) -> None:
         """Raise what steps would end with, as far as that is known: now, not after hours."""
         for step in steps:
             step.files()
         for step in steps:
-            if read_manifest(self.folder / step.name) is None:
+            known = read_manifest(self.folder / step.name)
+            as_it_was = known is not None and not changed(known.wanted.get("settings"), dict(step.settings))
+            if not as_it_was or step.name in forced:
                 step.check()
 
     def _look(

@@ -85,6 +85,9 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
         for path in road.test_set(name):
             step, *inside = path.relative_to(road.folder).parts
             after.setdefault(step, []).append("/".join(inside))
+    pages = ["robustness.html"] if how.perturb else []
+    if how.speed_lines:  # int8 is not timed on every processor: its file may rightly be missing
+        pages += [_speed_file(system) for system in systems if system.settings != _INT8]
     existing: list[ModelName] = ["teacher"] if road.config.teacher is not None else []
 
     def work(folder: Path) -> None:
@@ -105,7 +108,7 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
         partial(model_files, road, *existing),
         ("scores.json", "robustness.json", "translations/*"),
         check=partial(_check, road, how),
-        pages=("robustness.html",) if how.perturb else (),
+        pages=tuple(pages),
     )
 
 
@@ -171,21 +174,22 @@ class _Evaluation:
         self, system: _System, tests: dict[str, tuple[list[str], ...]], disturbed: DisturbedSet | None
     ) -> dict[str, Any]:
         """Return what a system makes of all texts, translated now or by an interrupted call."""
-        file = self._folder / "systems" / f"{system.name}.json"
-        if (known := read_document(file)) is not None:
+        file, speed = self._folder / "systems" / f"{system.name}.json", self._folder / _speed_file(system)
+        known, timed = read_document(file), speed.is_file() or not self._how.speed_lines
+        if known is not None and timed:
             return known
         with self._opened(system) as translator:
             self._road.say(f"{system.name}: {translator.origin}")
-            record: dict[str, Any] = {"origin": translator.origin, "tests": {}}
-            for name, (sources, _) in tests.items():
-                record["tests"][name] = _translated(translator, sources)
-            if disturbed is not None:
-                record["disturbed"] = _translated(translator, disturbed.texts)
-            if self._how.speed_lines:
+            record: dict[str, Any] = known or {"origin": translator.origin, "tests": {}}
+            if known is None:
+                for name, (sources, _) in tests.items():
+                    record["tests"][name] = _translated(translator, sources)
+                if disturbed is not None:
+                    record["disturbed"] = _translated(translator, disturbed.texts)
+            if not timed:
                 sources = next(iter(tests.values()))[0][: self._how.speed_lines]
-                (self._folder / "speed").mkdir(exist_ok=True)
-                speed = {**self._speed(translator, sources), "bytes": _bytes_of(system)}
-                write_document(self._folder / "speed" / f"{system.name}.json", speed)
+                speed.parent.mkdir(exist_ok=True)
+                write_document(speed, {**self._speed(translator, sources), "bytes": _bytes_of(system)})
         file.parent.mkdir(exist_ok=True)
         write_document(file, record)
         return record
@@ -206,7 +210,7 @@ class _Evaluation:
         yield load_translator(system.folder, device=device, **system.settings)
 
     def _speed(self, translator: Translator | ServedTranslator, sources: list[str]) -> dict[str, Any]:
-        """Return the time of a translation of `sources`; what was translated before has warmed everything up."""
+        """Return the time of a translation of `sources`; what was translated before, or the first round, warms up."""
         seconds, outputs = [], list[str]()
         for _ in range(_ROUNDS):
             began = time.perf_counter()
@@ -234,6 +238,10 @@ class _Evaluation:
             raise ConfigError("evaluation.perturb: none of the perturbations changes a line of the first test set")
         write_document(self._folder / "robustness.json", results.as_record())
         write_atomically(self._folder / "robustness.html", robustness_page(results).encode())
+
+
+def _speed_file(system: _System) -> str:
+    return f"speed/{system.name}.json"
 
 
 def _bytes_of(system: _System) -> int:

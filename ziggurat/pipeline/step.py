@@ -72,8 +72,8 @@ class Step:
         cost: estimates what it takes.
         check: raises the error of ziggurat.errors that the step would end with, if that can be known before any step
             works: a missing package, say.
-        pages: files in its folder that are for readers, and none of what it hands on; where one is gone, `work` makes
-            it again from what is there.
+        pages: files in its folder that are for readers or the report, and none of what it hands on; where one is gone,
+            `work` makes it again from what is there.
     """
 
     name: str

@@ -48,6 +48,7 @@ __all__ = [
     "refuse_idle",
     "refuse_other_store",
     "reopen_run",
+    "settled_before",
 ]
 
 
@@ -198,6 +199,24 @@ def _unchangeable(experiment: Experiment) -> dict[str, Any]:
         "model": content["model"],
         "training": training,
     }
+
+
+def settled_before(run: Path, experiment: Experiment) -> Experiment:
+    """Return the configuration of a run that goes on, with what `fit` and `auto` stood for when it began.
+
+    Trials and measurements need not come out the same a second time, and the batches and the precision of a run stay.
+    """
+    training = experiment.training
+    if not training.batch.fit and training.precision != "auto":
+        return experiment
+    found: dict[str, Any] = {}
+    before = load_experiment(run / CONFIG_FILE).training
+    if training.batch.fit:
+        settled = {key: getattr(before.batch, key) for key in ("max_tokens", "fit", "fit_limit", "fit_margin")}
+        found["batch"] = training.batch.model_copy(update=settled)
+    if training.precision == "auto":
+        found["precision"] = before.precision
+    return experiment.model_copy(update={"training": training.model_copy(update=found)})
 
 
 def keep_configuration(run: Path, experiment: Experiment) -> None:

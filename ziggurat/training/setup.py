@@ -35,7 +35,7 @@ from ziggurat.training.metrics import RunLog
 from ziggurat.training.objective import settle_precision
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import set_aside
-from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store
+from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
 from ziggurat.training.schedule import refuse_endless
 from ziggurat.training.store_check import StoreCheck
 from ziggurat.training.validate import Validator, settings_of_scores
@@ -100,7 +100,9 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     """
     store = Store.open(experiment.data.store)
     refuse_idle(experiment.training.batch, processes, resume=resume)
-    if not resume:
+    if resume:
+        experiment = settled_before(run, experiment)
+    else:
         refuse_existing(run)
         refuse_other_store(experiment, store)
         refuse_two_vocabularies(experiment.model, store.source, store.target)
