@@ -8,11 +8,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import typer
 
 from tests.cli.conftest import Ziggurat, tiny_config
 from tests.cli.test_terminal import started, updates_of, wait_for
+from ziggurat.cli.app import app
 from ziggurat.cli.demo import _experiment, _next_steps
+from ziggurat.fetch.downloads import default_folder
 
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 VERBS = (
     "demo",
     "recipes",
@@ -143,6 +147,13 @@ def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path
     values = [float(line) for line in scored.out.splitlines()]
     assert len(values) == 20
     assert all(value < 0 for value in values)
+    texts = ("--source", source, "--target", reference, "--json")
+    settings = ("decoding.precision=float32", "length_penalty.kind=none")
+    plain = ziggurat("score", trained, *settings, *texts)
+    assert plain.status == 0, plain.err
+    scores = [json.loads(line) for line in plain.out.splitlines()]
+    assert [score["score"] for score in scores] == [score["log_probability"] for score in scores] != values
+    assert "`beam` is not a decoding setting" in ziggurat("score", trained, "beam", *texts).err
     output = tmp_path / "out.txt"
     options = ["--source", source, "--reference", reference, "--json", "--output", output]
     scores = json.loads(ziggurat("evaluate", trained, "max_length.limit=9", *options).out)
@@ -304,3 +315,15 @@ def test_damage_is_exit_status_2_with_the_file_and_the_way_out(
     result = ziggurat("train", "--run", run, "--resume")
     assert result.status == 2
     assert "training.seed: 1 -> 2" in result.err
+
+
+def test_the_help_of_fetch_names_the_folder_of_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("ZIGGURAT_DOWNLOADS", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    folder = default_folder().relative_to(Path.home())
+    cache = next(option for option in COMMANDS["fetch"].params if option.name == "cache")
+    assert f"$ZIGGURAT_DOWNLOADS, or ~/{folder}." in cache.help
+
+
+def test_the_help_of_serve_names_its_interfaces() -> None:
+    assert "LibreTranslate, DeepL and OpenAI" in COMMANDS["serve"].help

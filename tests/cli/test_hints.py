@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
+import yaml
 
+from ziggurat.cli import hints as module
 from ziggurat.cli import main
-from ziggurat.cli.hints import HINTS
+from ziggurat.cli.hints import hints
 from ziggurat.config.reference import entries
 
 KEYS = {entry.path for entry in entries()}
+VERBS = ("translate", "evaluate", "score", "prepare", "train", "inspect", "average")
 
 
-def test_every_key_that_a_hint_names_exists() -> None:
-    wrong = []
-    for verb, hints in HINTS.items():
-        prefix = "decoding." if verb in ("translate", "evaluate", "score") else ""
-        for name, instead in hints.items():
-            key = re.match(r"([\w.]+)=", instead)
-            if key and prefix + key[1] not in KEYS:
-                wrong.append((verb, name, instead))
-    assert not wrong
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_key_that_a_hint_names_exists(verb: str) -> None:
+    prefix = "decoding." if verb in ("translate", "evaluate", "score") else ""
+    named = {(name, key) for name, hint in hints(verb).items() for key in re.findall(r"([a-z][\w.]*)=", hint)}
+    assert named or verb == "average"
+    assert not [(name, key) for name, key in named if prefix + key.replace(".0.", "[].") not in KEYS]
+
+
+def test_no_name_is_twice_in_a_part() -> None:
+    parts = yaml.safe_load(Path(module.__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    for part in parts.values():
+        counted = Counter(name for names in part.values() for name in names.split())
+        assert not [name for name, n in counted.items() if n > 1 or "_" in name]
 
 
 @pytest.mark.parametrize(
@@ -33,11 +42,20 @@ def test_every_key_that_a_hint_names_exists() -> None:
         (["train", "x", "--max-tokens", "4096"], "training.batch.max_tokens=4096"),
         (["train", "x", "--update-freq", "--seed", "1"], "training.batch.accumulate=VALUE"),
         (["train", "x", "--lr", "3e-4"], "training.schedule.peak=3e-4"),
+        (["train", "x", "--activation-fn", "gelu"], "model.activation=gelu (relu, gelu, silu or swiglu)"),
+        (
+            ["train", "x", "--batch-size", "4096"],  # sentences in fairseq and JoeyNMT, words in Sockeye
+            "training.batch.max_sentences=4096 for sentences, training.batch.max_tokens=4096 for tokens or words",
+        ),
+        (
+            ["train", "x", "--restore-file", "a.pt"],
+            "`ziggurat train --run FOLDER --resume` to go on, or training.start_from=a.pt to begin anew",
+        ),
         (["prepare", "x", "--joined-dictionary"], "data.subword.joint=true"),
         (["evaluate", "x", "--ref", "a.de"], "--reference a.de"),
-        (["translate", "x", "--batch-size", "32"], "batch_sentences=32"),  # sentences, elsewhere too
-        (["translate", "x", "-src", "a.de"], "--input a.de"),
+        (["translate", "x", "--batch-size", "32"], "batch_sentences=32"),
         (["train", "x", "--share-all-embeddings"], "model.embedding.sharing=all"),
+        (["prepare", "x", "--share_vocab"], "data.subword.joint=true"),
         (["average", "x", "--num-epoch-checkpoints", "5"], "--last 5"),
     ],
 )
@@ -45,17 +63,41 @@ def test_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as stop:
         main(arguments)
     assert stop.value.code == 2
-    assert capsys.readouterr().err.splitlines()[-1] == f"Here that is: {hint}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"Here: {hint}"
 
 
-@pytest.mark.parametrize("verb", ["train", "prepare"])
-def test_options_with_one_hyphen_are_read_whole(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["train", "-config", "my.yaml"], "the configuration as the first argument"),
+        (["prepare", "-config", "my.yaml"], "the configuration as the first argument"),
+        (["translate", "x", "-src", "a.de"], "--input a.de"),
+        (["train", "x", "-report_every", "100"], "training.log_every_updates=100"),  # else `-r eport_every`
+        (["train", "x", "-hidden_size=512"], "model.d_model=512"),
+        (
+            ["translate", "x", "-tgt", "a.en"],
+            "`ziggurat score` with --target a.en for scores, or --prefix a.en for a forced beginning",
+        ),
+    ],
+)
+def test_options_with_one_hyphen_are_read_whole(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    option = next(argument.partition("=")[0] for argument in arguments if argument.startswith("-"))
+    assert capsys.readouterr().err == f"ziggurat: No such option: {option}\nHere: {hint}\n"
+
+
+@pytest.mark.parametrize("arguments", [["train", "x", "--colour", "blue"], ["report", "-config", "x"]])
+def test_options_that_nobody_has_get_no_hint(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main([verb, "-config", "my.yaml"])
-    assert capsys.readouterr().err.splitlines()[-1] == "Here, give the configuration as the first argument"
+        main(arguments)
+    assert "Here:" not in capsys.readouterr().err
 
 
-def test_options_that_nobody_has_get_no_hint(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["train", "x", "--colour", "blue"])
-    assert "Here" not in capsys.readouterr().err
+def test_values_behind_a_short_option_and_words_after_the_end_of_options_are_none_of_theirs() -> None:
+    assert module.single_hyphen_hint(["train", "x", "-rconfig"]) == ""
+    assert module.single_hyphen_hint(["train", "x", "--", "-config"]) == ""
+    assert module.single_hyphen_hint(["train", "x", "-config"]) != ""

@@ -12,7 +12,7 @@ import typer.main
 
 from tests.docs.pages import ROOT, blocks, without_blocks
 from ziggurat.cli.app import app
-from ziggurat.cli.hints import HINTS
+from ziggurat.cli.hints import hints
 from ziggurat.config import parse_experiment
 from ziggurat.config.reference import entries
 from ziggurat.errors import ConfigError
@@ -49,6 +49,12 @@ COMPANIONS = {
 
 OURS = re.compile(r"(data|model|training|decoding)\.[\w.]+(=.*)?", re.DOTALL)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+OPTIONS = {
+    verb: {option.lstrip("-") for parameter in command.params for option in parameter.opts}
+    for verb, command in COMMANDS.items()
+}
+SECTIONS = {"Data": "prepare", "Model": "train", "Training": "train", "Search": "translate"}
+"""Of the tables of options -> the verb that is asked."""
 
 
 def spans(text: str) -> list[str]:
@@ -101,18 +107,47 @@ def test_commands_are_understood(path: Path) -> None:
     assert count > 1
 
 
-@pytest.mark.parametrize("path", FOREIGN, ids=lambda path: path.stem)
-def test_tables_agree_with_the_hints_of_the_command_line(path: Path) -> None:
-    """Where a table's option has one key beside it and the command line answers the option too, they name one key."""
+def keys(text: str) -> set[str]:
+    """Return the configuration keys of a text, whole as in the reference."""
+    found = re.findall(r"[a-z][\w.]*(?=[=`: ]|$)", text.replace("[]", "").replace(".0.", "."))
+    return {key for name in found for key in (name, f"decoding.{name}") if "." in key and key in KEYS}
+
+
+def agree(hint: str, ours: str) -> bool:
+    """Return whether a hint shares a key with what a page says or, where one of the two has none, a word."""
+    if keys(hint) and keys(ours):
+        return bool(keys(hint) & keys(ours))
+    of_hint, of_page = (set(re.findall(r"--?[a-z]+|[a-z]+", text)) for text in (hint, ours))
+    return bool((of_hint & of_page) - {"a", "and", "of", "or", "the", "with", "ziggurat"})
+
+
+def answers(path: Path) -> dict[tuple[str, str], str]:
+    """Return what the tables of a page say: (section, option of theirs) -> what to write here, of all of its rows."""
+    found: dict[tuple[str, str], str] = {}
     section = ""
     for line in path.read_text(encoding="utf-8").splitlines():
-        section = line.removeprefix("## ") if line.startswith("## ") else section
-        verb = {"Data": "prepare", "Model": "train", "Training": "train", "Search": "translate"}.get(section)
-        cells = [spans(cell) for cell in line.strip("|").split(" | ")] if line.startswith("| `") else []
-        if verb is None or len(cells) != 2 or len(cells[0]) != 1:
+        section = line[3:] if line.startswith("## ") else section
+        if not line.startswith("| ") or section not in ("", *SECTIONS):
             continue
-        hint = HINTS[verb].get(cells[0][0].lstrip("-").split("=")[0].split(":")[0].split(" ")[0], "")
-        keys = {span.split("=")[0] for span in cells[1] if OURS.fullmatch(span)}
-        if keys and re.match(r"[\w.]+=", hint):
-            key = hint.split("=")[0]
-            assert keys & {key, f"decoding.{key}"}, f"{line}: the hint says {hint}"
+        theirs, ours = re.split(r"(?<!\\)\|", line)[1:3]
+        names = re.findall(r"(?<![\w-])--?([a-z][\w-]*)", theirs)
+        if path.stem == "opennmt-py" and section:  # keys of its file are options of its command line
+            names += re.findall(r"`([a-z]\w+)(?=[`:])", theirs)
+        for name in names:
+            where = (section, name.replace("_", "-"))
+            found[where] = f"{found.get(where, '')} {ours}"
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "at_least"), [("fairseq", 80), ("marian", 70), ("opennmt-py", 70), ("sockeye", 60), ("eole", 1)]
+)
+def test_every_option_of_a_table_is_answered_as_on_its_page(name: str, at_least: int) -> None:
+    """The toolkits that are left out take their settings from files alone."""
+    found, wrong = answers(ROOT / "docs" / "coming-from" / f"{name}.md"), []
+    assert len(found) >= at_least
+    for (section, option), ours in found.items():
+        verbs = [SECTIONS[section]] if section else sorted(COMMANDS)
+        if not any(option in OPTIONS[verb] or agree(hints(verb).get(option, ""), ours) for verb in verbs):
+            wrong.append(f"{option}: {[hints(verb).get(option) for verb in verbs]}, the page: {ours}")
+    assert not wrong, "\n".join(wrong)

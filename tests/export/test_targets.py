@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ from tests.export.examples import SENTENCES, random_model
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.recipes import recipe_names
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
+from ziggurat.errors import ConfigError
+from ziggurat.export import ctranslate2
 from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS
 from ziggurat.models.directory import weights
@@ -196,3 +199,15 @@ def test_all_reasons_come_together(choices: dict[str, object], target: str, coun
     data = {"source_language": "de", "target_language": "en", "store": "none"}
     reasons = TARGETS[target].reasons(Experiment.model_validate({"data": data, "model": choices}))
     assert len(reasons) == count, reasons
+
+
+@pytest.mark.parametrize("target", ["ctranslate2", "argos"])
+def test_without_ctranslate2_the_smallest_extra_that_has_it_is_named(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("transformers", "onnx", "onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert ctranslate2._specs().TransformerSpec, "nothing else of the extra `export` is needed"
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(ConfigError, match=r"`ctranslate2` is not installed: pip install 'ziggurat-mt\[translate\]'"):
+        TARGETS["argos"].translator(tmp_path) if target == "argos" else ctranslate2._specs()

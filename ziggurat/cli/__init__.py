@@ -17,7 +17,7 @@ from types import FrameType
 
 import typer
 
-from ziggurat.cli.hints import option_hint
+from ziggurat.cli.hints import option_hint, single_hyphen_hint
 from ziggurat.errors import ZigguratError, is_full_disk, shortage, why_unwritten
 from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 
@@ -64,6 +64,8 @@ def _quiet() -> Iterator[None]:
 
 def _run(arguments: list[str], debug: bool) -> int:
     """Run a verb and return the exit status; every expected exception becomes a message."""
+    if hint := single_hyphen_hint(arguments):
+        return _fail(hint, 2, False)
     try:
         with importing():
             from ziggurat.cli.app import app

@@ -223,6 +223,7 @@ def score(
     model: Model,
     source: Annotated[str, typer.Option("--source", help="Source text, one sentence per line.")],
     target: Annotated[str, typer.Option("--target", help="Its translations, line by line.")],
+    overrides: DecodingOverrides = None,
     json: Annotated[bool, typer.Option("--json", help="JSON lines: score, log-probability, tokens.")] = False,
     tag: Tag = None,
     ensemble: Ensemble = None,
@@ -243,7 +244,8 @@ def score(
     check_output(output)
     refuse_overwriting(output, source, target)
     options = JobOptions(job, shard, merge, ray, workers, threads, device)
-    opening, models = ModelOptions(which, device, threads, engine="torch"), [model, *(ensemble or [])]
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), engine="torch")
+    models = [model, *(ensemble or [])]
     if job is not None:
         from ziggurat.jobs.translation import Scoring
 

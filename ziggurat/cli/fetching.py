@@ -47,7 +47,9 @@ def fetch(
     cache: Annotated[
         str | None,
         typer.Option(
-            "--cache", metavar="FOLDER", help="Folder of downloads; default: $ZIGGURAT_DOWNLOADS, or ~/.cache."
+            "--cache",
+            metavar="FOLDER",
+            help="Folder of downloads; default: $ZIGGURAT_DOWNLOADS, or ~/.cache/ziggurat/downloads.",
         ),
     ] = None,
     mirror: Annotated[

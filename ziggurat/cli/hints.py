@@ -1,159 +1,46 @@
-"""Hints for users of other toolkits: after "no such option", the name that the option has here.
-
-The options are those of fairseq, OpenNMT-py and eole, Marian, Sockeye and JoeyNMT; where several toolkits share a
-name, it means the same in all of them. A hint repeats the value that was typed, so that it can be pasted.
-"""
+"""Hints for users of other toolkits: after "no such option", what is written here instead (hints.yaml)."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from importlib import resources
 from types import MappingProxyType
 
 from ziggurat.errors import printable
 
-__all__ = ["HINTS", "option_hint"]
+__all__ = ["hints", "option_hint", "single_hyphen_hint"]
 
-
-def _names(*groups: tuple[str, str]) -> Mapping[str, str]:
-    """Return name -> replacement from pairs of (names separated by blanks, replacement)."""
-    return MappingProxyType({name: instead for names, instead in groups for name in names.split()})
-
-
-_SEARCH = _names(
-    ("beam beam-size beam_size b", "beam_size="),
-    ("nbest n-best n_best nbest-size", "n_best="),
-    ("lenpen length-penalty length-penalty-alpha normalize alpha beam-alpha", "length_penalty.alpha="),
-    ("max-len-a max-length-factor", "max_length.ratio="),
-    ("max-len-b", "max_length.extra="),
-    ("max-len max-length max-output-length max_length", "max_length.limit="),
-    ("min-len min-length min_length", "min_length="),
-    ("sampling sample random-sampling", "search=sample"),
-    ("temperature random-sampling-temp random_sampling_temp", "temperature="),
-    ("sampling-topk random-sampling-topk random_sampling_topk topk", "top_k="),
-    ("sampling-topp random-sampling-topp random_sampling_topp topp", "top_p="),
-    ("no-repeat-ngram-size block-ngram-repeat block_ngram_repeat", "no_repeat_ngram_size="),
-    ("diverse-beam-groups", "diverse_groups="),
-    ("diverse-beam-strength", "diverse_strength="),
-    ("max-tokens mini-batch-words batch-tokens", "batch_tokens="),
-    ("batch-size batch_size batch-sentences mini-batch", "batch_sentences="),
-    ("print-alignment report-align report_align alignment", "alignments=true"),
-    ("replace-unk replace_unk", "replace_unknown=true"),
-    ("fp16 bf16", "precision=bfloat16"),
-    ("int8 gemm-type", "precision=int8"),
-    ("seed", "seed="),
-)
-_MODEL = _names(
-    ("gpu gpuid gpu-id cuda devices device-ids", "--device cuda"),
-    ("cpu use-cpu cpu-threads", "--device cpu"),
-    ("path models model m", "the folder of the run or model as the first argument"),
-    ("checkpoint", "--which "),
-)
-_TEXT = _names(
-    ("src source s", "--input "),
-    ("tgt target", "--prefix "),
-    ("results-path out_file", "--output "),
-    ("remove-bpe post-process sentencepiece", "nothing: text comes out joined"),
-)
-_TRAIN = _names(
-    ("lr learning-rate learning_rate initial-learning-rate l", "training.schedule.peak="),
-    ("lr-scheduler learning-rate-scheduler-type decay-method lr-decay", "training.schedule.kind="),
-    (
-        "warmup warmup-updates warmup-steps warmup_steps lr-warmup learning-rate-warmup",
-        "training.schedule.warmup_updates=",
-    ),
-    ("max-tokens mini-batch-words tokens-per-batch", "training.batch.max_tokens="),
-    ("max-sentences batch-size batch_size mini-batch batch-sentences", "training.batch.max_sentences="),
-    (
-        "update-freq accum-count accum_count update-interval optimizer-delay batch-multiplier",
-        "training.batch.accumulate=",
-    ),
-    ("max-update max-updates train-steps train_steps after-batches updates", "training.stop.updates="),
-    ("max-epoch epochs after-epochs max-num-epochs", "training.stop.epochs="),
-    ("patience early-stopping early-stopping-patience max-num-checkpoint-not-improved", "training.stop.patience="),
-    ("optimizer optim", "training.optimiser.kind="),
-    ("adam-betas optimizer-betas", "training.optimiser.betas="),
-    ("adam-eps optimizer-eps", "training.optimiser.epsilon="),
-    ("weight-decay", "training.optimiser.weight_decay="),
-    ("clip-norm max-grad-norm gradient-clipping-threshold", "training.clip_norm="),
-    ("label-smoothing label_smoothing", "training.loss.label_smoothing="),
-    ("alignment-lambda lambda-align lambda_align guided-alignment-weight", "training.loss.alignment.weight="),
-    ("fp16 bf16 amp precision", "training.precision=bf16"),
-    ("seed", "training.seed="),
-    (
-        "valid-freq validate-interval-updates valid-steps valid_steps checkpoint-interval eval-interval",
-        "training.validation.every_updates=",
-    ),
-    (
-        "save-interval-updates save-freq save-checkpoint-steps save_checkpoint_steps",
-        "training.checkpoint.every_updates=",
-    ),
-    (
-        "keep-last-epochs keep-interval-updates keep-last-params keep-checkpoint keep_checkpoint",
-        "training.checkpoint.keep_last=",
-    ),
-    ("keep-best-checkpoints", "training.checkpoint.keep_best="),
-    ("log-interval disp-freq report-every report_every", "training.log_every_updates="),
-    ("tensorboard-logdir tensorboard tensorboard-log-dir", "training.tensorboard=true"),
-    ("restore-file finetune-from-model train-from train_from pretrained-model params", "training.start_from="),
-    ("encoder-layers enc-layers enc_layers enc-depth num-encoder-layers", "model.encoder.layers="),
-    ("decoder-layers dec-layers dec_layers dec-depth num-decoder-layers", "model.decoder.layers="),
-    (
-        "encoder-embed-dim decoder-embed-dim hidden-size hidden_size word-vec-size dim-emb transformer-model-size",
-        "model.d_model=",
-    ),
-    ("encoder-ffn-embed-dim decoder-ffn-embed-dim transformer-ff transformer_ff transformer-dim-ffn", "model.d_ff="),
-    (
-        "encoder-attention-heads decoder-attention-heads heads transformer-heads transformer-attention-heads",
-        "model.heads=",
-    ),
-    ("share-all-embeddings share_embeddings tied-embeddings-all", "model.embedding.sharing=all"),
-    (
-        "share-decoder-input-output-embed share_decoder_embeddings tied-embeddings",
-        "model.embedding.sharing=decoder",
-    ),
-    ("dropout transformer-dropout", "model.dropout.residual="),
-    ("attention-dropout transformer-dropout-attention", "model.dropout.attention="),
-    ("activation-dropout relu-dropout transformer-dropout-ffn", "model.dropout.activation="),
-    ("arch a task type", "the size as model.preset=base, or a recipe (`ziggurat recipes`) as the first argument"),
-    ("save-dir save-model save_model model m output o", "--run "),
-    ("gpu gpuid gpu-ranks gpu_ranks devices device-ids", "--device cuda"),
-    ("cpu use-cpu cpu-threads", "--device cpu"),
-    ("config", "the configuration as the first argument"),
-)
-_PREPARE = _names(
-    ("source-lang src-lang s", "data.source_language="),
-    ("target-lang tgt-lang t", "data.target_language="),
-    ("destdir save-data output o out", "data.store="),
-    ("trainpref train-sets source target src tgt", "data.train=[{source: FILE, target: FILE}]"),
-    ("validpref valid-sets validation-source validation-target", "data.dev=[{source: FILE, target: FILE}]"),
-    ("joined-dictionary share-vocab share_vocab shared-vocab", "data.subword.joint=true"),
-    ("bpe-size vocab-size dim-vocabs num-words nwordssrc nwordstgt", "data.subword.vocabulary_size="),
-    ("config", "the configuration as the first argument"),
-)  # fmt: skip
-
-_AVERAGE = _names(
-    ("inputs models m", "the folder of the run as the first argument"),
-    ("num-epoch-checkpoints num-update-checkpoints n", "--last "),
-)
-
-HINTS: Mapping[str, Mapping[str, str]] = {
-    "translate": {**_SEARCH, **_MODEL, **_TEXT},
-    "evaluate": {
-        **_SEARCH,
-        **_MODEL,
-        **_names(("src s input i", "--source "), ("tgt ref r", "--reference "), ("sys hyp", "--hypothesis ")),
-    },
-    "score": {**_MODEL, **_names(("src s", "--source "), ("tgt t", "--target "))},
-    "train": _TRAIN,
-    "inspect": _TRAIN,
-    "prepare": _PREPARE,
-    "average": _AVERAGE,
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    "translate": ("search", "model", "text"),
+    "evaluate": ("search", "model", "evaluate"),
+    "score": ("search", "model", "score"),
+    "prepare": ("data",),
+    "train": ("data", "train"),
+    "inspect": ("data", "train"),
+    "average": ("average",),
 }
-"""Verb -> option of another toolkit, without hyphens -> replacement; after `=` or a blank follows a value."""
+"""Verb -> parts of hints.yaml; the later one counts where two have a name."""
+
+
+@functools.cache
+def hints(verb: str) -> Mapping[str, str]:
+    """Return option of another toolkit -> what to write here, for a verb; empty for a verb that has none.
+
+    Names are without hyphens before them, and have hyphens for underscores. In what to write, VALUE is the value that
+    was typed.
+    """
+    import yaml  # only an error needs it so early
+
+    if verb not in _PARTS:
+        return MappingProxyType({})
+    parts = yaml.safe_load((resources.files("ziggurat") / "cli" / "hints.yaml").read_text(encoding="utf-8"))
+    groups = (group for part in _PARTS[verb] for group in parts[part].items())
+    return MappingProxyType({name: instead for instead, names in groups for name in names.split()})
 
 
 def option_hint(error: Exception, arguments: Sequence[str]) -> str:
-    """Return the replacement for the unknown option that `error` is about; empty where none is known.
+    """Return what to write for the unknown option that `error` is about; empty where it is not known.
 
     `arguments` are those of the command line, for the value. Typer's errors about options have an `option_name` and
     the context of the verb.
@@ -161,22 +48,29 @@ def option_hint(error: Exception, arguments: Sequence[str]) -> str:
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if option is None or context is None:
         return ""
-    known = HINTS.get(context.info_name, {})
-    option = _as_typed(option, known, arguments)
-    instead = known.get(option.lstrip("-"))
+    return _hint(context.info_name, option, arguments)
+
+
+def single_hyphen_hint(arguments: Sequence[str]) -> str:
+    """Return the message for an option of another toolkit that has one hyphen and several letters, as `-report_every`.
+
+    The parser would read it as `-r` with the value `eport_every`. Empty where there is none before `--`.
+    """
+    verb, *rest = arguments or [""]
+    end = rest.index("--") if "--" in rest else len(rest)
+    for argument in rest[:end]:
+        option = argument.partition("=")[0]
+        if len(option) > 2 and option[1] != "-" and (hint := _hint(verb, option, rest)):
+            return f"No such option: {option}\n{hint}"
+    return ""
+
+
+def _hint(verb: str, option: str, arguments: Sequence[str]) -> str:
+    """Return the line for an option; empty where it is not known."""
+    instead = hints(verb).get(option.lstrip("-").replace("_", "-")) if option.startswith("-") else None
     if instead is None:
         return ""
-    if not instead.endswith(("=", " ")):
-        return f"Here that is: {instead}" if not instead.startswith("the ") else f"Here, give {instead}"
-    return f"Here that is: {instead}{_value(option, arguments) or 'VALUE'}"
-
-
-def _as_typed(option: str, known: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Return `option` in full: of OpenNMT's `-config` the parser reports only `-c`."""
-    if option.startswith("--"):
-        return option
-    typed = (argument.partition("=")[0] for argument in arguments if argument.startswith(option))
-    return next((name for name in typed if name.lstrip("-") in known), option)
+    return f"Here: {instead.replace('VALUE', _value(option, arguments) or 'VALUE')}"
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:

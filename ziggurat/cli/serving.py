@@ -47,7 +47,7 @@ def serve(
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; default: the file's, else auto.")
     ] = None,
 ) -> None:
-    """Serve translations over HTTP, to programs written for LibreTranslate.
+    """Serve translations over HTTP: a page for people, and the interfaces of LibreTranslate, DeepL and OpenAI.
 
     Example: `ziggurat serve runs/de-en runs/en-de --port 5000`
     """

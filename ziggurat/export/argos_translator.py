@@ -38,7 +38,7 @@ class ArgosTranslator:
         try:
             import ctranslate2
         except ModuleNotFoundError:
-            raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[export]'") from None
+            raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
         check_folder(Path(path))
         packages = sorted(Path(path).glob("*.argosmodel"))
         if len(packages) != 1:

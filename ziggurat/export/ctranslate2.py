@@ -155,7 +155,7 @@ def _specs() -> ModuleType:
     try:
         from ctranslate2 import specs
     except ModuleNotFoundError:
-        raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[export]'") from None
+        raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
     module: ModuleType = specs
     return module
 
