@@ -34,6 +34,7 @@ modifiers:
     max_lines: 3
   - Noise: 0.0005
     max_words: 2
+    min_word_legnth: 3
   - Typos: 0.1
     char_swap: 0.3
     unichar: 1
@@ -62,7 +63,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
     others = {kind: 0.0 for kind in TYPO_KINDS if kind not in ("char_swap", "unichar")}
     assert data["modifiers"] == {
         "merge": {"probability": 0.01, "max_pairs": 3},
-        "noise": {"probability": 0.0005, "max_words": 2},
+        "noise": {"probability": 0.0005, "max_words": 2, "min_word_length": 3},
         "no_end_punctuation": {"probability": 0.2},
         "upper_case": {"probability": 0.05},
         "title_case": {"probability": 0.05},
@@ -70,6 +71,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "prefix": {"probability": 0.05, "min_words": 1, "template": "<{trg}> "},
     }
     assert "opustrainer" not in data  # a saved configuration does not depend on the file
+    assert read(tmp_path, FULL.replace("legnth", "length")).model_dump(exclude_defaults=True) == data
 
 
 @pytest.mark.parametrize(

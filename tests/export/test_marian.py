@@ -241,6 +241,8 @@ def test_files_that_are_damaged_or_missing(folder: Folder, tmp_path: Path) -> No
 
     assert "opus.npz: damaged" in said(whole[: len(whole) // 2])
     assert "opus.npz: damaged" in said(b"no zip")
+    packed = zipped({"a": bytes(100)}, zipfile.ZIP_LZMA)
+    assert "opus.npz: damaged" in said(packed.replace(packed[44:54], b"\xff" * 10))
     assert "unpacks to more than" in said(zipped({"a": bytes(10**7)}, zipfile.ZIP_DEFLATED))
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (10**9, 10**4)})

@@ -73,6 +73,12 @@ def test_members_are_copied_out(kind: str, tmp_path: Path) -> None:
     assert terms == {"x/LICENSE": "free"}
 
 
+def test_terms_are_so_many_at_most(tmp_path: Path) -> None:
+    archive = make_zip(tmp_path / "a.zip", [(f"{n}/README", b"free") for n in range(40)])
+    _, terms = take_out(archive, [], tmp_path)
+    assert list(terms) == [f"{n}/README" for n in range(32)]
+
+
 NAMES = st.one_of(
     st.sampled_from(["../../a.de", "/etc/a.de", "a\\..\\b.de", "\n.de", "..de", "a/../../b.de", "C:\\a.de", " .de"]),
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20).map(
@@ -140,6 +146,29 @@ def test_archives_that_were_cut(kind: str, keep: float, tmp_path: Path) -> None:
     with pytest.raises(DamageError, match=r"damaged|ends early") as caught:
         taken(archive, tmp_path / "out", "*.de")
     assert str(archive) in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("place", ["content", "name", "empty name", "offset"])
+def test_damage_to_any_place_of_a_zip(method: int, place: str, tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w", method) as opened:
+        opened.writestr("ä.de", b"text " * 99)
+    content = bytearray(archive.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    if place == "content":
+        content[40:60] = b"\xff" * 20
+    elif place == "name":
+        content[entry + 46 : entry + 48] = b"\xff\xff"
+    elif place == "empty name":
+        content[entry + 28 : entry + 32] = bytes([0, 0, 5, 0])  # the name's bytes become an extra field
+        content[entry + 46 : entry + 51] = bytes([1, 1, 1, 0, 0])
+    else:
+        end = content.rindex(b"PK\x05\x06")
+        content[end + 16 : end + 20] = (1 << 20).to_bytes(4, "little")
+    archive.write_bytes(content)
+    with pytest.raises(DamageError, match=r"a\.zip: damaged"):
+        taken(archive, tmp_path / "out", "*.de")
 
 
 def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:

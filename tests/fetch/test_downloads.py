@@ -7,6 +7,7 @@ import json
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,50 @@ def test_two_that_fetch_the_same_files_at_once(server: Server, tmp_path: Path, n
     assert not list(tmp_path.rglob("*.part"))
 
 
+def test_a_process_that_is_killed_while_another_waits_leaves_all_that_it_wrote(
+    server: Server, tmp_path: Path, network: Network
+) -> None:
+    remote = Remote(url=server.add("a", CONTENT))
+    path = tmp_path / place_of(remote.url)
+    path.parent.mkdir()
+    phases: list[str] = []
+    with ThreadPoolExecutor(1) as pool:
+        with Part.opened(path) as part:
+            part.restart(remote.url, '"1"', len(CONTENT))
+            part.write(CONTENT[:1000])
+            part.file.flush()
+            downloads = Downloads(tmp_path, network=network, progress=lambda phase, *_: phases.append(phase))
+            other = pool.submit(downloads.get, remote)
+            while not (other.done() or any(phase.startswith("wait for another process") for phase in phases)):
+                time.sleep(0.005)
+            part.write(CONTENT[1000:3000])
+        assert other.result().sha256 == SHA256
+    assert [request.headers.get("range") for request in server.requests] == ["bytes=3000-"]
+
+
+def answering_a_part(handler: behaving._Handler, file: behaving.File) -> None:
+    """Send bytes from 3,000 on, which nobody asked for, and do not say of which version."""
+    handler.answer(206, bytes(2000), {"Content-Range": "bytes 3000-4999/5000"})
+
+
+@pytest.mark.parametrize(
+    ("mirrored", "asked"),
+    [(None, "bytes=3000-"), (answering_a_part, "bytes=3000-"), (behaving.dropping(4000), None)],
+    ids=["lacks the file", "sends another part", "drops another version"],
+)
+def test_a_mirror_drops_what_has_arrived_only_for_what_it_sends_itself(
+    server: Server, tmp_path: Path, network: Network, mirrored: behaving.Behaviour | None, asked: str | None
+) -> None:
+    network = replace(network, retries=0)
+    remote = Remote(url=server.add("a", CONTENT, behaving.dropping(3000)))
+    with pytest.raises(DataError, match="3,000 bytes are kept"):
+        Downloads(tmp_path, network=network).get(remote)
+    if mirrored is not None:
+        server.add(f"mirror/{place_of(remote.url)}", bytes(5000), mirrored)
+    assert Downloads(tmp_path, [f"{server.address}/mirror"], network=network).get(remote).sha256 == SHA256
+    assert [request.headers.get("range") for request in server.requests] == [None, None, asked]
+
+
 def test_without_a_network_the_message_says_where_to_put_the_file(tmp_path: Path) -> None:
     downloads = Downloads(tmp_path, offline=True)
     with pytest.raises(DataError, match="`--offline` forbids the network") as caught:
@@ -165,6 +210,7 @@ def test_notes_that_are_damaged_are_no_checksums(server: Server, tmp_path: Path,
         "http://h/../../etc/passwd", "http://h/a/../../b", "http://h//etc/passwd", "http://../a", "http://h/a\\..\\b",
         "file:///etc/passwd", "http://user:secret@h/a", "http://h/a b", "http://h/a\n", "http://h/", "h/a",
         f"http://h/{'x' * 300}", "http://h/./a", "http://./a", "http://",
+        "http://www..example.org/x.txt", "http://.example.org/x", f"http://{'x' * 64}.org/x", "http://h:/x",
     ],
 )  # fmt: skip
 def test_addresses_that_lead_out_of_the_folder(url: str) -> None:

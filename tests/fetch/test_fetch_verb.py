@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Result
 from tests.fetch import server as behaving
-from tests.fetch.material import PAIRS, packed_tar, serve
+from tests.fetch.material import PAIRS, packed_tar, packed_zip, serve
 from tests.fetch.server import Server
 from ziggurat.cli import main
 from ziggurat.data.compressed import byte_stream
@@ -94,6 +94,26 @@ def test_given_again_nothing_is_done(fetch: Fetch, server: Server) -> None:
     assert fetch("local/zip/de-en", "--force").status == 0
     assert {path: Path(path).read_bytes() for path in tree()} == content, "the same bytes each time"
     assert len(server.requests) == requests
+
+
+def test_each_of_several_archives_has_its_terms(fetch: Fetch, server: Server, tmp_path: Path) -> None:
+    urls = [
+        server.add(f"{code}/t.zip", packed_zip({f"t.{code}": b"one\n", "LICENSE": f"of {code}".encode()}))
+        for code in ("de", "en")
+    ]
+    registry = tmp_path / "registry.yaml"
+    of_two = f"""corpora:
+  local/two/{{a}}-{{b}}:
+    title: Two archives
+    files: [{{url: "{urls[0]}"}}, {{url: "{urls[1]}"}}]
+    take: ["*.{{a}}", "*.{{b}}"]
+    licence: two
+    known_from: this test
+"""
+    registry.write_text(registry.read_text().replace("corpora:\n", of_two, 1))
+    assert json.loads(fetch("local/two/de-en", "--json").out)[0]["terms"] == {
+        f"local/two/de-en: {url}: LICENSE": f"of {code}" for url, code in zip(urls, ("de", "en"), strict=True)
+    }
 
 
 @pytest.mark.slow

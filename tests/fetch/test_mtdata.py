@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.mtdata import Mtdata
+from ziggurat.fetch.transfer import Network
 
 FAKE = {
     "__init__": "__version__ = '0.5.1'",
@@ -117,6 +119,47 @@ def test_an_environment_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(DataError, match=r"mtdata cannot be installed.*--mtdata ENV/bin/python"):
         Mtdata(Downloads(tmp_path), None, said.append).find("G-zip-1-deu-eng")
     assert said == [f"installing mtdata==0.5.1 into an environment of its own, {tmp_path / 'mtdata-0.5.1'}"]
+
+
+VENV = """#!/bin/sh
+# Plays `python -I -m venv --clear FOLDER`, whose Python writes what pip is told beside the folder.
+rm -rf "$5"; mkdir -p "$5/bin"; sleep 0.1
+printf '#!/bin/sh\\necho "$@ [$https_proxy$PIP_PROXY]" >> %s.pip\\n' "$5" > "$5/bin/python"; chmod +x "$5/bin/python"
+"""
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What pip is told, line by line, when an environment is made in `tmp_path`."""
+    program = tmp_path / "venv"
+    program.write_text(VENV)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    return tmp_path / "mtdata-0.5.1.pip"
+
+
+def test_two_first_uses_at_once_make_one_environment(told: Path, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(Mtdata(Downloads(tmp_path), None, print)._python) for _ in range(2)]
+    assert [one.result() for one in both] == [str(tmp_path / "mtdata-0.5.1" / "bin" / "python")] * 2
+    assert len(told.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("proxy", "says"),
+    [
+        (None, "pip --quiet install mtdata==0.5.1 [http://env:1]"),
+        ("", "pip --quiet --proxy  install mtdata==0.5.1 []"),
+        ("http://h:3128", "pip --quiet --proxy http://h:3128 install mtdata==0.5.1 []"),
+    ],
+)
+def test_pip_has_the_proxy_that_is_given(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proxy: str | None, says: str
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://env:1")
+    monkeypatch.delenv("PIP_PROXY", raising=False)
+    Mtdata(Downloads(tmp_path, network=Network(proxy=proxy)), None, print)._python()
+    assert told.read_text() == f"-I -m {says}\n"
 
 
 @pytest.mark.slow  # its index takes half a minute to build

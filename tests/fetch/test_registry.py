@@ -33,6 +33,22 @@ def test_names_are_found_in_either_direction() -> None:
     assert registry.find("flores200/dev/deu_Latn-eng_Latn").take[0] == "flores200_dataset/dev/deu_Latn.dev"
 
 
+def test_lists_of_several_pairs_have_what_has_all_of_them() -> None:
+    registry = load_registry()
+    of_one = {pair: dict(registry.listed([pair])) for pair in ("de-en", "fr-en")}
+    of_both = dict(registry.listed(["de-en", "fr-en"]))
+    assert {"europarl/v7/de-en", "europarl/v7/fr-en"} <= of_both.keys()
+    for pair, only in (("de-en", "iwslt14/train/de-en"), ("fr-en", "giga/wmt10/fr-en")):
+        assert only in of_one[pair]
+        assert only not in of_both
+        assert of_one[pair].keys() & of_both.keys() == {
+            name for name, entry in of_one[pair].items() if entry in of_both.values()
+        }
+    assert [name for name, _ in registry.listed(["fr-en", "europarl/v7", "de-en"])] == [
+        "europarl/v7/fr-en", "europarl/v7/de-en",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

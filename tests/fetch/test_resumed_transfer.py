@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.fetch import server as behaving
 from tests.fetch.server import Server, serving
 from ziggurat.errors import DataError
+from ziggurat.fetch.part import Part
 from ziggurat.fetch.transfer import Network, _Redirects, download, read_small, size_of
 
 TEXT = random.Random(1).randbytes(200_000)
@@ -99,7 +100,7 @@ def test_drops_and_changes_never_mix_versions(data: st.DataObject, tmp_path: Pat
         contents = data.draw(st.lists(st.binary(min_size=600, max_size=3000), min_size=1, max_size=4))
         how = st.sampled_from(["dropping", "heedless", "elsewhere", "chunked", "unavailable", "change"])
         steps = data.draw(st.lists(st.tuples(how, st.integers(1, 2500)), max_size=8))
-        url = server.add("a", contents[0])
+        url = server.add("a", contents[0], etag='"0"')  # each version has a tag of its own
         version = 0
 
         def step(kind: str, number: int) -> behaving.Behaviour:
@@ -231,10 +232,36 @@ def test_a_page_in_place_of_the_file(server: Server, tmp_path: Path, network: Ne
     assert not list(tmp_path.iterdir())
 
 
-def test_a_page_after_a_drop_does_not_get_into_the_part(server: Server, tmp_path: Path, network: Network) -> None:
-    url = server.add("a", TEXT, behaving.dropping(70_000), behaving.page)
-    assert "web page" in failed(url, tmp_path, network)
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (behaving.page, "web page"),
+        (behaving.claiming(10**17), "do not fit on the disk"),
+        (lambda handler, file: handler.answer(200, b"", {}), "empty file"),
+    ],
+    ids=["page", "too large", "empty"],
+)
+def test_what_is_refused_after_a_drop_leaves_the_part_as_it_is(
+    server: Server, tmp_path: Path, network: Network, answer: behaving.Behaviour, says: str
+) -> None:
+    url = server.add("a", TEXT, behaving.dropping(70_000), answer)
+    assert says in failed(url, tmp_path / "there", network)
+    assert (tmp_path / "there" / "file.part").read_bytes() == TEXT[:70_000]
+    assert got(url, tmp_path, network) == TEXT
+    assert ranges(server) == [None, "bytes=70000-", "bytes=70000-"]
+
+
+def test_a_part_with_more_or_less_than_its_length_is_no_file(tmp_path: Path) -> None:
+    def finish(content: bytes) -> None:
+        with Part.opened(tmp_path / "file") as part:
+            part.restart("http://h/file", '"1"', 10)
+            part.write(content)
+            part.finish(lambda file: None)
+
+    for content in (TEXT[:9], TEXT[:11]):
+        with pytest.raises(DataError, match=f"file: has {len(content)} bytes, wanted are 10; it was dropped"):
+            finish(content)
+        assert not list(tmp_path.iterdir())
 
 
 def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, network: Network) -> None:
@@ -245,7 +272,7 @@ def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("code", "says"),
-    [(404, "there is no such file"), (403, "may need a licence"), (401, "wants a login"), (418, "418")],
+    [(404, "there is no such file"), (403, "may need a licence"), (401, "wants a login"), (418, "418"), (501, "501")],
 )
 def test_answers_that_do_not_change(server: Server, tmp_path: Path, network: Network, code: int, says: str) -> None:
     said = failed(server.add("a", TEXT, behaving.status(code)), tmp_path, network)
@@ -273,6 +300,9 @@ def test_redirects(server: Server, tmp_path: Path, network: Network) -> None:
     assert "302" in failed(loop, tmp_path / "2", network)
     away = server.add("d", b"", behaving.redirecting("file:///etc/passwd"))
     assert "302" in failed(away, tmp_path / "3", network)
+    for nowhere in ("http://www..example.org/x", "http://[::1/x", "http://h:port/x"):
+        url = server.add("e", b"", behaving.redirecting(nowhere))
+        assert f"{url}: leads to an address that cannot be" in failed(url, tmp_path / "4", network)
 
 
 def test_no_redirect_leads_away_from_https() -> None:
@@ -321,7 +351,10 @@ def test_the_proxy_of_the_environment(
 
 
 def test_small_answers_and_sizes(server: Server, network: Network) -> None:
-    assert read_small(server.add("a", b"{}", behaving.status(503)), network) == b"{}"
+    assert read_small(server.add("a", b"{}", behaving.status(503), behaving.dropping(1)), network) == b"{}"
+    assert len(server.requests) == 3
+    with pytest.raises(DataError, match="ended after 1 of 2 bytes, 4 times in a row"):
+        read_small(server.add("a", b"{}", *[behaving.dropping(1)] * 4), network)
     assert size_of(server.add("b", TEXT), network) == len(TEXT)
     assert size_of(f"{server.address}/none", network) is None
     with pytest.raises(DataError, match="there is no such file"):

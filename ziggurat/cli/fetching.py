@@ -108,7 +108,10 @@ def fetch(
             return
         tasks = [task for name in names or [] for task in _tasks(name, known, Path(output).expanduser())]
         written = _run(tasks, downloads, force)
-    print_json([_document(one) for one in written]) if json else print("\n".join(map(_text, written)))
+    if json:
+        print_json([_document(one) for one in written])
+    else:
+        print("\n".join(map(_text, written)))
 
 
 def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:

@@ -34,7 +34,12 @@ _NAMES = {
 }
 _OPTIONS: dict[str, dict[str, str]] = {
     "Typos": {kind: kind for kind in TYPO_KINDS},
-    "Noise": {name: name for name in ("min_word_length", "max_word_length", "max_words")},
+    "Noise": {
+        "min_word_length": "min_word_length",  # as OpusTrainer documents it
+        "min_word_legnth": "min_word_length",  # as its code spells it, so that files that work there have this
+        "max_word_length": "max_word_length",
+        "max_words": "max_words",
+    },
     "Merge": {"min_lines": "min_pairs", "max_lines": "max_pairs"},
     "Prefix": {name: name for name in ("min_words", "max_words", "template")},
     "Tags": {"template": "template"},

@@ -7,6 +7,7 @@ entry before memory is taken for it; nothing is unpickled.
 from __future__ import annotations
 
 import io
+import lzma
 import re
 import zipfile
 import zlib
@@ -54,7 +55,7 @@ def read_weights(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
         refuse_passing(path, error)
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
-    except (zipfile.BadZipFile, zlib.error) as error:
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
         raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
     if _OPTIONS not in arrays:
         raise DataError(f"{path}: has no `{_OPTIONS}`, in which Marian keeps a model's options")

@@ -5,7 +5,9 @@ Archives are read in bounded memory, and refused when they expand beyond all tex
 
 from __future__ import annotations
 
+import errno
 import fnmatch
+import lzma
 import re
 import shutil
 import tarfile
@@ -27,7 +29,19 @@ _FREE_BYTES = 1 << 24  # of output that is not checked against the ratio
 _SPARE_BYTES = 1 << 26  # left free on the disk
 _BLOCK_BYTES = 1 << 20
 _TERMS = re.compile(r"(^|/)(licen[cs]e|readme|copying)(\.(txt|md))?$", re.IGNORECASE)
+_MOST_TERMS = 32
 _MOST_TERMS_BYTES = 1 << 18
+_DAMAGE = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    IndexError,
+)
+"""What damage and oddities raise; ValueError and IndexError: names in a zip that are not UTF-8, or empty."""
 
 
 class Member(NamedTuple):
@@ -47,8 +61,8 @@ def is_archive(path: PurePath) -> bool:
 def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict[str, list[Member]], dict[str, str]]:
     """Copy the members that match `patterns` into `folder`; return them by pattern, sorted by name, and terms of use.
 
-    Members are compared without a leading `./`, and `*` also matches slashes. The terms are short files at any depth
-    that are called LICENSE, README or COPYING: name -> text.
+    Members are compared without a leading `./`, and `*` also matches slashes. The terms are the first 32 short files at
+    any depth that are called LICENSE, README or COPYING: name -> text.
 
     Raises DamageError; DataError: encrypted, made to fill memory or disk, or a disk without room.
     """
@@ -63,9 +77,12 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
                 copy = folder / f"{archive.name}.{number}{compression_of(Path(name)) or ''}"
                 _copy(archive, name, file, copy)
                 found[pattern].append(Member(name, copy))
-            elif size <= _MOST_TERMS_BYTES and _TERMS.search(name):
+            elif len(terms) < _MOST_TERMS and size <= _MOST_TERMS_BYTES and _TERMS.search(name):
                 terms[name] = file.read(_MOST_TERMS_BYTES).decode("utf-8", "replace")
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+    except (*_DAMAGE, OSError) as error:
+        # bz2 gives no number, and a damaged place of a member is one that cannot be sought; others are the disk's.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         raise DamageError(f"{archive}: damaged, or not such an archive ({printable(str(error), 120)})") from None
     return {pattern: sorted(members) for pattern, members in found.items()}, terms
 

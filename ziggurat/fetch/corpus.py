@@ -83,7 +83,7 @@ def write_set(
         _refuse_foreign(one, force)
     fetched = _fetched(corpora, downloads)
     parts: list[dict[str, Any]] = []
-    kept_terms: dict[str, str] = {}
+    terms: dict[str, str] = {}
     with contextlib.ExitStack() as files:
         writers = [_Writer(files, one) for one in targets]
         with contextlib.ExitStack() as packed:
@@ -94,14 +94,12 @@ def write_set(
                 for block in _blocks(corpus, held, counts, downloads):
                     _share_out(_by_language(corpus, block, target), writers, held_out)
                     downloads.progress(f"read {corpus.name}", counts.pairs, None)
-                kept_terms |= {f"{corpus.name}: {name}": text for name, text in counts.terms.items()}
+                terms |= {f"{corpus.name}: {name}": text for name, text in counts.terms.items()}
                 parts.append(_part(corpus, held, counts))
         # The records before the files get their names: killed in between, what is there is known to be ours.
         for writer in writers:
             write_origin(writer.target.record, writer.record(parts), writer.written())
-    return [
-        Written(writer.target, cast(Origin, read_origin(writer.target.record)), False, kept_terms) for writer in writers
-    ]
+    return [Written(one.target, cast(Origin, read_origin(one.target.record)), False, terms) for one in writers]
 
 
 def _fetched(corpora: Sequence[Corpus], downloads: Downloads) -> list[list[Held]]:
@@ -199,7 +197,8 @@ def _read_parts(corpus: Corpus, held: Sequence[Held], counts: Counts, scratch: P
             raise DataError(f"{one.path}: is not called .zip or .tar, .tgz, .tar.gz, so nothing can be taken out of it")
         inside = scratch / str(number)
         inside.mkdir()
-        found, counts.terms = take_out(one.path, list(members), inside)
+        found, terms = take_out(one.path, list(members), inside)
+        counts.terms |= {name if len(held) == 1 else f"{one.url}: {name}": text for name, text in terms.items()}
         for pattern, more in found.items():
             members[pattern] += more
     archives = ", ".join(str(one.path) for one in held)

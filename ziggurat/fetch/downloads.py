@@ -29,6 +29,7 @@ from ziggurat.small_files import check_regular, read_bounded
 __all__ = ["Downloads", "Held", "default_folder", "place_of"]
 
 _MOST_BYTES = 1 << 20
+_HOST = r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def place_of(url: str) -> str:
 
     Raises ConfigError for an address that is none, or that leads out of the folder.
     """
-    if not re.fullmatch(r"(https?|ftp)://[A-Za-z0-9.-]+(:\d{1,5})?/[!-~]+", url) or "\\" in url:
+    if not re.fullmatch(rf"(https?|ftp)://{_HOST}(:\d{{1,5}})?/[!-~]+", url) or "\\" in url:
         raise ConfigError(f"{printable(url, 300)}: not an address such as https://host/path/file.gz, without login")
     parts = urlsplit(url)
     steps = [parts.netloc.replace(":", "_"), *parts.path.removeprefix("/").removesuffix("/").split("/")]

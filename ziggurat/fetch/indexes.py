@@ -128,8 +128,8 @@ def sacrebleu_listed(words: Sequence[str]) -> Iterator[Listed]:
         text = f"sacrebleu/{name} {known.description}".casefold()
         if all(word in pairs or word.casefold() in text for word in words):
             title = str(known.description) if pairs else f"{known.description} Pairs: {' '.join(known.langpairs)}"
-            shown = f"sacrebleu/{name}/{pairs[0] if pairs else '{a}-{b}'}"
-            yield Listed(shown, title, None, None, _SACREBLEU_LICENCE)
+            for pair in pairs or ["{a}-{b}"]:
+                yield Listed(f"sacrebleu/{name}/{pair}", title, None, None, _SACREBLEU_LICENCE)
 
 
 def _sacrebleu(rest: str) -> Corpus:

@@ -37,7 +37,7 @@ class Counts:
     skipped: int = 0
     """Lines or units without both sides, which were left out."""
     terms: dict[str, str] = field(default_factory=dict)
-    """Terms of use that lay in the archives: name -> text."""
+    """Terms of use that lay in the archives: name, behind the archive's address where there are several -> text."""
 
 
 def read(corpus: Corpus, files: Sequence[Path], counts: Counts) -> Iterator[Block]:

@@ -6,6 +6,7 @@ tells address and layout; fetching, checking and reading is done here.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
+from ziggurat.data.temporary import locked
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.entries import Corpus, Layout, Remote
@@ -156,16 +158,28 @@ class Mtdata:
                 f"{folder}: no environment with mtdata is there, and `--offline` forbids to make it; copy it from a "
                 "machine with a network, or name the Python of one (`--mtdata`)"
             )
-        self._say(f"installing {MTDATA} into an environment of its own, {folder}")
         folder.parent.mkdir(parents=True, exist_ok=True)
-        proxy = self._downloads.network.proxy
+        with locked(folder.with_name(f"{folder.name}.lock"), fcntl.LOCK_EX, ""):
+            if not (folder / "complete").exists():  # else another process has made it meanwhile
+                self._say(f"installing {MTDATA} into an environment of its own, {folder}")
+                self._install(folder, python)
+        return str(python)
+
+    def _install(self, folder: Path, python: Path) -> None:
+        """Make the environment `folder`, whose Python will be `python`. Raises DataError."""
+        proxy, environment = self._downloads.network.proxy, dict(os.environ)
+        if proxy is not None:  # it is for all addresses, and an empty one means none: pip must look at no other
+            environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        by = [] if proxy is None else ["--proxy", proxy]
         # -I: an environment of this process's user must not get into that of mtdata.
         steps = (
             [sys.executable, "-I", "-m", "venv", "--clear", str(folder)],
-            [str(python), "-I", "-m", "pip", "--quiet", *(["--proxy", proxy] if proxy else []), "install", MTDATA],
+            [str(python), "-I", "-m", "pip", "--quiet", *by, "install", MTDATA],
         )
         for step in steps:
-            done = subprocess.run(step, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+            done = subprocess.run(
+                step, stdin=subprocess.DEVNULL, capture_output=True, env=environment, check=False, text=True
+            )
             if done.returncode:
                 raise DataError(
                     f"{folder}: mtdata cannot be installed: {printable(done.stderr.strip()[-300:], 300)}; make an "
@@ -173,4 +187,3 @@ class Mtdata:
                     "`--mtdata ENV/bin/python`"
                 )
         (folder / "complete").touch()
-        return str(python)

@@ -79,9 +79,13 @@ class Part:
         self.size += len(block)
 
     def finish(self, check: Callable[[Path], object]) -> None:
-        """Give the file its name, unless `check` raises; then it is dropped."""
+        """Give the file its name. Raises DataError, and drops it, where its length is wrong or `check` raises."""
         self.file.flush()
         try:
+            if self.total is not None and (found := os.fstat(self.file.fileno()).st_size) != self.total:
+                raise DataError(
+                    f"{self.path}: has {found:,} bytes, wanted are {self.total:,}; it was dropped, run this again"
+                )
             check(Path(self.file.name))
         except DataError:
             self.restart()
@@ -104,5 +108,6 @@ def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
             except OSError as error:
                 raise lock_missing(name, error) from None
             if is_same(name, file.fileno()):  # else the other has given it its final name, or removed it
+                file.seek(0, os.SEEK_END)  # the other may have written on after it was opened here
                 yield file
                 return

@@ -86,7 +86,7 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
             if its.hold_out is not None and its.hold_out.set == name:  # made together with the set that it is of
                 wanted.setdefault((folder, whole), {language: folder / f"{whole}.{language}.zst" for language in files})
     return [
-        _job(names.registry.folders[folder.name].sets[name], folder, name, wanted, names)
+        _task(names.registry.folders[folder.name].sets[name], folder, name, wanted, names)
         for folder, name in wanted
         if name in names.registry.folders[folder.name].sets
     ]
@@ -111,7 +111,7 @@ def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict
     )
 
 
-def _job(
+def _task(
     described: FolderSet, folder: Path, name: str, wanted: Mapping[tuple[Path, str], dict[str, Path]], names: Names
 ) -> FetchTask:
     """Return the task of one set of a folder."""

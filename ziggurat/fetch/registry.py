@@ -7,6 +7,7 @@ archives. ziggurat/fetch/corpora.yaml is the built-in registry; files of the use
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,21 +56,16 @@ class Registry:
     def listed(self, words: Sequence[str] = ()) -> Iterator[tuple[str, Entry]]:
         """Yield name and entry of those that have all `words` in name, title or licence.
 
-        A pair of languages among the words takes the entries that have it, and fills their names.
+        A pair of languages among the words takes the entries that have it, and fills their names; several pairs take
+        those that have all of them, once for each.
         """
         pairs = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
         others = [word.casefold() for word in words if word not in pairs]
         for pattern, entry in self.entries.items():
             text = f"{pattern} {entry.title} {entry.licence}".casefold()
-            names = [pattern]
-            for pair in pairs:
-                names = [
-                    pattern.replace("{a}-{b}", given)
-                    for given in dict.fromkeys((pair, _swapped(pair)))
-                    if "{a}-{b}" in pattern and (given in entry.pairs.split() if entry.pairs else given == pair)
-                ]
-            for name in names:
-                if all(word in text for word in others):
+            filled = [_of_pair(pattern, entry, pair) for pair in pairs]
+            if all(filled) and all(word in text for word in others):
+                for name in dict.fromkeys(itertools.chain(*filled)) if pairs else [pattern]:
                     yield name, entry
 
     def _unknown(self, name: str) -> str:
@@ -168,6 +164,14 @@ def _check(path: Path, name: str, entry: Entry) -> None:
             f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} wanted for the layout "
             f"{entry.layout} (in `files`, or in `take`), {count} given"
         )
+
+
+def _of_pair(pattern: str, entry: Entry, pair: str) -> list[str]:
+    """Return the names of an entry for a pair of languages, in the order that it has them; empty: it has not both."""
+    if "{a}-{b}" not in pattern:
+        return []
+    has = entry.pairs.split() if entry.pairs else [pair]
+    return [pattern.replace("{a}-{b}", given) for given in dict.fromkeys((pair, _swapped(pair))) if given in has]
 
 
 def _swapped(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
+import itertools
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from typing import Any
 from ziggurat import __version__
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.fetch.part import Part
-from ziggurat.fetch.refusals import refuse_answer, refuse_page, refuse_unreachable
+from ziggurat.fetch.refusals import BRING, refuse_answer, refuse_page, refuse_unreachable
 
 __all__ = ["Network", "Progress", "download", "read_small", "size_of"]
 
@@ -141,13 +142,14 @@ def read_small(url: str, network: Network) -> bytes:
     """Return the content at `url`, at most 64 MiB, such as an index. Raises DataError."""
     for tried in range(network.retries + 1):
         try:
-            content = b""
+            blocks, size = list[bytes](), 0
             with _answered(url, network, {}) as response:
                 for block in _blocks(response, network):
-                    content += block
-                    if len(content) > _SMALL_BYTES:
+                    blocks.append(block)
+                    size += len(block)
+                    if size > _SMALL_BYTES:
                         raise DataError(f"{url}: longer than {_SMALL_BYTES >> 20} MiB, which no such answer is")
-            return content
+            return b"".join(blocks)
         except _Dropped as dropped:
             if tried == (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
                 raise DataError(f"{url}: {dropped}{_times(tried + 1)}") from None
@@ -166,59 +168,60 @@ def size_of(url: str, network: Network) -> int | None:
 
 def _receive(url: str, part: Part, network: Network, progress: Progress) -> str:
     """Fetch what is missing of `part` in one request; return the address that answered. Raises _Dropped, DataError."""
-    if part.size and (part.url != url or not part.version or (part.total is not None and part.size > part.total)):
-        part.restart()
-    asked = {"Range": f"bytes={part.size}-", "If-Range": part.version} if part.size else {}
+    # Not what came from another address: a mirror may lack the file, and then the file's own server goes on with it.
+    goes_on = part.size and part.url == url and part.version and (part.total is None or part.size <= part.total)
+    asked = {"Range": f"bytes={part.size}-", "If-Range": part.version} if goes_on else {}
     with _answered(url, network, asked) as response:
         if response.status == 416:
             return _at_the_end(part, response)
-        _accept(url, part, response)
-        head = b""
-        for block in _blocks(response, network):
-            if part.size == 0 or head:  # nothing is kept before it is known to be no page
-                head += block
-                if len(head) < _HEAD_BYTES:
-                    continue
-                block, head = head, b""
-                refuse_page(url, block, response.headers.get_content_type())
+        blocks = _blocks(response, network)
+        head = _accept(url, part, response, blocks, rest=bool(asked))
+        for block in itertools.chain([head], blocks):
             part.write(block)
             progress(part.path.name, part.size, part.total)
-        if head:
-            refuse_page(url, head, response.headers.get_content_type())
-            part.write(head)
         part.file.flush()
         if part.total is not None and part.size < part.total:
             raise _Dropped(f"ended after {part.size:,} of {part.total:,} bytes")
-        if not part.size:
-            raise DataError(
-                f"{url}: the server sent an empty file; look for another address (`--registry`, `--mirror`)"
-            )
         return response.url
 
 
-def _accept(url: str, part: Part, response: http.client.HTTPResponse) -> None:
-    """Make the part ready for the body of `response`. Raises _Dropped where the body is not what was asked for."""
+def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: Iterator[bytes], *, rest: bool) -> bytes:
+    """Make the part ready for the body, `blocks`; return what was read of it: the first bytes of a whole file.
+
+    `rest` says whether the rest of the part was asked for. The part is dropped only when the file that comes in its
+    place is known to be no page and to fit on the disk.
+
+    Raises _Dropped where the body is not what was asked for; DataError.
+    """
     headers = response.headers
     if headers.get("Content-Encoding", "identity").lower() not in ("identity", "x-gzip", "gzip"):
         raise DataError(
             f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not asked for"
         )
-    version, length = _version(headers), _natural(headers.get("Content-Length"))
+    version, length = _version(headers), response.length
     if response.status == 206:
         found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
         total = _natural(found[3]) if found else None
         same = part.total is None or total is None or total == part.total
-        if not found or int(found[1]) != part.size or not same or (version and version != part.version):
-            part.restart()
+        if not rest or not found or int(found[1]) != part.size or not same or (version and version != part.version):
+            if rest:
+                part.restart()
             raise _Dropped("the file changed between two requests, or the server sent another part than asked for")
         # The first answer may have had no length (chunks), and http.client ends a body that is cut short in silence.
         part.total = part.total or total or int(found[2]) + 1
-        return
-    part.restart(url, version, length)
-    if length is not None and length > shutil.disk_usage(part.path.parent).free - _SPARE_BYTES:
+        return b""
+    if length is not None and length > shutil.disk_usage(part.path.parent).free + part.size - _SPARE_BYTES:
         raise DataError(
             f"{url}: {length:,} bytes do not fit on the disk of {part.path.parent}; make room, or set `--cache`"
         )
+    head = b""
+    while len(head) < _HEAD_BYTES and (block := next(blocks, b"")):
+        head += block
+    if not head:
+        raise DataError(f"{url}: the server sent an empty file; look for another address (`--registry`, `--mirror`)")
+    refuse_page(url, head, headers.get_content_type())
+    part.restart(url, version, length)
+    return head
 
 
 def _at_the_end(part: Part, response: http.client.HTTPResponse) -> str:
@@ -226,6 +229,7 @@ def _at_the_end(part: Part, response: http.client.HTTPResponse) -> str:
     found = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
     version = _version(response.headers)
     if found and int(found[1]) == part.size and version in ("", part.version):
+        part.total = part.size  # the first answer may have claimed more
         return response.url
     part.restart()
     raise _Dropped("the file changed between two requests")
@@ -259,6 +263,11 @@ def _answered(
                 wait = refuse_answer(url, error.code, error.headers.get("Retry-After"))
                 raise _Dropped(f"the server answered {error.code} ({error.reason})", wait=wait) from None
             response = error  # type: ignore[assignment]
+        except (ValueError, http.client.InvalidURL) as error:  # such as UnicodeError: `www..example.org`
+            raise DataError(
+                f"{url}: leads to an address that cannot be ({printable(str(error), 120)}); give the right one in a "
+                f"registry of your own (`--registry`), {BRING}"
+            ) from None
         with response:
             yield response
     except (urllib.error.URLError, ssl.SSLError, socket.gaierror, ConnectionRefusedError) as error:
@@ -275,8 +284,8 @@ def _answered(
 
 
 def _blocks(response: http.client.HTTPResponse, network: Network) -> Iterator[bytes]:
-    """Yield the body as it arrives. Raises _Dropped where it arrives too slowly, and as http.client does."""
-    arrived, since = 0, time.monotonic()
+    """Yield the body as it arrives. Raises _Dropped where it is cut or arrives too slowly, and as http.client does."""
+    length, arrived, since = response.length, 0, time.monotonic()
     while block := response.read1(_BLOCK_BYTES):
         arrived += len(block)
         yield block
@@ -284,3 +293,5 @@ def _blocks(response: http.client.HTTPResponse, network: Network) -> Iterator[by
             arrived, since = 0, time.monotonic()
         elif time.monotonic() - since > network.timeout_seconds:
             raise _Dropped(f"the server sent {arrived:,} bytes in {network.timeout_seconds:.0f} seconds")
+    if length and response.length:  # http.client ends such a body in silence, and counts what is missing
+        raise _Dropped(f"ended after {length - response.length:,} of {length:,} bytes")
