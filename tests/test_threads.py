@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import ziggurat
 from ziggurat import threads
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.decoding.translator import load_translator
-from ziggurat.threads import Crowd, Load, idle_team, share_cores, sleeping_at_once
+from ziggurat.threads import Crowd, Load, idle_team, share_cores, sleeping_at_once, usable_cpus
 from ziggurat.training.diagnose import diagnose
 from ziggurat.training.loop import train
 
@@ -174,3 +175,15 @@ def test_whoever_computes_for_long_shares_cores(
             work(tmp_path / "set")
     finally:
         torch.set_num_threads(before)
+
+
+def test_cpus_where_processes_cannot_be_bound_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 3})
+    assert usable_cpus() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert usable_cpus() == os.cpu_count()
+    assert not any(
+        "sched_getaffinity" in path.read_text("utf-8")
+        for path in Path(ziggurat.__file__).parent.rglob("*.py")
+        if path.name != "threads.py"
+    )

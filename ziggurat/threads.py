@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Crowd", "Load", "idle_team", "share_cores", "sleeping_at_once"]
+__all__ = ["Crowd", "Load", "idle_team", "share_cores", "sleeping_at_once", "usable_cpus"]
 
 _STAT = Path("/proc/stat")
 _MAPS = Path("/proc/self/maps")
@@ -32,6 +32,12 @@ _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 _SECONDS = 0.5  # between two samples: long enough to measure 0.1 cores with CPU times in hundredths of a second
 _CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave them: turn on above, off below
 _CALM_LOOKS = 6  # three seconds, so that a program that pauses does not make us switch back and forth
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    # macOS does not bind processes to CPUs.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Times(NamedTuple):
@@ -93,7 +99,7 @@ _watch: _Watch | None = None
 
 def _start(threads: int) -> None:
     global _watch
-    _watch = _Watch(os.getpid(), Crowd(threads, len(os.sched_getaffinity(0))))
+    _watch = _Watch(os.getpid(), Crowd(threads, usable_cpus()))
     threading.Thread(target=_watching, args=(_watch.crowd,), name="share-cores", daemon=True).start()
 
 
@@ -166,7 +172,7 @@ class Load:
         now, began = self._look(), self._began
         if now is None or began is None or now.clock <= began.clock:
             return 0.0, False
-        cpus = len(os.sched_getaffinity(0))
+        cpus = usable_cpus()
         others = min(max(0.0, (now.others - began.others) / (now.clock - began.clock)), cpus)
         return others / cpus, Crowd(threads, cpus).look(others)
 
@@ -180,7 +186,7 @@ def sleeping_at_once(threads: int) -> Iterator[None]:
     """
     let_go: Callable[[], None] | None = None
     if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():
-        let_go = idle_team(_team_size(Crowd(threads, len(os.sched_getaffinity(0)))))
+        let_go = idle_team(_team_size(Crowd(threads, usable_cpus())))
     try:
         yield
     finally:

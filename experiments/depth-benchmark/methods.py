@@ -6,6 +6,7 @@ __all__ = [
     "BEYOND",
     "CLIMBED",
     "DEPTHS",
+    "LEAN",
     "LONG",
     "METHODS",
     "PRECISION",
@@ -93,9 +94,9 @@ RATES = (7e-4, 2e-3, 4e-3)
 """Peaks that are tried for each method at 18-18."""
 BEYOND = (2.5e-4, 8e-3, 1.6e-2)
 """Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
-TIE = 0.1
-"""Full runs settle a rate where trials are within so many nats of the best one: seeds differ by as much, and short
-trials lean towards high rates."""
+TIE, LEAN = 0.1, 0.3
+"""A full run tries a higher rate than the best so far where its trial is within 0.1 nats of the best trial, since seeds
+differ by as much; and a lower one within 0.3: trials lean towards high rates by about as much."""
 SWEEP, UPDATES, LONG = 200, 600, 1500
 """Length of a trial of a rate, of a run of the table, and of one on the second corpus."""
 PRECISION = "fp32"
@@ -143,9 +144,11 @@ def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed:
     ]
 
 
+_USUAL = tuple(method for method in METHODS if method not in SLOWER)
 CLIMBED: dict[str, tuple[str, ...]] = {
-    "6-6": tuple(method for method in METHODS if method not in SLOWER),
-    "36-12": ("pre", "dlcl", "t-fixup", "layer-scale"),
+    "18-18": tuple(method for method in _USUAL if method not in SWEPT_AT),
+    "6-6": _USUAL,
+    "36-12": ("pre", "dlcl", "t-fixup", "layer-scale", "hyper"),
 }
-"""Depth -> methods whose rate there is looked for by full runs, from that of 18-18 up and down to where both neighbours
-are worse. At 36-12, where a run takes ten minutes, those that might be recommended; the others take that of 18-18."""
+"""Depth -> methods whose rate full runs look for there. At 36-12, where a run takes ten minutes and more, those that
+might be recommended; the others have their rate of 18-18."""

@@ -22,6 +22,7 @@ import shutil
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ from methods import (  # noqa: E402
     BEYOND,
     CLIMBED,
     DEPTHS,
+    LEAN,
     LONG,
     METHODS,
     PRECISION,
@@ -135,20 +137,13 @@ def missing(method: str) -> list[float]:
     return [rate for rate in BEYOND if rate < best] if best == min(tried) else []
 
 
-def settling(method: str) -> list[Run]:
-    """Return the runs of full length that settle a rate where trials cannot; none for methods of `SLOWER`."""
-    tried = swept(method)
-    tied = [rate for rate, loss in tried.items() if loss < min(tried.values()) + TIE]
-    depth = SWEPT_AT.get(method, MAIN)
-    return [Run(method, depth, 1, UPDATES, rate) for rate in tied] if len(tied) > 1 and method not in SLOWER else []
-
-
 def rate_of(method: str, depth: str = MAIN) -> float:
-    """Return the rate of a method at a depth: the best of the runs that look for it, as far as they are there."""
-    settled = {run.rate: loss for run in settling(method) if (loss := loss_of(run)) is not None}
-    found = settled or swept(method)
-    if method in CLIMBED.get(depth, ()) and (climbed := losses_at(method, depth)):
-        found = climbed
+    """Return the rate of a method at a depth: the best of the first seed's full runs, without any that of trials."""
+    at = SWEPT_AT.get(method, depth)
+    full = losses_at(method, at) if at == MAIN or method in CLIMBED.get(at, ()) else {}
+    if not full and at not in (MAIN, SWEPT_AT.get(method)):
+        return rate_of(method)
+    found = full or swept(method)
     return min(found, key=lambda rate: found[rate])
 
 
@@ -159,15 +154,21 @@ def losses_at(method: str, depth: str) -> dict[float, float]:
 
 
 def climbing(method: str, depth: str) -> list[Run]:
-    """Return the next run that looks for the rate at a depth; none where both neighbours of the best are worse."""
+    """Return the next full run that looks for the rate of a method at a depth, if there is one.
+
+    First the rate of its trials (elsewhere: of the main depth), then lower ones as long as they are better, then higher
+    ones that trials do not rule out.
+    """
     if missing(method) or method not in CLIMBED.get(depth, ()):
         return []
-    rates, tried = sorted((*RATES, *BEYOND)), losses_at(method, depth)
-    if (start := rate_of(method)) not in tried:
-        return [Run(method, depth, 1, UPDATES, start)]
+    rates, tried, trials = sorted((*RATES, *BEYOND)), losses_at(method, depth), swept(method)
     best = rates.index(rate_of(method, depth))
-    around = [rates[place] for place in (best - 1, best + 1) if 0 <= place < len(rates)]
-    return [Run(method, depth, 1, UPDATES, rate) for rate in around if rate not in tried][:1]
+    if not tried:
+        return [Run(method, depth, 1, UPDATES, rates[best])]
+    around = ((rates[max(0, best - 1)], LEAN), (rates[min(best + 1, len(rates) - 1)], TIE))
+    bar = min(trials.values())
+    likely = [rate for rate, more in around if rate not in tried and trials.get(rate, math.inf) < bar + more]
+    return [Run(method, depth, 1, UPDATES, rate) for rate in likely[:1]]
 
 
 def all_runs() -> list[Run]:
@@ -323,14 +324,13 @@ def main() -> None:
         methods = sorted(o.method, key=lambda method: method in SLOWER)
         return [trial(method, rate) for method in methods for rate in missing(method)]
 
-    def settled() -> list[Run]:
-        return [run for method in o.method if not missing(method) for run in settling(method)]
+    def climbed(depth: str) -> list[Run]:
+        return [run for method in o.method for run in climbing(method, depth)]
 
-    def climbed() -> list[Run]:
-        return [run for depth in CLIMBED for method in o.method for run in climbing(method, depth)]
-
-    # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both, and from run to run.
-    stages = [long_runs] if o.long else [trials, trials, trials, settled, *[climbed] * 4, all_runs]
+    # In stages: a rate to try follows from those tried before, the runs of the table from all of these.
+    at_most = len((*RATES, *BEYOND))
+    searches = [partial(climbed, depth) for depth in CLIMBED if depth in o.depth for _ in range(at_most)]
+    stages = [long_runs] if o.long else [trials, trials, trials, *searches, all_runs]
     # A process for each run, so that none inherits what another left in memory.
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
         for stage in stages:

@@ -7,7 +7,6 @@ PyTorch.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from ziggurat.cli import importing
 from ziggurat.cli.output import say
 from ziggurat.errors import ConfigError, printable
 from ziggurat.models.run_folder import refuse_missing
+from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.config import DecodingConfig
@@ -220,7 +220,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
             raise ConfigError(f"`--workers {printable(asked)}`: give a number from 1 to 1024, or `auto`")
         return int(asked)
     _refuse_missing(paths)
-    most = min(options.threads or len(os.sched_getaffinity(0)), (lines or 0) // _LINES_PER_WORKER)
+    most = min(options.threads or usable_cpus(), (lines or 0) // _LINES_PER_WORKER)
     if most < 2 or options.device.partition(":")[0] not in ("auto", "cpu"):
         return 1
     from ziggurat.decoding.engines import is_served

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ import typer
 from ziggurat.cli.output import check_input, counted, input_stream, say
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.cli.engine import ModelOptions
@@ -141,7 +141,7 @@ class JobOptions:
         if self.ray is not None:
             launch = partial(ray_actors, self.ray, self.workers, cpus=threads, gpus=int(gpu))
         else:
-            usual = 1 if gpu else max(1, len(os.sched_getaffinity(0)) // threads)
+            usual = 1 if gpu else max(1, usable_cpus() // threads)
             launch = partial(processes, self.workers or usual)
         return Work(launch, self.part, self.merge, _Progress(self.noun).show)
 

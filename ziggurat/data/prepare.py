@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 from collections import Counter
@@ -35,6 +34,7 @@ from ziggurat.data.table import TableWriter
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.threads import usable_cpus
 
 __all__ = ["CLEANING", "CorpusReport", "Inputs", "PrepareReport", "prepare", "reusable_store"]
 
@@ -92,7 +92,7 @@ def prepare(
         DataError: unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
-    threads, progress = threads or len(os.sched_getaffinity(0)), progress or (lambda phase, done, total: None)
+    threads, progress = threads or usable_cpus(), progress or (lambda phase, done, total: None)
     inputs = inputs or Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)

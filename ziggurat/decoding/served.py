@@ -7,7 +7,6 @@ become better (docs/export.md has figures).
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, islice, repeat
@@ -45,6 +44,7 @@ from ziggurat.decoding.served_results import (
     rescored,
 )
 from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.threads import usable_cpus
 
 __all__ = ["ServedTranslator"]
 
@@ -90,7 +90,7 @@ class ServedTranslator:
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
-            threads = max(1, (threads or len(os.sched_getaffinity(0))) // workers)
+            threads = max(1, (threads or usable_cpus()) // workers)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
         self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"

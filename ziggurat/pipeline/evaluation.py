@@ -9,7 +9,6 @@ speed/NAME.json       seconds, which differ every time: no other step depends on
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from ziggurat.pipeline.export import final_model
 from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step, read_document, write_document
+from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.decoding.served import ServedTranslator
@@ -127,7 +127,7 @@ class _Evaluation:
 
     def __init__(self, road: Road, how: EvaluationConfig, folder: Path) -> None:
         self._road, self._how, self._folder = road, how, folder
-        self._threads = how.threads or len(os.sched_getaffinity(0))
+        self._threads = how.threads or usable_cpus()
 
     def run(self, systems: Sequence[_System], names: Sequence[str]) -> None:
         """Translate, score, and write all results."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
+from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.backtranslation.plan import BackTranslationJob
@@ -143,7 +143,7 @@ def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
 
         if usable_device(config.device, "device").type != "cpu":
             return 1
-    return max(1, len(os.sched_getaffinity(0)) // config.threads)
+    return max(1, usable_cpus() // config.threads)
 
 
 def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:

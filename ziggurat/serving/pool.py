@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
+from ziggurat.threads import usable_cpus
 
 __all__ = ["Model", "ModelPool", "ModelSource"]
 
@@ -118,7 +118,7 @@ class ModelSource:
 
             # CTranslate2's threads spin between two steps: one on every core keeps out those that take and answer
             # requests (2 cores, a small model: 60 requests a second with two threads, 370 with one).
-            threads = self.threads or max(1, len(os.sched_getaffinity(0)) // 2)
+            threads = self.threads or max(1, usable_cpus() // 2)
             served = ServedTranslator(self.path, device=self.device, threads=threads, **self.decoding)
             _silence(served.notices)
             return Opened(served, version, served.aligned)
