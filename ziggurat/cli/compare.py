@@ -112,7 +112,10 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
         comet=scoring.comet,
         say=say,
     )
-    print_json(comparison.as_record()) if json else print(comparison_text(comparison))
+    if json:
+        print_json(comparison.as_record())
+    else:
+        print(comparison_text(comparison))
 
 
 def _kept(folder: Path | None, name: str, seed: int) -> str | None:

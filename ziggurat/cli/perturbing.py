@@ -116,7 +116,10 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     if results is None:
         raise ConfigError(f"{options.source}: none of {', '.join(options.perturbations)} changes a line of it")
     if options.page != "-":  # else standard output holds the page
-        print_json(results.as_record()) if json else print(_text(results))
+        if json:
+            print_json(results.as_record())
+        else:
+            print(_text(results))
     if options.page is not None:
         _write_page(results, options.page)
         if options.page != "-":

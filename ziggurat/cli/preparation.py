@@ -51,7 +51,10 @@ def recipes(
         if find is not None:
             raise ConfigError(f"`--find` looks through a list, and `{name}` is one recipe; leave out one of the two")
         text = recipe_text(name)
-        print_json({**_listed(name), "text": text}) if json else print(text, end="")
+        if json:
+            print_json({**_listed(name), "text": text})
+        else:
+            print(text, end="")
         return
     plain = [] if name else [n for n in plain_recipe_names() if _has(find, n, recipe_summary(n))]
     papers = [paper_recipes(key).values() for key in paper_keys() if name in (None, key)]
