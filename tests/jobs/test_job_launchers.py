@@ -429,3 +429,19 @@ def test_parts_work_at_once_but_not_beside_a_merge(tmp_path: Path) -> None:
 
     do(Work(part=(0, 2), progress=beside))
     assert do(Work(only_merge=True)) == job(tmp_path / "whole", Turned(), Work())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_plan_that_another_part_writes_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job").mkdir()
+    listed = Path.iterdir
+
+    def beside(folder: Path) -> Iterator[Path]:
+        """Another part begins after this one has looked for a plan, and before it looks what else is there."""
+        monkeypatch.setattr(Path, "iterdir", listed)
+        job(folder, Turned(), Work(part=(1, 2)))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", beside)
+    assert job(tmp_path / "job", Turned(), Work(part=(0, 2))).report is None
+    assert job(tmp_path / "job", Turned(), Work(only_merge=True)) == job(tmp_path / "whole", Turned(), Work())
