@@ -234,7 +234,7 @@ class Turned:
 
 
 def test_actors_that_die_make_what_processes_make(ray: Ray) -> None:
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int | None]] = []
     launch = partial(ray_actors, "local", 2)
     done = job(Path("ray"), Turned(line2=1, line6=4), Work(launch, progress=lambda *counts: seen.append(counts)))
     assert done == job(Path("processes"), Turned(), Work(partial(processes, 2)))
@@ -297,7 +297,7 @@ def test_a_shard_that_ends_every_actor_is_named(ray: Ray) -> None:
 def test_a_signal_stops_actors_and_processes_go_on() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    def signalled(before: int, now: int, total: int) -> None:
+    def signalled(before: int, now: int, total: int | None) -> None:
         if now >= 4:
             Path("job", "turn", ".00000002.txt.0a1b2c3d.tmp").touch()  # of a worker in the middle of a shard
             os.kill(os.getpid(), signal.SIGTERM)
@@ -403,7 +403,7 @@ def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_pat
     text.write_text("as it was\n")
     for number, part in enumerate([(0, 1), (0, 2)]):
 
-        def changed(before: int, now: int, total: int) -> None:
+        def changed(before: int, now: int, total: int | None) -> None:
             text.write_text(f"longer{'r' * now}\n")
 
         with pytest.raises(DataError, match=r"text: changed while being read; begin again in another folder than"):
@@ -421,7 +421,7 @@ def test_an_input_that_ends_early_is_told(part: tuple[int, int], tmp_path: Path)
 def test_parts_work_at_once_but_not_beside_a_merge(tmp_path: Path) -> None:
     do = partial(job, tmp_path / "job", Turned())
 
-    def beside(before: int, now: int, total: int) -> None:
+    def beside(before: int, now: int, total: int | None) -> None:
         if now == 0:
             assert do(Work(part=(1, 2))).report is None
             with pytest.raises(DataError, match="another turn is at work here"):

@@ -110,7 +110,7 @@ def test_a_node_that_goes_mid_run_and_one_that_comes(nodes: Any, data: DataConfi
     gone: list[Any] = []
     come: list[Any] = []
 
-    def disturbed(before: int, now: int, total: int) -> None:
+    def disturbed(before: int, now: int, total: int | None) -> None:
         if now > 300 and not gone:
             gone.append(nodes.worker_nodes.copy().pop())
             nodes.remove_node(gone[0], allow_graceful=False)
@@ -137,7 +137,7 @@ def test_workers_killed_at_random_make_the_same_corpus(nodes: Any, reverse: Path
     draw = random.Random(4)
     killed: list[int] = []
 
-    def disturbed(before: int, now: int, total: int) -> None:
+    def disturbed(before: int, now: int, total: int | None) -> None:
         if now >= 6 * (len(killed) + 1) and len(killed) < 3:
             killed.append(draw.choice(actors()))
             os.kill(killed[-1], signal.SIGKILL)
