@@ -171,7 +171,7 @@ def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
 def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int | None]] = []
     assert in_process(job, part=(1, 3), progress=lambda *counts: seen.append(counts)).report is None
     assert seen == [(0, 0, 11), (0, 11, 11)]  # shard 1 of 4
     with pytest.raises(DataError, match="shard 0 of 4 is missing"):
@@ -287,7 +287,7 @@ def test_a_signal_stops_it_and_it_goes_on(number: int, make_job: MakeJob, in_pro
     whole, job = make_job("whole"), make_job()
     in_process(whole)
 
-    def signalled(before: int, now: int, total: int) -> None:
+    def signalled(before: int, now: int, total: int | None) -> None:
         if now >= 22:
             os.kill(os.getpid(), number)
 
@@ -306,7 +306,7 @@ def test_two_cannot_work_in_one_folder(make_job: MakeJob, in_process: BackTransl
     job = make_job()
     told = []
 
-    def again(before: int, now: int, total: int) -> None:
+    def again(before: int, now: int, total: int | None) -> None:
         with pytest.raises(DataError, match="another backtranslate is at work here"):
             in_process(job)
         told.append(now)

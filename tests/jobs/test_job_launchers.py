@@ -34,6 +34,16 @@ class Died(BaseException):
 class RayActorError(Exception):
     """What `get` raises of a call to an actor that died, or could not be reached."""
 
+    actor_init_failed = False
+
+
+class ActorDiedError(RayActorError):
+    """What it raises where the actor does not start again; its constructor may have failed."""
+
+    def __init__(self, said: str, *, actor_init_failed: bool = False) -> None:
+        super().__init__(f"The actor died:\n\t(pid=7, ip=10.0.0.7, actor_id=f7cd)\n{said}")
+        self.actor_init_failed = actor_init_failed
+
 
 class RayTaskError(Exception):
     """What `get` raises of a call that raised `cause`: an instance of both classes, whose text is a traceback."""
@@ -64,6 +74,7 @@ class Handle:
         self._make, self._folder = make, folder
         self._object: Any = None
         self._unreachable = 0
+        self.gone: ActorDiedError | None = None  # what it died of for good
         self.busy = False
         self.calls: deque[tuple[Ref, str, tuple[Any, ...]]] = deque()
 
@@ -72,6 +83,8 @@ class Handle:
 
     def _called(self, method: str, *arguments: Any) -> Ref:
         ref = Ref()
+        if self.gone is not None:
+            return ref.end(error=self.gone)
         if self._unreachable:  # after a death calls fail, until the actor has started again
             self._unreachable -= 1
             return ref.end(error=RayActorError())
@@ -84,9 +97,9 @@ class Handle:
         self.busy = True
         given = [each.value if isinstance(each, Ref) else pickle.loads(pickle.dumps(each)) for each in arguments]
         try:
-            if self._object is None:
-                os.chdir(self._folder)
-                self._object = self._make()
+            if self._object is None and not self._started():
+                ref.end(error=self.gone)
+                return
             ref.end(pickle.loads(pickle.dumps(getattr(self._object, method)(*given))))
         except Died:
             self._object, self._unreachable = None, 2
@@ -99,23 +112,33 @@ class Handle:
         finally:
             self.busy = False
 
+    def _started(self) -> bool:
+        os.chdir(self._folder)
+        try:
+            self._object = self._make()
+        except Exception as error:
+            self.gone = ActorDiedError(f"{type(error).__name__}: {error}", actor_init_failed=True)
+        return self.gone is None
+
 
 class Ray:
     """Stands in for the module `ray`, connected to a cluster.
 
     Attributes:
         room: Number of actors that it has room for; later ones wait.
+        sizes: What its nodes have.
         actors: The actors.
     """
 
-    exceptions = SimpleNamespace(RayTaskError=RayTaskError, RayActorError=RayActorError)
+    exceptions = SimpleNamespace(RayTaskError=RayTaskError, RayActorError=RayActorError, ActorDiedError=ActorDiedError)
 
     def __init__(self, folder: Path) -> None:
         self.room: float = math.inf
+        self.sizes: list[dict[str, float]] = [{"CPU": 4.0, "memory": 1e9}]
         self.actors: list[Handle] = []
         self._folder = folder  # in which its workers begin
         self._connected = False
-        self._turn = 0
+        self.turn = 0
 
     def is_initialized(self) -> bool:
         return self._connected
@@ -129,8 +152,9 @@ class Ray:
         assert not self.actors
         self._connected = False
 
-    def cluster_resources(self) -> dict[str, float]:
-        return {"CPU": 4.0, "memory": 1e9}
+    def nodes(self) -> list[dict[str, Any]]:
+        dead = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 64.0}}
+        return [dead, *({"Alive": True, "Resources": size} for size in self.sizes)]
 
     def remote(self, *, max_restarts: int, max_task_retries: int, **needs: int) -> Callable[[type], Any]:
         assert (max_restarts, max_task_retries) == (-1, 0)  # other actors behave in other ways
@@ -156,10 +180,11 @@ class Ray:
     def wait(self, refs: Sequence[Ref], *, num_returns: int, timeout: float) -> tuple[list[Ref], list[Ref]]:
         """Do calls, of one actor after the other, until one of these has ended, or none is left that can be done."""
         assert len(set(refs)) == len(refs) >= num_returns == 1
-        self._turn += 1
-        assert self._turn < 1000, "the run does not end"
+        self.turn += 1
+        assert self.turn < 1000, "the run does not end"
         placed = [actor for number, actor in enumerate(self.actors) if number < self.room]
-        for actor in placed[self._turn % len(placed) :] + placed[: self._turn % len(placed)]:
+        first = self.turn % max(1, len(placed))
+        for actor in placed[first:] + placed[:first]:
             if not any(ref.done for ref in refs) and actor.calls:
                 actor.step()
         ended = [ref for ref in refs if ref.done][:num_returns]
@@ -209,7 +234,7 @@ class Turned:
 
 
 def test_actors_that_die_make_what_processes_make(ray: Ray) -> None:
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int | None]] = []
     launch = partial(ray_actors, "local", 2)
     done = job(Path("ray"), Turned(line2=1, line6=4), Work(launch, progress=lambda *counts: seen.append(counts)))
     assert done == job(Path("processes"), Turned(), Work(partial(processes, 2)))
@@ -272,7 +297,7 @@ def test_a_shard_that_ends_every_actor_is_named(ray: Ray) -> None:
 def test_a_signal_stops_actors_and_processes_go_on() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
-    def signalled(before: int, now: int, total: int) -> None:
+    def signalled(before: int, now: int, total: int | None) -> None:
         if now >= 4:
             Path("job", "turn", ".00000002.txt.0a1b2c3d.tmp").touch()  # of a worker in the middle of a shard
             os.kill(os.getpid(), signal.SIGTERM)
@@ -286,15 +311,73 @@ def test_a_signal_stops_actors_and_processes_go_on() -> None:
     assert tree(Path("job")) == tree(Path("whole"))
 
 
-def test_as_many_actors_as_the_cluster_has_room_for(ray: Ray) -> None:
-    made: list[int] = []
-    run_on(None, lambda shard: made.append(len(ray.actors)))
-    assert set(made) == {4}
+GPU_NODES: list[dict[str, float]] = [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 2.0, "GPU": 4.0}, {"CPU": 64.0}]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cpus", "gpus", "room"),
+    [
+        ([{"CPU": 4.0}], 1, 0, 4),
+        ([{"CPU": 3.0}, {"CPU": 3.0}, {"memory": 1e9}], 2, 0, 2),  # 3 if they were one node
+        (GPU_NODES, 1, 1, 3),
+        (GPU_NODES, 4, 1, 1),
+    ],
+)
+def test_as_many_actors_as_the_nodes_can_hold(
+    sizes: list[dict[str, float]], cpus: int, gpus: int, room: int, ray: Ray
+) -> None:
+    ray.sizes = sizes
+    with ray_actors("local", None, cpus=cpus, gpus=gpus):
+        assert len(ray.actors) == room
+
+
+@pytest.mark.parametrize("workers", [None, 3])
+def test_actors_that_no_node_can_hold_are_refused(workers: int | None, ray: Ray) -> None:
+    ray.sizes = [{"CPU": 1.0}, {"CPU": 1.0}, {"memory": 1e9}]
     with (
-        pytest.raises(ConfigError, match="has 4 CPUs and 0 GPUs, a worker takes 8 and 0"),
-        ray_actors("local", None, cpus=8),
+        pytest.raises(ConfigError, match=r"takes 2 CPUs and 0 GPUs of one node, but the nodes have 1 and 0, 0 and 0;"),
+        ray_actors("local", workers, cpus=2),
     ):
         pass
+
+
+@pytest.mark.usefixtures("ray")
+def test_a_folder_that_an_actor_cannot_see_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: "/no/such")
+    with pytest.raises(
+        ConfigError, match=r"start on 10.0.0.7 \(FileNotFoundError.*'/no/such'\): every node must see /no/such under"
+    ):
+        run_on(2, lambda shard: None)
+
+
+def test_actors_that_died_for_good_are_asked_no_more(ray: Ray) -> None:
+    kept = {1, 4}
+
+    def killing(shard: Shard[Any]) -> int:
+        """Another program's `ray.kill` ends the worker: one of two at shard 1, the other at shard 4."""
+        if shard.index in kept:
+            kept.remove(shard.index)
+            next(actor for actor in ray.actors if actor.busy).gone = ActorDiedError("It was killed by `ray.kill`.")
+            raise Died
+        return shard.index
+
+    done: list[Any] = []
+    with (
+        ray_actors("local", 2) as run,
+        pytest.raises(DataError, match=r"^the last worker .* for good \(It was killed by `ray.kill`\.\)"),
+    ):
+        done.extend(run(killing, (Shard(number, number, []) for number in range(5)), lambda: False))
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_actors_that_do_not_begin_are_told(ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "_SILENT_SECONDS", 0)
+    ray.room = 0
+    with (
+        ray_actors("local", 2) as run,
+        pytest.warns(UserWarning, match="no worker on the Ray cluster has begun"),
+    ):
+        assert not list(run(lambda shard: None, iter([Shard(0, 0, [])]), lambda: ray.turn > 1))
 
 
 @pytest.mark.usefixtures("in_process")
@@ -320,7 +403,7 @@ def test_an_input_that_changes_while_it_is_read_is_told_before_the_merge(tmp_pat
     text.write_text("as it was\n")
     for number, part in enumerate([(0, 1), (0, 2)]):
 
-        def changed(before: int, now: int, total: int) -> None:
+        def changed(before: int, now: int, total: int | None) -> None:
             text.write_text(f"longer{'r' * now}\n")
 
         with pytest.raises(DataError, match=r"text: changed while being read; begin again in another folder than"):
@@ -338,7 +421,7 @@ def test_an_input_that_ends_early_is_told(part: tuple[int, int], tmp_path: Path)
 def test_parts_work_at_once_but_not_beside_a_merge(tmp_path: Path) -> None:
     do = partial(job, tmp_path / "job", Turned())
 
-    def beside(before: int, now: int, total: int) -> None:
+    def beside(before: int, now: int, total: int | None) -> None:
         if now == 0:
             assert do(Work(part=(1, 2))).report is None
             with pytest.raises(DataError, match="another turn is at work here"):
@@ -346,3 +429,19 @@ def test_parts_work_at_once_but_not_beside_a_merge(tmp_path: Path) -> None:
 
     do(Work(part=(0, 2), progress=beside))
     assert do(Work(only_merge=True)) == job(tmp_path / "whole", Turned(), Work())
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_plan_that_another_part_writes_meanwhile_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job").mkdir()
+    listed = Path.iterdir
+
+    def beside(folder: Path) -> Iterator[Path]:
+        """Another part begins after this one has looked for a plan, and before it looks what else is there."""
+        monkeypatch.setattr(Path, "iterdir", listed)
+        job(folder, Turned(), Work(part=(1, 2)))
+        return listed(folder)
+
+    monkeypatch.setattr(Path, "iterdir", beside)
+    assert job(tmp_path / "job", Turned(), Work(part=(0, 2))).report is None
+    assert job(tmp_path / "job", Turned(), Work(only_merge=True)) == job(tmp_path / "whole", Turned(), Work())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import replace
@@ -252,3 +253,19 @@ def test_what_bulk_work_does_not_go_with(
     told = ziggurat(verb[0], trained, *verb[1:])
     assert (told.status, told.out, said in " ".join(told.err.split())) == (2, "", True), told.err
     assert not Path("job").exists()
+
+
+def test_progress_is_told_with_a_total_or_without(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bulk, "_MESSAGE_SECONDS", 0.0)
+    progress = bulk._Progress("pair")
+    for total in (400, None):
+        progress.show(100, 0, total)
+        progress.show(100, 300, total)
+    assert re.sub(r"[0-9,.]+ pairs/s", "n pairs/s", capsys.readouterr().err).splitlines() == [
+        "100 of 400 pairs were done before",
+        "400 of 400 pairs  n pairs/s  0 s left",
+        "100 pairs were done before",
+        "400 pairs  n pairs/s",
+    ]

@@ -121,7 +121,7 @@ def do(config: DataConfig, tmp_path: Path, **work: Any) -> Any:
 
 
 def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict[str, object], tmp_path: Path) -> None:
-    seen: list[tuple[int, int, int]] = []
+    seen: list[tuple[int, int, int | None]] = []
     report = do(config, tmp_path, progress=lambda *counts: seen.append(counts))
     assert tree(tmp_path / "store") == whole
     total = 3 * 23 + 34 + 10
@@ -160,23 +160,36 @@ def test_parts_in_any_order_make_the_same_store(
 
 
 def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so it knows how many pairs it has; not so where parts share files."""
     do(config, tmp_path, part=(0, 5))
     read: list[list[tuple[Path, ...]]] = []
+    seen: list[tuple[int, int, int | None]] = []
     blocks = Corpus.blocks
 
     def noted(corpus: Corpus, words: Any) -> Any:
         read.append(corpus.reader.files)
         return blocks(corpus, words)
 
+    def part(number: int, parts: int) -> None:
+        do(config, tmp_path, part=(number, parts), progress=lambda *counts: seen.append(counts))
+
     monkeypatch.setattr(Corpus, "blocks", noted)
-    do(config, tmp_path, part=(3, 5))
+    part(3, 5)
     assert [[path.name for path in part] for part in read[0]] == [["again.qlo", "again.qhi"]]
-    assert len(read) == 1
+    assert seen == [(0, now, 34) for now in (0, 15, 30, 34)]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()}
-    do(config, tmp_path, part=(3, 5))  # none is done again
+    part(3, 5)  # none is done again
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()} == before
+    assert len(read) == 1
     with pytest.raises(DataError, match=r"57 of 113 pairs are encoded; run the same command without `--merge`"):
         do(config, tmp_path, only_merge=True)
+    sorted((tmp_path / "job").glob("encoded/*.json"))[-1].unlink()
+    seen.clear()
+    part(3, 5)
+    assert seen == [(30, 0, 34), (30, 4, 34)]
+    seen.clear()
+    part(3, 6)
+    assert {total for *_, total in seen} == {None}
 
 
 @pytest.mark.slow
@@ -280,7 +293,7 @@ def test_a_cluster_that_is_not_there_is_told_before_anything_is_learnt(
 def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:
     """By the call for a part, too: no later one could know."""
 
-    def changed(before: int, now: int, total: int) -> None:
+    def changed(before: int, now: int, total: int | None) -> None:
         with (tmp_path / "dev.qhi").open("r+b") as file:
             file.write(b"X")
 

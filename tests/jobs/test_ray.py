@@ -27,6 +27,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.jobs import launchers
 from ziggurat.jobs.launchers import ray_actors
 from ziggurat.jobs.preparation import prepare_job
 from ziggurat.jobs.run import Work
@@ -109,7 +110,7 @@ def test_a_node_that_goes_mid_run_and_one_that_comes(nodes: Any, data: DataConfi
     gone: list[Any] = []
     come: list[Any] = []
 
-    def disturbed(before: int, now: int, total: int) -> None:
+    def disturbed(before: int, now: int, total: int | None) -> None:
         if now > 300 and not gone:
             gone.append(nodes.worker_nodes.copy().pop())
             nodes.remove_node(gone[0], allow_graceful=False)
@@ -136,7 +137,7 @@ def test_workers_killed_at_random_make_the_same_corpus(nodes: Any, reverse: Path
     draw = random.Random(4)
     killed: list[int] = []
 
-    def disturbed(before: int, now: int, total: int) -> None:
+    def disturbed(before: int, now: int, total: int | None) -> None:
         if now >= 6 * (len(killed) + 1) and len(killed) < 3:
             killed.append(draw.choice(actors()))
             os.kill(killed[-1], signal.SIGKILL)
@@ -205,6 +206,45 @@ def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.M
         pass
 
 
-def test_more_than_a_cluster_has_is_told(nodes: Any) -> None:
-    with pytest.raises(ConfigError, match="2 CPUs"), ray_actors(nodes.address, None, cpus=64):
+@pytest.mark.parametrize("workers", [None, 3])
+def test_more_than_a_node_has_is_told(workers: int | None, nodes: Any) -> None:
+    """Two nodes of one CPU do not hold an actor of two."""
+    with pytest.raises(ConfigError, match="but the nodes have 1 and 0;"), ray_actors(nodes.address, workers, cpus=2):
         pass
+
+
+def test_a_folder_that_workers_cannot_see_is_told(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getcwd", lambda: "/no/such")
+    with (
+        pytest.raises(ConfigError, match=r"FileNotFoundError.*every node must see /no/such under"),
+        ray_actors(nodes.address, 2) as run,
+    ):
+        list(run(refused, iter([Shard(0, 0, [])]), lambda: False))
+
+
+def killed_for_good(shard: Shard[Any]) -> Manifest:
+    ray.kill(ray.get_runtime_context().current_actor)
+    time.sleep(60)
+    raise DataError("it lives")
+
+
+def test_an_actor_that_does_not_start_again_is_asked_no_more(nodes: Any) -> None:
+    with ray_actors(nodes.address, 1) as run, pytest.raises(DataError, match=r"the last worker .* ended for good"):
+        list(run(killed_for_good, iter([Shard(0, 0, [])]), lambda: False))
+
+
+def done(shard: Shard[Any]) -> Manifest:
+    return Manifest("", shard.index, "", "", 0, 0, 0)
+
+
+def test_workers_that_do_not_begin_are_told(nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other actors have both CPUs."""
+    monkeypatch.setattr(launchers, "_SILENT_SECONDS", 1)
+    with ray_actors(nodes.address, 2) as others:
+        next(others(done, iter([Shard(0, 0, []), Shard(1, 1, [])]), lambda: False))
+        end = time.monotonic() + 3
+        with (
+            pytest.warns(UserWarning, match="no worker on the Ray cluster has begun for 1 s"),
+            ray_actors(nodes.address, 1) as run,
+        ):
+            assert not list(run(done, iter([Shard(0, 0, [])]), lambda: time.monotonic() > end))

@@ -160,18 +160,21 @@ class _Progress:
         self._noun = noun
         self._start = self._last_message = time.monotonic()
 
-    def show(self, before: int, now: int, total: int) -> None:
-        """Take the number of lines done by earlier calls of the verb, by this one, and of all."""
+    def show(self, before: int, now: int, total: int | None) -> None:
+        """Take the number of lines done by earlier calls of the verb, by this one, and of all (None: not known)."""
         clock = time.monotonic()
         if now == 0:  # the rate counts from here, the time in which workers load the models included
             self._start = self._last_message = clock
             if before:
-                say(f"{before:,} of {counted(total, self._noun)} were done before")
+                say(f"{self._amount(before, total)} were done before")
         elif clock - self._last_message >= _MESSAGE_SECONDS or before + now == total:
             self._last_message = clock
             rate = now / max(clock - self._start, 1e-9)
-            left = duration((total - before - now) / rate)
-            say(f"{before + now:,} of {counted(total, self._noun)}  {rate:,.1f} {self._noun}s/s  {left} left")
+            left = "" if total is None else f"  {duration((total - before - now) / rate)} left"
+            say(f"{self._amount(before + now, total)}  {rate:,.1f} {self._noun}s/s{left}")
+
+    def _amount(self, done: int, total: int | None) -> str:
+        return counted(done, self._noun) if total is None else f"{done:,} of {counted(total, self._noun)}"
 
 
 def finished(outcome: JobOutcome[Report], options: JobOptions) -> Report | None:

@@ -55,6 +55,8 @@ class Corpus:
     reader: CorpusReader
     read: int = 0
     """Pairs in the files."""
+    read_of: Counter[int] = field(default_factory=Counter)
+    """Pairs in each of the reader's files (or pairs of files), by its number there."""
     kept: int = 0
     """Pairs in the store."""
     dropped: Counter[str] = field(default_factory=Counter)
@@ -179,6 +181,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Word
         for (source, target), _, _ in corpus.blocks(words or (Words("split"), Words("split"))):
             corpus.sides.see(source, target)
             corpus.read += len(source)
+            corpus.read_of[corpus.reader.part] += len(source)
             done += len(source)
             progress("read", done, None)
         if not corpus.read:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import re
 import socket
 import tempfile
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -30,6 +32,7 @@ __all__ = ["Launcher", "Run", "cluster_library", "processes", "ray_actors"]
 
 _WAIT_SECONDS = 0.2  # between two looks at whether to stop: signals do not end a wait
 _KNOCK_SECONDS = 10.0  # for a cluster to answer
+_SILENT_SECONDS = 60.0  # without any worker at work, until that is said
 _MOST_DEATHS = 5
 """A shard that ended so many actors is refused: more memory may be needed than there is."""
 _PER_WORKER = 2
@@ -75,26 +78,21 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
     """Context with actors of a Ray cluster, each of which keeps what it has loaded.
 
     An actor that dies, or whose node does, starts again wherever there is room, and others do its shard meanwhile. More
-    actors than the cluster has room for wait for nodes to come.
+    actors than there is room for wait for nodes to come, or for other work to end.
 
     Args:
-        address: Of the cluster, as `ray.init` takes it: `auto`, `local` (a new one, on this machine), `HOST:PORT`.
-        workers: Number of actors; None: as many as the cluster has room for now.
-        cpus: CPU cores of each.
-        gpus: GPUs of each.
+        address: address of the cluster, as `ray.init` takes it: `auto`, `local` (a new one, on this machine),
+            `HOST:PORT`.
+        workers: number of actors; None: as many as the nodes can hold when nothing else is at work on them.
+        cpus: CPU cores that each actor takes.
+        gpus: GPUs that each actor takes.
 
-    Raises ConfigError where Ray is not installed, there is no such cluster, or no node could hold an actor.
+    Raises ConfigError where Ray is not installed, there is no such cluster, no node could hold an actor, or one cannot
+    start; DataError for a shard that ends every actor, or where no actor is left. Warns while no actor can start.
     """
     with _connected(address) as ray:
-        if workers is None:
-            here = ray.cluster_resources()
-            rooms = [here.get("CPU", 0) // cpus] + ([here.get("GPU", 0) // gpus] if gpus else [])
-            workers = int(min(rooms))
-            if not workers:
-                raise ConfigError(
-                    f"`--ray {address}`: the cluster has {here.get('CPU', 0):g} CPUs and {here.get('GPU', 0):g} GPUs, "
-                    f"a worker takes {cpus} and {gpus}; wait for a node with `--workers N`, or take fewer `--threads`"
-                )
+        room = _room([node["Resources"] for node in ray.nodes() if node["Alive"]], address, cpus, gpus)
+        workers = room if workers is None else workers
         of_class = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)(_Actor)
         # On other machines the folder must be the same: the paths of a job may be relative.
         actors = [of_class.remote(os.getcwd()) for _ in range(workers)]
@@ -103,6 +101,22 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
         finally:
             for actor in actors:
                 ray.kill(actor)
+
+
+def _room(nodes: list[Mapping[str, float]], address: str, cpus: int, gpus: int) -> int:
+    """Return how many actors nodes with these resources can hold, each of them on one node.
+
+    Raises ConfigError for none.
+    """
+    have = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
+    room = sum(int(min(cpu // cpus, gpu // gpus if gpus else math.inf)) for cpu, gpu in have)
+    if not room:
+        found = ", ".join(f"{cpu:g} and {gpu:g}" for cpu, gpu in sorted(set(have), reverse=True))
+        raise ConfigError(
+            f"`--ray {address}`: a worker takes {cpus} CPUs and {gpus} GPUs of one node, but the nodes have {found}; "
+            "take fewer `--threads`, or let a larger node join first"
+        )
+    return room
 
 
 @contextlib.contextmanager
@@ -194,12 +208,22 @@ class _RayRun:
         # An actor gets a shard when it has answered: one that waits for a node must not keep a shard waiting.
         waking = {actor.ready.remote(): actor for actor in self._actors}
         working: dict[Any, tuple[Any, Shard[Any]]] = {}
+        worked = time.monotonic()
         while not stopped():
             while idle and (shard := lost.pop() if lost else next(shards, None)) is not None:
                 actor = idle.pop()
                 working[actor.do.remote(function, shard)] = actor, shard
             if idle and not working:  # the last shard is done; other actors may still be waiting
                 return
+            if working:
+                worked = time.monotonic()
+            elif time.monotonic() - worked >= _SILENT_SECONDS:
+                worked = time.monotonic()
+                warnings.warn(
+                    f"no worker on the Ray cluster has begun for {_SILENT_SECONDS:g} s: others take the room (see "
+                    "`ray status`), or processes end as they start (see the logs of the nodes); still waiting",
+                    stacklevel=2,
+                )
             ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
             for answer in ended:
                 actor, shard = working.pop(answer) if answer in working else (waking.pop(answer), None)
@@ -207,18 +231,45 @@ class _RayRun:
                     result = ray.get(answer)
                 except ray.exceptions.RayTaskError as error:
                     raise error.cause from error  # whose text is the traceback in the worker
-                except ray.exceptions.RayActorError:
+                except ray.exceptions.RayActorError as error:
+                    # Want of memory is told by it, too: OutOfMemoryError is only of actors that never start again.
+                    if error.actor_init_failed:
+                        raise _unable(error) from None
                     if shard is not None:
                         lost.append(shard)
                         deaths[shard.index] += 1
                         if deaths[shard.index] == _MOST_DEATHS:
                             raise _deadly(shard) from None
+                    elif isinstance(error, ray.exceptions.ActorDiedError):  # by `ray.kill`, for example: for good
+                        if not (idle or working or waking):
+                            raise _none_left(error) from None
+                        continue
                     time.sleep(_WAIT_SECONDS)  # until it is known to be dead, asking it fails at once
                     waking[actor.ready.remote()] = actor
                     continue
                 idle.append(actor)
                 if shard is not None:
                     yield result
+
+
+def _unable(error: Exception) -> ConfigError:
+    node = re.search(r"\bip=([^,)]+)", str(error))
+    return ConfigError(
+        f"a worker on the Ray cluster cannot start{f' on {node[1]}' if node else ''} ({_last_line(error)}): every node "
+        f"must see {os.getcwd()} under the same path, and have this version of ziggurat"
+    )
+
+
+def _none_left(error: Exception) -> DataError:
+    return DataError(
+        f"the last worker on the Ray cluster was ended for good ({_last_line(error)}). What was done is kept; run the "
+        "same command again"
+    )
+
+
+def _last_line(error: Exception) -> str:
+    """Return the end of what Ray says: before it come a traceback, or numbers of actor and process."""
+    return printable(str(error).strip().rpartition("\n")[2], 200)
 
 
 def _deadly(shard: Shard[Any]) -> DataError:

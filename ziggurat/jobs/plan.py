@@ -105,11 +105,12 @@ def fix_plan(
 
 def _known(path: Path, verb: str) -> dict[str, Any] | None:
     """Return the plan in the folder, or None for a new or empty folder. Raises DataError for anything else."""
+    folder = path.parent
     if not path.exists():
-        folder = path.parent
-        if folder.exists() and (not folder.is_dir() or any(not TEMPORARY.fullmatch(p.name) for p in folder.iterdir())):
+        if not folder.exists() or (folder.is_dir() and all(TEMPORARY.fullmatch(p.name) for p in folder.iterdir())):
+            return None
+        if not path.exists():  # a call for another part may have written it, and its lock, before we looked around
             raise DataError(f"{folder}: exists and is no folder of a `{verb}`; name another one")
-        return None
     try:
         plan: dict[str, Any] = parse_json(read_bounded(path), str(path))
         if plan["format"] == _FORMAT:

@@ -8,6 +8,7 @@ call which does a part of them reads only the files that they are in, if there a
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -116,7 +117,8 @@ class _Parts:
                     self._learn(directory, progress)
         document = parse_json(read_bounded(path / "corpora.json"), str(path / "corpora.json"))
         for corpus, entry in zip(self.corpora, document["corpora"], strict=True):
-            corpus.read, corpus.maker = entry["read"], None
+            corpus.read_of, corpus.maker = Counter(dict(enumerate(entry["read"]))), None
+            corpus.read = corpus.read_of.total()
             corpus.reader.notes = ReadNotes(entry["carriage_returns"], entry["byte_order_marks"])
         self._notices: list[str] = document["notices"]
         self._tokenizers = load_tokenizers(path)
@@ -129,7 +131,10 @@ class _Parts:
             if isinstance(corpus.maker, HmmLinks):
                 write_atomically(directory / "aligner", corpus.maker.aligner.content())
                 break
-        entries = [{"read": corpus.read, **vars(corpus.reader.notes)} for corpus in self.corpora]
+        entries = [
+            {"read": [corpus.read_of[part] for part in range(len(corpus.reader.files))], **vars(corpus.reader.notes)}
+            for corpus in self.corpora
+        ]
         document = {"corpora": entries, "notices": learnt.notices}
         write_atomically(directory / "corpora.json", json.dumps(document, indent=1).encode())
         write_atomically(directory / "data.json", self.config.model_dump_json().encode())
@@ -137,7 +142,6 @@ class _Parts:
     def encode(self, work: Work, shard_pairs: int) -> int | None:
         """Encode the shards of this call that are missing; return the number of the signal that ended it, or None."""
         files = list(self._files())
-        total = sum(corpus.read for corpus in self.corpora)
         done = {manifest.shard: manifest.read for manifest in self.encoded.finished()}
         shared = len(files) < work.part[1]
 
@@ -157,10 +161,13 @@ class _Parts:
                     )
 
         before = sum(read for shard, read in done.items() if mine(shard))
-        if before < total:
-            do = partial(_encode, str(self.plan.folder / _LEARNT), self.encoded)
-            return do_shards(do, shards(), work, before, total if work.part[1] == 1 else before)
-        return None
+        # Where parts share files, only reading them finds the shards of each.
+        owned = (corpus.read for file, (_, corpus) in enumerate(files) if mine(file * _SHARDS_OF_FILE))
+        total = None if shared else sum(owned)
+        if before == total:
+            return None
+        do = partial(_encode, str(self.plan.folder / _LEARNT), self.encoded)
+        return do_shards(do, shards(), work, before, total)
 
     def _files(self) -> Iterator[tuple[int, Corpus]]:
         """Yield every file of every corpus as a corpus of its own, with the number of its corpus in its split."""
@@ -171,7 +178,10 @@ class _Parts:
                 alignments = None if files is None else files._replace(paths=[files.paths[place]])
                 reader = replace(corpus.reader, files=[part], notes=ReadNotes())
                 scores = [column._replace(paths=[column.paths[place]]) for column in corpus.scores]
-                yield numbers[corpus.split], replace(corpus, reader=reader, alignments=alignments, scores=scores)
+                yield (
+                    numbers[corpus.split],
+                    replace(corpus, reader=reader, read=corpus.read_of[place], alignments=alignments, scores=scores),
+                )
             numbers[corpus.split] += 1
 
     def _items(self, number: int, corpus: Corpus) -> Iterator[_Item]:

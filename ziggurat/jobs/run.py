@@ -26,8 +26,9 @@ __all__ = ["JobOutcome", "Progress", "Work", "at_work", "complete_shards", "do_s
 
 Merged = TypeVar("Merged")
 Do = Callable[[Shard[Any]], Manifest]
-Progress = Callable[[int, int, int], None]
-"""Called with the lines done by earlier calls, those done by this one, and the total of this call's shards."""
+Progress = Callable[[int, int, int | None], None]
+"""Called with the lines done by earlier calls, those done by this one, and the total of this call's shards (None: not
+known)."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _do_missing(plan: Plan, last: StageFiles, do: Do, items: Callable[[], Iterab
     return stopped_by
 
 
-def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, total: int) -> int | None:
+def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, total: int | None) -> int | None:
     """Do these shards; return the number of the signal that ended it, or None."""
     done = 0
     work.progress(before, 0, total)

@@ -231,8 +231,9 @@ class Progress:
         self._say, self._noun = say, noun
         self._began = self._last = time.monotonic()
 
-    def show(self, before: int, now: int, total: int) -> None:
+    def show(self, before: int, now: int, total: int | None) -> None:
         """Take the number of lines done by earlier calls, by this one, and of all."""
+        assert total is not None  # only parts of a `prepare` may not know it
         clock = time.monotonic()
         if now == 0:
             self._began = self._last = clock
