@@ -63,7 +63,7 @@ def error_rate(
     """Return the agreement of the alignments `found` with gold ones, over all pairs together.
 
     Args:
-        found: A, links of each pair.
+        found: a, links of each pair.
         sure: S, links that must be there.
         possible: P, links that may be there; those of S count as possible, whether they are listed or not.
     """

@@ -44,17 +44,17 @@ class FilterJob:
     """One call of the filter.
 
     Attributes:
-        models: Runs or model directories: one, or the members of an ensemble.
-        sources: Paths or globs of source text.
-        targets: Paths or globs of its translations, line by line.
-        out: Folder of the result.
-        keep: Share of the scored pairs that is kept, above 0, at most 1.
-        reverse: The models translate targets into sources.
-        which: Checkpoint of a run; see ziggurat.models.directory.open_model.
+        models: runs or model directories: one, or the members of an ensemble.
+        sources: paths or globs of source text.
+        targets: paths or globs of its translations, line by line.
+        out: folder of the result.
+        keep: share of the scored pairs that is kept, above 0, at most 1.
+        reverse: the models translate targets into sources.
+        which: checkpoint of a run; see ziggurat.models.directory.open_model.
         device: `auto`, `cpu`, `cuda`, ...
         threads: CPU threads of each worker, on which the last digits of a score depend.
-        max_pieces: Pairs with more subword pieces on a side, or more than a model has positions, are dropped.
-        shard_lines: Lines of a shard.
+        max_pieces: pairs with more subword pieces on a side, or more than a model has positions, are dropped.
+        shard_lines: lines of a shard.
     """
 
     models: tuple[str, ...]

@@ -32,8 +32,8 @@ def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Re
     """Return the text of a line, trimmed and without its line end, and None; or "" and the reason to drop it.
 
     Args:
-        raw: The line's bytes; None where there were too many to keep.
-        first_of_file: A byte order mark is removed.
+        raw: the line's bytes; None where there were too many to keep.
+        first_of_file: a byte order mark is removed.
     """
     if raw is None:
         return "", "too_long"
@@ -54,8 +54,8 @@ class PairFilter:
     """The filters of fairseq's back-translation recipe (Edunov et al. 2018), and copies.
 
     Attributes:
-        max_pieces: Most subword pieces of either side, by the tokenizers of the model that translated.
-        max_ratio: Largest ratio of the sides' pieces.
+        max_pieces: most subword pieces of either side, by the tokenizers of the model that translated.
+        max_ratio: largest ratio of the sides' pieces.
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250

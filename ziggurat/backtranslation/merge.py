@@ -33,11 +33,11 @@ class Report:
     """Counts of a merged corpus.
 
     Attributes:
-        read: Lines of the inputs.
-        kept: Pairs of the corpus.
-        dropped: Lines that gave no pair, by reason (ziggurat.backtranslation.filters.Reason).
-        files: Size and checksum of each side, by file name.
-        scores: Threshold and median of the pairs' scores (ziggurat.backtranslation.cross_entropy); else nothing.
+        read: lines of the inputs.
+        kept: pairs of the corpus.
+        dropped: lines that gave no pair, by reason (ziggurat.backtranslation.filters.Reason).
+        files: size and checksum of each side, by file name.
+        scores: threshold and median of the pairs' scores (ziggurat.backtranslation.cross_entropy); else nothing.
     """
 
     read: int
@@ -77,10 +77,10 @@ def write_corpus(
     """Write both sides of the corpus and then its manifest, in memory that does not grow with the corpus.
 
     Args:
-        out: Folder.
-        plan: Plan of the job.
-        shards: The manifest of each shard, the pairs of it that stay, and how many were dropped just now, by reason.
-        scores: Of all pairs, for the report.
+        out: folder.
+        plan: plan of the job.
+        shards: the manifest of each shard, the pairs of it that stay, and how many were dropped just now, by reason.
+        scores: of all pairs, for the report.
 
     Raises:
         DataError: a shard is incomplete or damaged, or no pair is left.

@@ -56,26 +56,26 @@ class BackTranslationJob:
     """One call of the verb.
 
     Attributes:
-        models: Runs or model directories: the reverse model (`forward`: the teacher), or the members of an ensemble.
-        inputs: Paths or globs of monolingual text.
-        out: Folder of the result.
-        method: Search for the synthetic side.
-        forward: The text is the source and its translation the target (sequence-level distillation, Kim and Rush
+        models: runs or model directories: the reverse model (`forward`: the teacher), or the members of an ensemble.
+        inputs: paths or globs of monolingual text.
+        out: folder of the result.
+        method: search for the synthetic side.
+        forward: the text is the source and its translation the target (sequence-level distillation, Kim and Rush
             2016); else the text is the target and its translation the source (back-translation).
-        which: Checkpoint of a run; see ziggurat.models.directory.open_model.
+        which: checkpoint of a run; see ziggurat.models.directory.open_model.
         device: `auto`, `cpu`, `cuda`, ...
         threads: CPU threads of each worker. The result depends on them: another number of threads sums matrix products
             in another order, which rounds differently.
-        seed: Seed of sampling and noise.
-        shard_lines: Lines of a shard.
-        filters: Filters for pairs.
-        decoding: Keys of the `decoding` section that replace the model's own.
+        seed: seed of sampling and noise.
+        shard_lines: lines of a shard.
+        filters: filters for pairs.
+        decoding: keys of the `decoding` section that replace the model's own.
         engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
             may be done on several machines.
-        references: Paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates
+        references: paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates
             of a line, the one nearest its reference is kept (Kim and Rush 2016, section 3.3).
-        n_best: Candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller.
-        nearest: Score of a candidate against its reference.
+        n_best: candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller.
+        nearest: score of a candidate against its reference.
     """
 
     models: tuple[str, ...]

@@ -72,14 +72,14 @@ class Stages:
     """Both stages, with the model and the settings that they need.
 
     Attributes:
-        translator: The model, or the ensemble.
-        settings: Search settings, for `Translator.translate_stream`.
-        filters: Filters for pairs.
-        noise_seed: Seed of the noise on translations; None: no noise.
-        forward: The text is the source of a pair, not its target.
-        metric: Score of a sentence, by which a candidate is chosen; None: the best one is taken.
-        translated: Files of the first stage.
-        filtered: Files of the second stage.
+        translator: the model, or the ensemble.
+        settings: search settings, for `Translator.translate_stream`.
+        filters: filters for pairs.
+        noise_seed: seed of the noise on translations; None: no noise.
+        forward: the text is the source of a pair, not its target.
+        metric: score of a sentence, by which a candidate is chosen; None: the best one is taken.
+        translated: files of the first stage.
+        filtered: files of the second stage.
     """
 
     translator: Translator | ServedTranslator

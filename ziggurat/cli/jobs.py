@@ -88,14 +88,14 @@ class JobOptions:
     """The options of a verb on bulk work.
 
     Attributes:
-        folder: Folder of the job; None: no job.
+        folder: folder of the job; None: no job.
         shard: `--shard`, as it was typed.
-        merge: Only merge.
-        ray: Address of a Ray cluster; None: processes of this machine.
-        workers: Number of workers; None: the default.
+        merge: only merge.
+        ray: address of a Ray cluster; None: processes of this machine.
+        workers: number of workers; None: the default.
         threads: CPU threads of each.
-        device: Where each computes.
-        noun: What progress is counted in.
+        device: where each computes.
+        noun: what progress is counted in.
     """
 
     folder: str | None
@@ -208,15 +208,15 @@ def line_job(
     """Do a job of lines; return what was merged, or None where this call did only a part.
 
     Args:
-        options: The options.
-        verb: The verb.
-        task: What is done with the lines.
-        settings: All that the result depends on, but the inputs.
-        inputs: The files that the lines come from.
-        lines: Returns the lines.
-        take: Takes the results of all shards, in order.
-        shard_lines: Lines of a shard; None: SHARD_LINES.
-        before: Makes what all shards need, once their plan is written.
+        options: the options.
+        verb: the verb.
+        task: what is done with the lines.
+        settings: all that the result depends on, but the inputs.
+        inputs: the files that the lines come from.
+        lines: returns the lines.
+        take: takes the results of all shards, in order.
+        shard_lines: lines of a shard; None: SHARD_LINES.
+        before: makes what all shards need, once their plan is written.
     """
     from ziggurat.data.store_checks import InputWatch
     from ziggurat.jobs.plan import fix_plan

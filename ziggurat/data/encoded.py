@@ -34,15 +34,15 @@ class EncodedBlock:
     """Pairs of one corpus.
 
     Attributes:
-        corpus: Number of the corpus within its split.
-        read: Pairs that were read.
-        dropped: Pairs that were dropped so far, by reason.
-        repaired: Pairs whose text was mended, also of those that were dropped.
-        examples: Some of the dropped pairs.
-        traces: What is compared of each pair with others; None for development text.
-        source: Ids of each source [pairs], without tag.
-        target: The same for the other side.
-        texts: Both sides as the store keeps them; None where it does not.
+        corpus: number of the corpus within its split.
+        read: pairs that were read.
+        dropped: pairs that were dropped so far, by reason.
+        repaired: pairs whose text was mended, also of those that were dropped.
+        examples: some of the dropped pairs.
+        traces: what is compared of each pair with others; None for development text.
+        source: ids of each source [pairs], without tag.
+        target: the same for the other side.
+        texts: both sides as the store keeps them; None where it does not.
         links: Word alignments, as the store keeps them; None where it does not.
     """
 

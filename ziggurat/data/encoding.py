@@ -34,11 +34,11 @@ class Encoder:
     """Makes blocks of one split ready for the store: cleaned, segmented, each by itself.
 
     Args:
-        config: The data section.
-        tokenizers: Of both sides.
+        config: the data section.
+        tokenizers: of both sides.
         split: `train` or `dev`.
-        threads: For segmentation, without influence on the result.
-        scorers: The pair scores, where a filter goes by them.
+        threads: for segmentation, without influence on the result.
+        scorers: the pair scores, where a filter goes by them.
     """
 
     def __init__(

@@ -40,11 +40,11 @@ def sample_sentences(
     duplicates stay.
 
     Args:
-        corpora: Training corpora with their counts.
-        config: The data section.
+        corpora: training corpora with their counts.
+        config: the data section.
         side: `source`, `target`, or `joint` for both.
-        progress: Called with the number of pairs read.
-        scorers: The pair scores, where a filter goes by them.
+        progress: called with the number of pairs read.
+        scorers: the pair scores, where a filter goes by them.
 
     Raises:
         DataError: the filters leave none of the sampled pairs.

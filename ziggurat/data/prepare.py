@@ -48,8 +48,8 @@ class Inputs:
     """The corpora of a configuration, and all that a store of them depends on; the files are watched from now on.
 
     Args:
-        config: The `data` section.
-        progress: Called with (phase, done, total or None).
+        config: the `data` section.
+        progress: called with (phase, done, total or None).
 
     Raises ConfigError for files of vocabularies that are named but not read, and as `find_corpora` and `provenance` do.
     """
@@ -80,12 +80,12 @@ def prepare(
     updated.
 
     Args:
-        config: The `data` section.
-        force: Replace a store of other settings or inputs, or a damaged one.
-        progress: Called with (phase, done, total or None).
-        threads: Threads for segmentation, without influence on the result; default: all available processors.
-        inputs: Those of `config`, where they are known already.
-        parts: Parts of the store; None: all is done here.
+        config: the `data` section.
+        force: replace a store of other settings or inputs, or a damaged one.
+        progress: called with (phase, done, total or None).
+        threads: threads for segmentation, without influence on the result; default: all available processors.
+        inputs: those of `config`, where they are known already.
+        parts: parts of the store; None: all is done here.
 
     Raises:
         ConfigError: settings that cannot be met.

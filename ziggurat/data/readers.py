@@ -73,9 +73,9 @@ class CorpusReader:
         """Find the files of `config`.
 
         Args:
-            config: The corpus.
-            key: Its key in the configuration, such as `data.train.0`, for messages.
-            languages: Codes of source and target language: the default columns of JSON lines and Parquet.
+            config: the corpus.
+            key: its key in the configuration, such as `data.train.0`, for messages.
+            languages: codes of source and target language: the default columns of JSON lines and Parquet.
 
         Raises:
             ConfigError: impossible format or columns.

@@ -106,9 +106,9 @@ class SentencePieceTokenizer:
     """A SentencePiece model (Kudo and Richardson 2018). Control symbols that it lacks and tags follow its pieces.
 
     Args:
-        model: The serialised model.
-        unicode: Normalisation of text before the model sees it.
-        tags: Tokens that only `prepare` and the translator set; text cannot produce them.
+        model: the serialised model.
+        unicode: normalisation of text before the model sees it.
+        tags: tokens that only `prepare` and the translator set; text cannot produce them.
 
     Raises:
         DataError: `model` is not a SentencePiece model.

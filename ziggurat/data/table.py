@@ -65,11 +65,11 @@ class TableWriter:
         """Append pairs of corpus number `corpus`.
 
         Args:
-            corpus: Number of the corpus within the split.
-            source: The concatenated ids [pieces] and the lengths [pairs].
-            target: The same for the other side.
-            texts: Both sides as text [pairs]; required if and only if the table has text.
-            links: The concatenated links and their lengths, four numbers a link; if and only if the table has links.
+            corpus: number of the corpus within the split.
+            source: the concatenated ids [pieces] and the lengths [pairs].
+            target: the same for the other side.
+            texts: both sides as text [pairs]; required if and only if the table has text.
+            links: the concatenated links and their lengths, four numbers a link; if and only if the table has links.
         """
         pairs = len(source[1])
         if not pairs:

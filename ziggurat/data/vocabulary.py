@@ -22,11 +22,11 @@ class VocabularyTokenizer:
     """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
 
     Args:
-        content: The vocabulary file: UTF-8, one token per line; anything after the first blank or tab (a count)
+        content: the vocabulary file: UTF-8, one token per line; anything after the first blank or tab (a count)
             is ignored. `<pad>`, `<unk>`, `<s>` and `</s>` are control symbols, which text cannot produce; those that
             are not listed follow the last token.
-        unicode: Normalisation of text before it is looked up.
-        tags: Tokens that only `prepare` and the translator set; text cannot produce them.
+        unicode: normalisation of text before it is looked up.
+        tags: tokens that only `prepare` and the translator set; text cannot produce them.
 
     Raises:
         DataError: not UTF-8, an empty line, or a token listed twice; names the line.

@@ -29,16 +29,16 @@ class ModelChoice:
     """Models of a job, and the settings that they translate with.
 
     Attributes:
-        models: Runs or model directories: one, or the members of an ensemble.
-        which: Checkpoint of a run; see ziggurat.models.directory.open_model.
-        without_layers: Layers to leave out; None: none.
+        models: runs or model directories: one, or the members of an ensemble.
+        which: checkpoint of a run; see ziggurat.models.directory.open_model.
+        without_layers: layers to leave out; None: none.
         device: `auto`, `cpu`, `cuda`, ...
         threads: CPU threads of each worker. The result depends on them: another number of threads sums matrix products
             in another order, which rounds differently.
         engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
             may be done on several machines.
-        decoding: Keys of the `decoding` section that replace the model's own.
-        weights: Fingerprints of the weights of each model, once they are known; workers refuse others.
+        decoding: keys of the `decoding` section that replace the model's own.
+        weights: fingerprints of the weights of each model, once they are known; workers refuse others.
     """
 
     models: tuple[str, ...]
@@ -90,10 +90,10 @@ class Identified:
     """What is known of opened models.
 
     Attributes:
-        choice: The choice, with a device that is not `auto` and with the fingerprints of the weights.
-        experiment: Configuration of the first model.
-        decoding: Settings of the search.
-        settings: All that the result depends on, as JSON can represent it without loss.
+        choice: the choice, with a device that is not `auto` and with the fingerprints of the weights.
+        experiment: configuration of the first model.
+        decoding: settings of the search.
+        settings: all that the result depends on, as JSON can represent it without loss.
     """
 
     choice: ModelChoice

@@ -31,12 +31,12 @@ class Plan:
     """Work to be done, and the settings that its result depends on.
 
     Attributes:
-        folder: Folder of the job.
-        verb: Verb of the command line that it is a job of.
-        settings: Everything that the result depends on.
-        lines: Lines of all inputs, or pairs.
-        shard_lines: Lines of a shard.
-        watch: Watch over the inputs.
+        folder: folder of the job.
+        verb: verb of the command line that it is a job of.
+        settings: everything that the result depends on.
+        lines: lines of all inputs, or pairs.
+        shard_lines: lines of a shard.
+        watch: watch over the inputs.
     """
 
     folder: Path
@@ -76,12 +76,12 @@ def fix_plan(
     """Return the plan of a job, and write it into its folder unless it is there already.
 
     Args:
-        folder: Folder of the job.
-        verb: Its verb.
-        settings: Everything that the result depends on, as JSON can represent it without loss.
-        watch: Watch over the inputs, whose fingerprints the settings have from it.
-        shard_lines: Lines of a shard.
-        count: Returns the number of lines, at least one; called where the folder is new. It takes a pass over the
+        folder: folder of the job.
+        verb: its verb.
+        settings: everything that the result depends on, as JSON can represent it without loss.
+        watch: watch over the inputs, whose fingerprints the settings have from it.
+        shard_lines: lines of a shard.
+        count: returns the number of lines, at least one; called where the folder is new. It takes a pass over the
             input, which the plan saves: the fingerprints in the settings say that the input is the same.
 
     Raises DataError for a folder with another plan, or with other things; what `count` raises.

@@ -67,12 +67,12 @@ def prepare_job(
     """Do what `work` says of preparing `config`; see ziggurat.data.prepare.prepare.
 
     Args:
-        config: The `data` section.
-        folder: Folder of the job.
-        work: How this call works.
-        force: Replace a store of other settings or inputs, or a damaged one.
-        progress: Called with (phase, done, total or None).
-        shard_pairs: Least pairs of a shard.
+        config: the `data` section.
+        folder: folder of the job.
+        work: how this call works.
+        force: replace a store of other settings or inputs, or a damaged one.
+        progress: called with (phase, done, total or None).
+        shard_pairs: least pairs of a shard.
 
     Raises as `prepare` and ziggurat.jobs.run.run_job; ConfigError for eflomal.
     """

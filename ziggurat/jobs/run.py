@@ -36,10 +36,10 @@ class Work:
     """How one call does its share of a job; the result does not depend on it.
 
     Attributes:
-        launch: Where shards are done.
+        launch: where shards are done.
         part: (i, n): only every n-th shard, from shard i, and no merge; other calls can do the rest.
-        only_merge: Only merge the shards, all of which must be complete.
-        progress: Called once before the first shard, and after each.
+        only_merge: only merge the shards, all of which must be complete.
+        progress: called once before the first shard, and after each.
     """
 
     launch: Launcher = field(default_factory=lambda: partial(processes, 1))
@@ -53,9 +53,9 @@ class JobOutcome(Generic[Merged]):
     """End of a call: merged shards, a part of them, or a signal.
 
     Attributes:
-        shards: Number of shards of the whole job; None: not known.
-        report: What the merge returned; None when the call was stopped or did only a part of the shards.
-        signal: Number of the signal that stopped it, or None.
+        shards: number of shards of the whole job; None: not known.
+        report: what the merge returned; None when the call was stopped or did only a part of the shards.
+        signal: number of the signal that stopped it, or None.
     """
 
     shards: int | None
@@ -76,13 +76,13 @@ def run_job(
     """Do the rest of a job; what is merged does not depend on interruptions, or on how many did it.
 
     Args:
-        plan: The plan.
-        last: Files of the last stage.
-        do: Does all stages of a shard, in another process, and returns the manifest of the last.
-        items: Returns all items, in order.
-        merge: Puts the complete shards together.
-        work: What this call does.
-        merged: Returns what an earlier call merged, if it is still there.
+        plan: the plan.
+        last: files of the last stage.
+        do: does all stages of a shard, in another process, and returns the manifest of the last.
+        items: returns all items, in order.
+        merge: puts the complete shards together.
+        work: what this call does.
+        merged: returns what an earlier call merged, if it is still there.
 
     SIGINT, SIGTERM and SIGHUP end the call within a second; the next call starts unfinished shards again.
 

@@ -26,9 +26,9 @@ class Shard(Generic[Item]):
     """Consecutive items of the input.
 
     Attributes:
-        index: Number of the shard.
-        first: Number of its first item; where items have weights, what those before it weigh.
-        items: The items.
+        index: number of the shard.
+        first: number of its first item; where items have weights, what those before it weigh.
+        items: the items.
     """
 
     index: int
@@ -47,11 +47,11 @@ def cut(
     """Yield, in order, the shards whose number is `wanted`.
 
     Args:
-        items: All items: those of other shards are read too, since only reading finds their ends, but not kept.
-        size: A shard ends with the item that brings it to this weight; the last one may weigh less.
-        wanted: Whether the shard with this number is to be kept.
-        start: Number of the first shard.
-        weight: Weight of an item.
+        items: all items: those of other shards are read too, since only reading finds their ends, but not kept.
+        size: a shard ends with the item that brings it to this weight; the last one may weigh less.
+        wanted: whether the shard with this number is to be kept.
+        start: number of the first shard.
+        weight: weight of an item.
     """
     index, first, filled, held = start, 0, 0, list[Item]()
     take = wanted(index)
@@ -73,15 +73,15 @@ class Manifest:
     """Record of a stage's result for one shard.
 
     Attributes:
-        stage: Name of the stage.
-        shard: Number of the shard.
-        plan: Fingerprint of the plan (ziggurat.jobs.plan).
-        output: Checksum of the file.
-        bytes: Size of the file.
-        read: Items of the shard, or their weight.
-        kept: Rows of the file.
-        dropped: Items that this stage and those before dropped, or noticed, by reason.
-        input: Checksum of the file of the stage before; empty for the first.
+        stage: name of the stage.
+        shard: number of the shard.
+        plan: fingerprint of the plan (ziggurat.jobs.plan).
+        output: checksum of the file.
+        bytes: size of the file.
+        read: items of the shard, or their weight.
+        kept: rows of the file.
+        dropped: items that this stage and those before dropped, or noticed, by reason.
+        input: checksum of the file of the stage before; empty for the first.
     """
 
     stage: str
@@ -101,10 +101,10 @@ class StageFiles:
     A shard is complete if its manifest exists and is of the same plan, and the file has the size in the manifest.
 
     Args:
-        folder: Folder of the job.
-        stage: Name of the stage, and of its folder in there.
-        plan: Fingerprint of the plan.
-        ending: Ending of the files' names.
+        folder: folder of the job.
+        stage: name of the stage, and of its folder in there.
+        plan: fingerprint of the plan.
+        ending: ending of the files' names.
     """
 
     def __init__(self, folder: Path, stage: str, plan: str, ending: str = "tsv") -> None:

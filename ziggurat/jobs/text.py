@@ -41,9 +41,9 @@ class Merged(NamedTuple):
     """The end of a job of lines.
 
     Attributes:
-        taken: What the merge made of the results.
-        lines: Number of lines read.
-        counts: What the task counted.
+        taken: what the merge made of the results.
+        lines: number of lines read.
+        counts: what the task counted.
     """
 
     taken: Any
@@ -81,8 +81,8 @@ class Aligning:
     """Word alignments of lines, each with its translation beside it.
 
     Attributes:
-        model: File of the aligner.
-        how: Symmetrisation.
+        model: file of the aligner.
+        how: symmetrisation.
     """
 
     model: str

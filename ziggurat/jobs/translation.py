@@ -22,11 +22,11 @@ class Translating:
     """Translation of lines; all lines of a shard are one window, so the result does not depend on other shards.
 
     Attributes:
-        choice: The models.
-        form: Of the output (ziggurat.decoding.results.Translation).
-        tag: Tag for every line, or None.
-        beside: What stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs).
-        terminology: Source terms and their translations.
+        choice: the models.
+        form: of the output (ziggurat.decoding.results.Translation).
+        tag: tag for every line, or None.
+        beside: what stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs).
+        terminology: source terms and their translations.
     """
 
     choice: ModelChoice
@@ -79,9 +79,9 @@ class Scoring:
     """Log-probabilities of lines, each with its translation beside it.
 
     Attributes:
-        choice: The models; PyTorch's.
-        tag: Tag for every line, or None.
-        json: Results as JSON.
+        choice: the models; PyTorch's.
+        tag: tag for every line, or None.
+        json: results as JSON.
     """
 
     choice: ModelChoice

@@ -47,16 +47,16 @@ class DataContent:
     """Everything that a report on a store shows.
 
     Attributes:
-        store: Its folder.
-        languages: Codes of source and target.
-        corpora: Its corpora, training corpora first; those beyond the largest summed up.
-        contamination: Sentences on held-out sets in training pairs.
-        notices: Other suspicious findings.
-        overlap: What the training pairs share with each held-out set, before any is dropped for it.
-        staying: By set, the pairs with both sides there and those with one at least that are trained on.
-        figures: Figures.
-        missing: What cannot be shown, and why.
-        vocabulary: Ids of both sides.
+        store: its folder.
+        languages: codes of source and target.
+        corpora: its corpora, training corpora first; those beyond the largest summed up.
+        contamination: sentences on held-out sets in training pairs.
+        notices: other suspicious findings.
+        overlap: what the training pairs share with each held-out set, before any is dropped for it.
+        staying: by set, the pairs with both sides there and those with one at least that are trained on.
+        figures: figures.
+        missing: what cannot be shown, and why.
+        vocabulary: ids of both sides.
     """
 
     store: str
@@ -90,9 +90,9 @@ def gather_data(
     """Return everything that a report on a store shows.
 
     Args:
-        store: The store.
-        test_set: Name, sources and references of a test set that the training pairs are to be compared with.
-        say: Takes messages on steps that take time.
+        store: the store.
+        test_set: name, sources and references of a test set that the training pairs are to be compared with.
+        say: takes messages on steps that take time.
 
     Raises DataError where a file of the store is damaged.
     """

@@ -34,12 +34,12 @@ class Side:
     """One side of a corpus.
 
     Attributes:
-        language: Its code, by the configuration.
-        pieces: Mean length in subword pieces.
-        longest: Longest sentence, in subword pieces.
-        scripts: Share of the letters of the sample in each script, the largest first.
-        languages: Share of the sampled sentences by the likeliest language; None without py3langid.
-        confidence: Mean confidence that the sampled sentences are in `language`; None where that is not known.
+        language: its code, by the configuration.
+        pieces: mean length in subword pieces.
+        longest: longest sentence, in subword pieces.
+        scripts: share of the letters of the sample in each script, the largest first.
+        languages: share of the sampled sentences by the likeliest language; None without py3langid.
+        confidence: mean confidence that the sampled sentences are in `language`; None where that is not known.
     """
 
     language: str
@@ -55,12 +55,12 @@ class CorpusFacts:
     """One corpus of a store, or several that are summed up in a line.
 
     Attributes:
-        name, split, tag, weight, read, kept, dropped, repaired, licences: As in the manifest.
-        examples: Source and target of a few dropped pairs, by reason.
-        overlap: What its pairs share with each held-out set, before any is dropped for it.
-        held_out: The rule by which such pairs are dropped (`data.filters.held_out`); "" of corpora that are summed up.
-        sides: Source and target; None of corpora that are summed up, or without a pair.
-        sampled: Pairs that scripts and languages are of.
+        name, split, tag, weight, read, kept, dropped, repaired, licences: as in the manifest.
+        examples: source and target of a few dropped pairs, by reason.
+        overlap: what its pairs share with each held-out set, before any is dropped for it.
+        held_out: the rule by which such pairs are dropped (`data.filters.held_out`); "" of corpora that are summed up.
+        sides: source and target; None of corpora that are summed up, or without a pair.
+        sampled: pairs that scripts and languages are of.
     """
 
     name: str
