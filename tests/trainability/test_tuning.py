@@ -26,14 +26,14 @@ def test_another_size_keeps_heads_and_proportions() -> None:
     model = ModelConfig.model_validate(
         {
             "preset": "base",
-            "encoder": {"layers": 30, "d_ff": 4096, "history": "dlcl"},
+            "encoder": {"layers": 30, "d_ff": 4096, "history": "top_only"},
             "transfer": {"width": 64, "encoder_layers": 3, "decoder_layers": 3},
             "wiring": {"planned_encoder_layers": 60, "planned_decoder_layers": 12},
         }
     )
     small = resized(model, Size(128, 3, 2))
     assert (small.d_model, small.heads, small.d_ff, small.encoder_d_ff) == (128, 2, 512, 1024)
-    assert (small.encoder.layers, small.decoder.layers, small.encoder.history) == (3, 2, "dlcl")
+    assert (small.encoder.layers, small.decoder.layers, small.encoder.history) == (3, 2, "top_only")
     assert small.transfer == model.transfer
     assert (small.planned_encoder_layers, small.planned_decoder_layers) == (3, 2), "not those of the large model"
     with pytest.raises(ConfigError, match="no multiple of 64"):
