@@ -14,6 +14,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.prepare import prepare
+from ziggurat.trainability.trial import TrialOptions
 from ziggurat.trainability.tuning import Size, with_base
 
 
@@ -129,6 +130,59 @@ def test_a_rate_that_diverged_is_no_result(
     assert not (tmp_path / "tuned.yaml").exists()
 
 
+def test_a_figure_that_cannot_be_is_told_before_anything_is_trained(
+    config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: pytest.fail("trained"))
+    (file := tmp_path / "file").touch()
+    result = ziggurat("tune", config, "--depths", "1-1", "--figure", file)
+    assert result.status == 2
+    assert str(file) in result.err
+
+
+def test_the_table_is_there_even_where_the_figure_fails(
+    config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: 1.0)
+    monkeypatch.setattr("ziggurat.report.paper.save", fail)
+    result = ziggurat("tune", config, "--depths", "1-1", "--rates", "1e-3,2e-3,4e-3", "--figure", tmp_path)
+    assert result.status != 0
+    assert "best at width 16, 1-1" in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["training.batch.max_tokens=25000", "training.batch.accumulate=8"], "has 200,000"),
+        (["training.batch.max_tokens=2000", "training.batch.accumulate=1"], None),
+        (["training.batch.max_tokens=2000", "training.batch.accumulate=2", "--tokens", "2000"], None),
+        (["training.batch.max_tokens=2000", "--tokens", "8000"], "has 2,000"),
+        (["training.batch.fit=true"], "chosen by memory"),
+    ],
+)
+def test_a_batch_far_from_that_of_the_trials_is_a_doubt(
+    config: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str | None
+) -> None:
+    tokens: list[int] = []
+
+    def loss(_sized: object, _store: object, tried: TrialOptions) -> float:
+        tokens.append(tried.tokens)
+        return 1.0
+
+    monkeypatch.setattr("ziggurat.trainability.tuning._loss", loss)
+    result = ziggurat("tune", config, "--depths", "1-1", "--rates", "1e-3,2e-3,4e-3", *options)
+    assert result.status == 0, result.err
+    asked = int(options[-1]) if "--tokens" in options else 512
+    assert {*tokens} == {asked}
+    assert f"200 updates of {asked:,} tokens for each rate" in result.err
+    assert (f"WARNING: an update was of {asked:,} tokens here" in result.out) == (said is not None)
+    assert (said or "") in result.out
+    assert "short trainings lean towards high rates" in result.out
+
+
 @pytest.mark.parametrize(
     ("best", "said"),
     [
@@ -156,6 +210,7 @@ def test_a_best_rate_that_moves_with_the_depth_is_a_doubt(
         (["--rates", "1e-3,fast"], "--rates 1e-3,fast"),
         (["--width", "7"], "width 7"),
         (["model.residual=post"], "residual: post"),
+        (["model.encoder={layers: 18, ranges: [{layers: 4, residual: post}]}"], "`residual: post`; it needs `pre`"),
         (["training.schedule={kind: noam, warmup_updates: 4}"], "noam"),
     ],
 )

@@ -46,7 +46,8 @@ PLANNED = {"wiring": {"planned_encoder_layers": 30}}
         ({"init": {"kind": "depth_scaled", "exponent": 0.5}}, []),
         ({**RNMT, "layer_norm_epsilon": 1e-3, "init": {"qkv": "separate"}},
          ["model.layer_norm_epsilon", "model.init.qkv"]),
-        ({**RNMT, "d_ff": 99}, ["model.d_ff"]),
+        ({**RNMT, "d_ff": 99, "wiring": {"gpas": True}}, ["model.d_ff", "model.wiring.gpas"]),
+        ({"residual": "layer_scale", "wiring": {"gpas": True}}, ["model.wiring.gpas"]),
         ({**RNMT, "preset": "big"}, []),
         ({"attention": {"share_value": False}, "dropout": {"transparent": 0.2}},
          ["model.attention.share_value", "model.dropout.transparent"]),
@@ -115,6 +116,20 @@ def test_recipes_set_nothing_that_has_no_effect() -> None:
         experiment = load_once(name)
         unheeded = unheeded_in_data(experiment.data), unheeded_in_training(experiment.training)
         assert (*unheeded, unheeded_in_decoding(experiment.decoding)) == ([], [], []), name
+
+
+@pytest.mark.parametrize(
+    ("stacks", "said"),
+    [
+        ({"decoder": {"residual": "layer_scale"}}, ["of the decoder with `residual: layer_scale`"]),
+        ({"encoder": {"ranges": [{"layers": 2, "residual": "keel"}]}}, ["of the encoder with `residual: keel`"]),
+        ({"encoder": {"ranges": [{"layers": 2, "residual": "post"}]}}, []),
+    ],
+)
+def test_layers_without_gates_are_told(stacks: dict[str, Any], said: list[str]) -> None:
+    model = {**stacks, "wiring": {"gpas": True}}
+    found = notices(Experiment.model_validate({"data": DATA, "model": model}))
+    assert found == [f"`wiring.gpas` gives no gates to the layers {which}, only to the others" for which in said]
 
 
 def test_notices_are_sentences_about_what_is_hardly_meant() -> None:

@@ -15,7 +15,9 @@ from ziggurat.diagnosis import layer_worth
 from ziggurat.diagnosis.layer_worth import LAYER_MEASURES, effective_depth, layer_measures, near_pairs, passes_needed
 from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Memory, Seq2Seq
+from ziggurat.models.transformer import Decoder
 from ziggurat.nn.attention import FirstValues, WholeTarget, causal_mask, padding_mask
+from ziggurat.nn.history import HistoryState
 
 SOME = batch()
 
@@ -122,27 +124,66 @@ def test_any_wiring_is_measured_and_left_as_it_was(choices: dict[str, Any]) -> N
         assert all(math.isfinite(rise) for rise in alone[1:])
         assert found["pruning_curve"][stack][0] == 0
         assert len(found["angular_distance"][stack]) == count + 1
-    if not choices.get("decoder", {}).get("history"):  # else the decoder ends with a combination, not with a layer
-        whole = float(LOSS(model, SOME)[1]) / SOME.target_tokens
-        close(found["logit_lens"]["nll"][-1], whole)
-        assert found["logit_lens"]["agreement"][-1] == 1
+    whole = float(LOSS(model, SOME)[1]) / SOME.target_tokens
+    close(found["logit_lens"]["nll"][-1], whole)
+    assert found["logit_lens"]["agreement"][-1] == 1
     after = dict(model.named_parameters())
     assert after.keys() == before.keys()
     assert all(torch.equal(before[name], p) for name, p in after.items())
 
 
-def test_the_lens_compares_with_the_whole_decoder_where_a_history_ends_it() -> None:
-    model = built(2, 3, decoder={"history": "dlcl"})
+ATTENTIVE: dict[str, Any] = {"residual": "none", "combination": {"unit": "sublayer"}}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"decoder": {"history": "dlcl"}},
+        {"decoder": {"history": "attention_residuals"}, **ATTENTIVE},
+        {"decoder": {"history": "block_attention_residuals"}, **ATTENTIVE},
+    ],
+    ids=lambda choices: choices["decoder"]["history"],
+)
+def test_the_lens_ends_a_decoder_with_what_its_history_makes_of_the_layers_so_far(choices: dict[str, Any]) -> None:
+    model = built(2, 3, **choices)
+    decoder = cast(Decoder, model.decoder)
+    with torch.no_grad():
+        for weights in decoder.history.parameters():  # so that sources count unequally
+            weights.copy_(torch.linspace(-1, 2, weights.numel()).view_as(weights))
     lens = layer_measures(model, SOME, LOSS)["logit_lens"]
-    norm, ended = cast(nn.Module, model.decoder.final_norm), list[Tensor]()
-    for layer in model.decoder.layers:
-        layer.register_forward_hook(lambda _module, _args, state: ended.append(norm(state)))
+    push, states = decoder.history.push, list[HistoryState]()
+
+    def pushed(state: HistoryState, y: Tensor) -> HistoryState:
+        states.append(push(state, y))
+        return states[-1]
+
+    decoder.history.push = pushed  # type: ignore[method-assign]
     with torch.no_grad():
         whole = model(SOME.source, SOME.source_mask, SOME.target_in)
-        best, *its = (model.logits(hidden)[SOME.target_mask].argmax(-1) for hidden in (whole, *ended))
+        units = len(states) // 3
+        norm = cast(nn.Module, decoder.final_norm)
+        read = [norm(decoder.history.output(state)) for state in states[units - 1 :: units]]
+        best, *its = (model.logits(hidden)[SOME.target_mask].argmax(-1) for hidden in (whole, *read))
+    assert units == (3 if decoder.split else 1)
     for number, words in enumerate(its, start=1):
         close(lens["agreement"][number], float((words == best).double().mean()))
-    assert lens["agreement"][-1] < 1
+    assert lens["agreement"][-1] == 1 > min(lens["agreement"])
+
+
+def test_what_a_layer_without_a_stream_adds_is_what_it_gives() -> None:
+    model = built(2, 3, decoder={"history": "attention_residuals"}, **ATTENTIVE)
+    score = layer_measures(model, SOME, LOSS)["causal_score"]["decoder"][0][2]
+    gave = list[Tensor]()
+    decoder = cast(Decoder, model.decoder)
+    top = cast(Any, decoder.layers[2])
+    top.ffn_residual.register_forward_hook(lambda _module, _args, y: gave.append(y[SOME.target_mask]))
+    with torch.no_grad():
+        model(SOME.source, SOME.source_mask, SOME.target_in)
+        decoder.layers[0] = layer_worth._LeftOut(decoder.layers[0])
+        model(SOME.source, SOME.source_mask, SOME.target_in)
+    before, now = gave
+    change, size = (torch.linalg.vector_norm(u, dim=-1) for u in (now - before, before))
+    close(score, float((change / size).mean()))
 
 
 def test_rnmt_has_no_such_measures() -> None:

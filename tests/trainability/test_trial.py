@@ -55,6 +55,25 @@ def test_reduced_models_are_valid_and_no_wider(head: int, heads: int, d_ff: int,
     )
 
 
+@pytest.mark.parametrize(
+    ("d_model", "heads", "base", "narrow"),
+    [
+        (344, 4, 86, (86, 1)),
+        (400, 5, 80, (80, 1)),
+        (240, 5, 48, (96, 2)),
+        (480, 6, 80, (80, 1)),
+        (512, 2, 256, (256, 1)),
+        (132, 4, 66, (66, 2)),
+    ],
+)
+def test_heads_stay_as_wide_as_those_of_a_base(d_model: int, heads: int, base: int, narrow: tuple[int, int]) -> None:
+    transfer = {"width": base, "encoder_layers": 3, "decoder_layers": 3}
+    model = ModelConfig.model_validate({"d_model": d_model, "heads": heads, "d_ff": 2 * d_model, "transfer": transfer})
+    small = reduced(model, 128)
+    assert (small.d_model, small.heads) == (small.encoder_width, small.encoder_heads) == narrow
+    assert small.d_ff == 2 * small.d_model
+
+
 def test_a_wide_encoder_keeps_its_proportion() -> None:
     wide = {"d_model": 1024, "d_ff": 4096, "heads": 16}
     model = ModelConfig.model_validate({"d_model": 512, "encoder": wide, "embedding": {"sharing": "decoder"}})

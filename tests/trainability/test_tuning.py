@@ -15,23 +15,25 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.trainability import tuning
+from ziggurat.trainability.coordinates import coordinates, spread
 from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions
-from ziggurat.trainability.tuning import Size, Tried, best, coordinates, resized, spread, sweep, with_base
+from ziggurat.trainability.tuning import Size, Tried, best, resized, sweep, with_base
+from ziggurat.training.learner import Learner
 
 
 def test_another_size_keeps_heads_and_proportions() -> None:
     model = ModelConfig.model_validate(
         {
             "preset": "base",
-            "encoder": {"layers": 30, "d_ff": 4096, "history": "dlcl"},
+            "encoder": {"layers": 30, "d_ff": 4096, "history": "top_only"},
             "transfer": {"width": 64, "encoder_layers": 3, "decoder_layers": 3},
             "wiring": {"planned_encoder_layers": 60, "planned_decoder_layers": 12},
         }
     )
     small = resized(model, Size(128, 3, 2))
     assert (small.d_model, small.heads, small.d_ff, small.encoder_d_ff) == (128, 2, 512, 1024)
-    assert (small.encoder.layers, small.decoder.layers, small.encoder.history) == (3, 2, "dlcl")
+    assert (small.encoder.layers, small.decoder.layers, small.encoder.history) == (3, 2, "top_only")
     assert small.transfer == model.transfer
     assert (small.planned_encoder_layers, small.planned_decoder_layers) == (3, 2), "not those of the large model"
     with pytest.raises(ConfigError, match="no multiple of 64"):
@@ -39,6 +41,19 @@ def test_another_size_keeps_heads_and_proportions() -> None:
     wide = {"encoder": {"d_model": 1024, "heads": 16}, "embedding": {"sharing": "decoder"}, "transfer": None}
     with pytest.raises(ConfigError, match="equally wide"):
         resized(change_section(model, wide, "model"), Size(128, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("layers", "kept"),
+    [(36, [8, 10]), (18, [4, 5]), (9, [2, 2]), (6, [1, 2]), (3, [1, 1]), (2, [1]), (1, [])],
+)
+def test_another_depth_keeps_the_shares_of_its_kinds_of_layers(layers: int, kept: list[int]) -> None:
+    ranges = [{"layers": 4, "residual": "post"}, {"layers": 5, "residual": "peri"}]
+    model = ModelConfig.model_validate({"encoder": {"layers": 18, "ranges": ranges}})
+    small = resized(model, Size(512, layers, 3))
+    assert [part.layers for part in small.encoder.ranges] == kept
+    assert [part.residual for part in small.encoder.ranges] == ["post", "peri"][: len(kept)]
+    assert small.residuals(decoder=False)[-1] == "pre"
 
 
 def test_a_base_needs_a_peak_and_a_model_it_is_worked_out_for(experiment: Experiment) -> None:
@@ -163,6 +178,24 @@ def test_coordinates_begin_at_the_start_and_grow(experiment: Experiment, store: 
     assert found.states["memory"][0] == pytest.approx(1, rel=0.01)  # pre-norm ends with a norm
     assert found.states["encoder_stream"][0] > 1.1  # which reads the sum of embedding and branches
     assert len(found.states["decoder_stream"]) == 4
+
+
+def test_coordinates_are_of_the_model_as_it_is_trained(
+    experiment: Experiment, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = change_section(experiment, {"model": {"residual": "admin", "init": {"kind": "admin"}}}, "")
+    skips: list[float] = []
+    seen = Learner.profile
+
+    def profiled(learner: Learner) -> object:
+        found = seen(learner)
+        skips.extend(float(p.detach().mean()) for name, p in learner.model.named_parameters() if name.endswith(".skip"))
+        return found
+
+    monkeypatch.setattr(Learner, "profile", profiled)
+    coordinates(admin, store, Size(16, 2, 1), updates=1, tokens=200)
+    assert len(skips) == 7
+    assert max(skips) > 1.1
 
 
 @pytest.mark.slow

@@ -62,6 +62,11 @@ def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
     assert judge(slowing, SHALLOW).label == label
 
 
+def test_the_pace_says_nothing_beside_a_reference_that_has_not_learnt() -> None:
+    assert judge(trial(7.8), Reference(10, ENOUGH)).label == "trains"
+    assert judge(trial(7.8), Reference(10, ENOUGH * 0.99)).label == "too early to tell"
+
+
 def test_a_failed_update_decides_alone() -> None:
     failed = trial(1.0, failed=7, updates=7, points={0: {}})
     verdict = judge(failed, SHALLOW)
@@ -109,7 +114,9 @@ def test_evenness() -> None:
         (0.09, HUNGRY, Reference(10, 0.4), "will not train"),
         (0.11, HUNGRY, Reference(10, 1.0), "will not train"),
         (-1.0, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
-        (0.5, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
+        (0.09, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
+        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learnt, whatever the reference has
+        (0.11, HUNGRY, Reference(10, 0.0), "trains"),
         (0.0, HUNGRY, Reference(10, ENOUGH * 0.99), "will not train"),  # gradients that die are seen early
         (-1.0, [5e-4, 1.0], Reference(10, ENOUGH), "risky"),
     ],

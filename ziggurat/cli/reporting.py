@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from ziggurat.cli.coordinates import check_coordinates
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
     OUT,
@@ -22,7 +23,6 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
-from ziggurat.cli.tuning import check_coordinates
 from ziggurat.data.files import write_atomically
 from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.errors import ConfigError

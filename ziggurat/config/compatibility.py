@@ -20,9 +20,9 @@ def unheeded(model: ModelConfig) -> list[str]:
     """Return the keys of `model` that are set but mean nothing beside its other choices."""
     heeded = _heeded(model)
     found = []
-    # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, and lingvo's epsilon, 1e-8.
+    # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
     if model.family == "rnmt":
-        heeded -= {"init.qkv"}
+        heeded -= {"init.qkv", "wiring.gpas"}
         if model.d_ff not in _unsaid_d_ff(model):
             found.append("model.d_ff")
         if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:

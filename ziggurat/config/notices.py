@@ -48,6 +48,11 @@ def _halves(model: ModelConfig) -> Iterator[str]:
             "`init.kind: uniform` is RNMT+'s: of a Transformer it sets embeddings and output projection alone, and the "
             "maps in its layers start as in `xavier`"
         )
+    if model.wiring.gpas and "model.wiring.gpas" not in unheeded(model):
+        for side, its in residuals.items():
+            if without := [kind for kind in dict.fromkeys(its) if "wiring.gpas" not in RESIDUALS[kind].options]:
+                these = " and ".join(f"`residual: {kind}`" for kind in without)
+                yield f"`wiring.gpas` gives no gates to the layers of the {side} with {these}, only to the others"
     yield from _three_branches(model)
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         paper = residuals[side] == ("none",) * stack.layers and model.combination.unit == "sublayer"

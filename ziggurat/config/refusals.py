@@ -139,10 +139,10 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
     if head and model.transfer.width % head:  # more heads than channels are refused already
         yield f"`transfer.width` ({model.transfer.width}): no base of {head} channels a head, as here, is as wide"
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        if stack.history == "mudd" or "attention_residuals" in stack.history:
+        if stack.history not in ("latest", "top_only"):
             yield (
-                f"`transfer` is not worked out for `{side}.history: {stack.history}`: the rates of its weights, which "
-                "are as many as the stream is wide, are not scaled"
+                f"`transfer` is not worked out for `{side}.history: {stack.history}`, whose combinations between "
+                "layers it does not scale; it needs `latest` or `top_only`"
             )
 
 

@@ -3,7 +3,8 @@
 The measures of DepthBench (2026), which has them for decoder-only models, here for both stacks of an encoder-decoder.
 They take many passes, so they are no part of training (`ziggurat diagnose --layers`, docs/diagnosis.md).
 
-z_0 is what the first layer reads and z_l the output of layer l, streams of hyper-connections added up. A layer that is
+z_0 is what the first layer reads and z_l the output of layer l, streams of hyper-connections added up; where a history
+acts between sub-layers without a stream of their own, that is the output of the last sub-layer alone. A layer that is
 left out passes on what it reads; everything else is as always.
 """
 
@@ -24,6 +25,7 @@ from ziggurat.diagnosis.probe import Loss
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.attention import ValueResidual
+from ziggurat.nn.residual import NoSkip
 
 __all__ = [
     "LAYER_MEASURES",
@@ -59,13 +61,14 @@ def layer_measures(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
 
     - `angular_distance` [N + 1][N + 1]: mean over real tokens of arccos(cos(z_i, z_j)) / pi.
     - `causal_score` [s][l]: mean over real tokens of |u_l* - u_l| / |u_l| for l > s, with u_l what layer l adds to what
-      it reads, and u_l* the same without layer s. NaN elsewhere.
+      it reads (with `residual: none`, what it gives), and u_l* the same without layer s. NaN elsewhere.
     - `permutation_score` [i][j]: |L* - L| / L, L* being the loss with layers i and j in each other's place.
     - `loss_without` [i][j]: rise of the loss, in nats a token, without layers i to j; the diagonal is of single layers.
     - `pruning_curve` [n]: its rise without the n layers that are worth least by that diagonal, n < N.
     - `effective_depth`: see `effective_depth`.
     - `logit_lens`: `nll` and `agreement` [M + 1] if the decoder ended after its layer l: loss, and share of tokens
-      whose most likely word is that of the whole decoder.
+      whose most likely word is that of the whole decoder. It ends with what layer l + 1 reads, at the top with its
+      output; so of a history with the combination that is made there.
 
     In deep stacks only the nearest pairs are measured, PASSES in a stack; the others are NaN, and so is what cannot be:
     with value residuals the first layer stays in its place. The model and its mode do not change.
@@ -195,9 +198,7 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, stacks: dict[str, Encode
         without, curve = _without(stack, nll, whole, alone)
         found["loss_without"][name], found["pruning_curve"][name] = without, curve
         found["effective_depth"][name] = effective_depth(curve, whole)
-    decoder = watched["decoder"]
-    ended = [decoder[0].states[0], *(layer.states[1] for layer in decoder)]
-    found["logit_lens"] = _lens(model, batch, ended, ends[-1])
+    found["logit_lens"] = _lens(model, batch, [layer.states[0] for layer in watched["decoder"]], ends[-1])
     return found
 
 
@@ -229,11 +230,17 @@ def _causal(
         with _arranged(stack, [*layers[:s], _LeftOut(layers[s]), *above]):
             alone[s] = nll()
         for number, layer in enumerate(above, start=s + 1):
-            read, gave = (_real(stack, state, mask) for state in layer.states)
-            before = states[number][1] - states[number][0]
-            change = torch.linalg.vector_norm(gave - read - before, dim=-1)
+            now = _added(layer.layer, [_real(stack, state, mask) for state in layer.states])
+            before = _added(layer.layer, states[number])
+            change = torch.linalg.vector_norm(now - before, dim=-1)
             scores[s, number] = (change / torch.linalg.vector_norm(before, dim=-1)).mean()
     return scores.tolist(), alone
+
+
+def _added(layer: nn.Module, states: Sequence[Tensor]) -> Tensor:
+    """Return what a layer adds to what it reads; all that it gives where its sub-layers leave the stream out."""
+    read, gave = states
+    return gave if any(isinstance(module, NoSkip) for module in layer.modules()) else gave - read
 
 
 def _exchanges(stack: Encoder | Decoder, nll: Callable[[], float], whole: float) -> list[list[float]]:
@@ -268,20 +275,18 @@ def _without(
     return rises.tolist(), [0.0, *(rise(order[:n]) for n in range(1, count))]
 
 
-def _lens(model: Seq2Seq, batch: Batch, states: Sequence[Tensor], whole: Tensor) -> dict[str, list[float]]:
-    """Return loss and agreement if the decoder ended after each layer, `whole` being what it gives at its end.
-
-    A history combines layers at the end, so the last layer's words need not be those of the whole decoder.
-    """
+def _lens(model: Seq2Seq, batch: Batch, read: Sequence[Tensor], whole: Tensor) -> dict[str, list[float]]:
+    """Return loss and agreement if the decoder ended with what each layer reads, and with `whole`, its output."""
     decoder = cast(Decoder, model.decoder)
     rows = []
-    for state in states:
+    for state in read:
         merged = state
         if decoder.streams is not None:
             merged = state.sum(-2) if decoder.end is None else decoder.end(state)
         merged = merged[batch.target_mask].to(model.output.weight.dtype)  # autocast may have left a half type
         rows.append(merged if decoder.final_norm is None else decoder.final_norm(merged))
-    best = model.logits(whole[batch.target_mask].to(model.output.weight.dtype)).argmax(-1)
+    rows.append(whole[batch.target_mask].to(model.output.weight.dtype))
+    best = model.logits(rows[-1]).argmax(-1)
     gold, nlls, agreement = batch.target_out[batch.target_mask], [], []
     for hidden in rows:
         logits = model.logits(hidden)

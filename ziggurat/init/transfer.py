@@ -82,6 +82,6 @@ def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], 
         elif slot.role in _VOCABULARY:
             scale = Scale(width**-0.5, width**-0.5)
         else:
-            scale = Scale()  # final norms, and the weights by which histories and memory combine layers
+            scale = Scale()  # final norms, and the weights of `top_only` and of memory
         found.setdefault(slot.place, scale)
     return found

@@ -110,16 +110,25 @@ def peak_rate(experiment: Experiment) -> float:
 
 
 def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
-    """Return `model` narrowed to `width`. Inner widths shrink in proportion; heads stay at least 16 wide."""
+    """Return `model` narrowed to `width`. Inner widths shrink in proportion; heads stay at least 16 wide.
+
+    With a base (`model.transfer`) they stay as wide as they are, and there is one at least.
+    """
     if width is None or max(model.d_model, model.encoder_width) <= width:
         return model
     factor = width / max(model.d_model, model.encoder_width)
+    even = 2 - model.d_model % 2  # sinusoidal positions need it
+    whole = math.lcm(model.d_model // model.heads, model.encoder_width // model.encoder_heads, even)
 
     # Widths are multiples of a head's; the number of heads is the largest that divides them, up to the given one.
     def sizes(d_model: int, d_ff: int, heads: int) -> dict[str, int]:
-        narrow = max(_SMALLEST_HEAD, round(d_model * factor / _SMALLEST_HEAD) * _SMALLEST_HEAD)
-        fitting = [h for h in range(1, heads + 1) if narrow % h == 0 and narrow // h >= _SMALLEST_HEAD]
-        return {"d_model": narrow, "d_ff": max(1, round(d_ff * narrow / d_model)), "heads": max(fitting)}
+        if model.transfer is None:
+            narrow = max(_SMALLEST_HEAD, round(d_model * factor / _SMALLEST_HEAD) * _SMALLEST_HEAD)
+            fitting = max(h for h in range(1, heads + 1) if narrow % h == 0 and narrow // h >= _SMALLEST_HEAD)
+        else:  # which has stacks of the same width
+            narrow = max(1, width // whole) * whole
+            fitting = narrow * heads // d_model
+        return {"d_model": narrow, "d_ff": max(1, round(d_ff * narrow / d_model)), "heads": fitting}
 
     changes: dict[str, Any] = sizes(model.d_model, model.d_ff, model.heads)
     encoder = model.encoder

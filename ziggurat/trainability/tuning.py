@@ -1,62 +1,43 @@
-"""Tuning on a small model: a sweep of learning rates, and the coordinate check that says whether its rate carries over.
+"""Tuning on a small model: a sweep of learning rates.
 
-Both rest on `model.transfer` (ziggurat.init.transfer): with it the first updates change models of every width and depth
+It rests on `model.transfer` (ziggurat.init.transfer): with it the first updates change models of every width and depth
 alike, so the best rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.load import change_section
+from ziggurat.config.model_sections import StackConfig
 from ziggurat.data.corpus import Store
-from ziggurat.diagnosis.hooks import STACKS
 from ziggurat.errors import ConfigError
-from ziggurat.init.transfer import output_factor
-from ziggurat.models.device import random_state_kept, usable_device
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.threads import share_cores
 from ziggurat.trainability.kept import KeptTrials
-from ziggurat.trainability.trial import TrialOptions, run_trial, trial_experiment
-from ziggurat.training.feeding import loader_of
-from ziggurat.training.learner import Learner
-from ziggurat.training.profile import profile_batch
-from ziggurat.training.update import train_update
+from ziggurat.trainability.trial import TrialOptions, run_trial
 
 __all__ = [
-    "COORDINATES",
-    "COORDINATE_RATE",
     "RATES",
-    "Coordinates",
     "Size",
     "Tried",
+    "base_width",
     "best",
-    "coordinates",
     "resized",
-    "spread",
     "sweep",
     "with_base",
 ]
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """Peaks that are tried first."""
+_BASE_WIDTH = 64
 _MOST_ADDED = 3
 """Further rates on either side, while the best is at an end of those that were tried."""
 _PEAKED = ("isqrt", "linear", "cosine", "constant")
 """Schedules that have a peak to set."""
-COORDINATES = ("memory", "decoder", "logits")
-"""States whose changes say whether a learning rate carries over."""
-COORDINATE_RATE = 5e-5
-"""Low enough that ten updates change normalised states by a small part of their size: larger changes look alike."""
 
 
 class Size(NamedTuple):
@@ -87,8 +68,17 @@ class Tried:
     kept: bool = field(default=False, compare=False)
 
 
+def base_width(model: ModelConfig) -> int:
+    """Return the width of small models: about 64, whole heads."""
+    head = model.d_model // model.heads
+    return min(model.d_model, -(-_BASE_WIDTH // head) * head)
+
+
 def resized(model: ModelConfig, size: Size) -> ModelConfig:
-    """Return `model` at another size: heads as wide as before, inner widths in proportion. Raises ConfigError."""
+    """Return `model` at another size: heads as wide as before, inner widths and ranges of layers in proportion.
+
+    Raises ConfigError where it cannot have that size.
+    """
     head = model.d_model // model.heads
     if size.width % head:
         raise ConfigError(f"width {size.width} is no multiple of {head}, the width of the heads, which must stay")
@@ -98,19 +88,33 @@ def resized(model: ModelConfig, size: Size) -> ModelConfig:
     def narrower(width: int) -> int:
         return max(1, round(width * size.width / model.d_model))
 
-    encoder = {"layers": size.encoder_layers, "d_model": None, "heads": None, "d_ff": narrower(model.encoder_d_ff)}
-    if model.encoder.d_ff is None:
-        encoder["d_ff"] = None
+    encoder = _stack(model.encoder, size.encoder_layers)
+    encoder |= {"d_model": None, "heads": None, "d_ff": model.encoder.d_ff and narrower(model.encoder.d_ff)}
     changes: dict[str, Any] = {
         "preset": None,
         "d_model": size.width,
         "d_ff": narrower(model.d_ff),
         "heads": size.width // head,
         "encoder": encoder,
-        "decoder": {"layers": size.decoder_layers},
+        "decoder": _stack(model.decoder, size.decoder_layers),
         "wiring": {"planned_encoder_layers": None, "planned_decoder_layers": None},
     }
     return change_section(model, changes, "model")
+
+
+def _stack(stack: StackConfig, layers: int) -> dict[str, Any]:
+    """Return the changes that give a stack so many layers, each of its kinds in proportion, and one layer at least.
+
+    Where there are fewer layers than kinds, ranges are left out, the highest first; the kind above them all stays.
+    """
+    ranges, below, end = [], 0, 0
+    for part in stack.ranges:
+        end += part.layers
+        top = min(max(below + 1, round(end * layers / stack.layers)), layers - 1)
+        if top > below:
+            ranges.append(part.model_copy(update={"layers": top - below}))
+        below = top
+    return {"layers": layers, "ranges": ranges}
 
 
 def with_base(experiment: Experiment, base: Size) -> Experiment:
@@ -194,98 +198,3 @@ def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
 def best(tried: Sequence[Tried]) -> Tried:
     """Return what had the lowest loss; of equals the one with the lowest rate."""
     return min(tried, key=lambda one: (one.loss, one.rate))
-
-
-# Coordinate check
-
-
-@dataclass(frozen=True)
-class Coordinates:
-    """Root mean squares of a model's states in its first updates: entry t is after t updates.
-
-    Attributes:
-        size: of the model.
-        states: `memory`, `decoder`, `logits` -> the states themselves; where a stack ends with a norm, the first two
-            are normalised, and `encoder_stream` and `decoder_stream` -> what that norm reads.
-        changes: `memory`, `decoder`, `logits` -> their change since the start.
-    """
-
-    size: Size
-    states: dict[str, list[float]]
-    changes: dict[str, list[float]]
-
-
-def coordinates(
-    experiment: Experiment, store: Store, size: Size, *, updates: int = 10, tokens: int = 512, seed: int = 1
-) -> Coordinates:
-    """Return the coordinates of `experiment` at another size, at the constant learning rate COORDINATE_RATE.
-
-    `memory` is what the decoder attends to, `decoder` what the output projection reads (without the factor that
-    `model.transfer` has there), `logits` what it gives: over real tokens of one batch, without dropout.
-    """
-    share_cores(torch.get_num_threads())
-    sized = experiment.model_copy(update={"model": resized(experiment.model, size)})
-    small = trial_experiment(sized, store, TrialOptions(updates, tokens, tokens, None, seed))
-    learner = Learner(small, store, usable_device(small.training.device, "training.device"))
-    batch = profile_batch(store, tokens, seed=seed + 1).to(learner.device)
-
-    factor = output_factor(small.model) or 1.0
-
-    @torch.no_grad()
-    def states() -> dict[str, Tensor]:
-        model = learner.model.eval()
-        with _streams(model) as streams:
-            memory = model.encode(batch.source, batch.source_mask)
-            hidden = model.decode(batch.target_in, memory)[batch.target_mask]
-        logits = model.logits(hidden)
-        found = {
-            "memory": memory.of(0)[batch.source_mask],
-            "decoder": hidden / factor,
-            "logits": logits[logits.isfinite()],  # those of ruled-out tokens are -inf
-        }
-        masks = {"encoder": batch.source_mask, "decoder": batch.target_mask}
-        return found | {f"{stack}_stream": stream[masks[stack]] for stack, stream in streams.items()}
-
-    start = states()
-    sizes: dict[str, list[float]] = {name: [_rms(state)] for name, state in start.items()}
-    changes: dict[str, list[float]] = {name: [0.0] for name in COORDINATES}
-    groups = loader_of(small, store).groups()
-    with random_state_kept(learner.device):
-        for _ in range(updates):
-            group = next(groups)
-            train_update(learner.parallel, group.batches, learner.optimiser, rate=COORDINATE_RATE, clip_norm=None)
-            now = states()
-            for name, state in now.items():
-                sizes[name].append(_rms(state))
-            for name in COORDINATES:
-                changes[name].append(_rms(now[name] - start[name]))
-    return Coordinates(size, sizes, changes)
-
-
-@contextlib.contextmanager
-def _streams(model: Seq2Seq) -> Iterator[dict[str, Tensor]]:
-    """Context that fills a dictionary with what the final norm of each stack reads, where there is one."""
-    found: dict[str, Tensor] = {}
-
-    def kept(stack: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda _norm, read: found.update({stack: read[0]})
-
-    with contextlib.ExitStack() as hooks:
-        for stack in STACKS:
-            norm = getattr(getattr(model, stack), "final_norm", None)
-            if norm is not None:
-                hooks.callback(norm.register_forward_pre_hook(kept(stack)).remove)
-        yield found
-
-
-def _rms(values: Tensor) -> float:
-    return float(values.square().mean().sqrt())
-
-
-def spread(found: Sequence[Coordinates], name: str) -> float:
-    """Return by how much the largest of a coordinate after the last update exceeds the smallest over all sizes.
-
-    It is the change of `memory`, `decoder` and `logits`, and the size of the streams.
-    """
-    values = [(one.changes if name in COORDINATES else one.states)[name][-1] for one in found]
-    return max(values) / min(values) if min(values) > 0 else math.inf

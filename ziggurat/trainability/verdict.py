@@ -38,7 +38,7 @@ SHARE = 0.2
 """Share of what the reference has learnt, from which a model trains."""
 
 ENOUGH = 0.3
-"""Nats per token that the reference must have learnt before anything is compared with it."""
+"""Nats per token that the reference must have learnt before a trial that has not reached the bar is held against it."""
 
 STARVED = 1e-3
 """Evenness of a stack, below which its lowest layers hardly learn."""
@@ -112,7 +112,8 @@ def judge(trial: Trial, reference: Reference) -> Verdict:
     """Return the verdict on a trial, beside a reference trained for as many updates.
 
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
-      will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients.
+      will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients;
+      not beside a reference that has hardly learnt anything, since so early every loss falls to word frequencies.
     - `will not train`: neither, and gradients die out on their way down both stacks, as in plain deep post-norm; or a
       number is not finite.
     - `too early to tell`: neither, and the reference has hardly learnt anything either.
@@ -135,9 +136,9 @@ def judge(trial: Trial, reference: Reference) -> Verdict:
     arriving = nll - 2 * pace <= trial.unigram - reference.bar
     reached = math.sqrt(evenness(last["gradient_norm"]["encoder"]) * evenness(last["gradient_norm"]["decoder"]))
     label: Label
-    if reference.enough and (learned >= reference.bar or (fed and arriving)):
+    if learned >= reference.bar or (reference.enough and fed and arriving):
         label = "trains"
-    elif reached < DEAD and learned < reference.bar:
+    elif reached < DEAD:
         label = "will not train"
     else:
         label = "risky" if reference.enough else "too early to tell"
