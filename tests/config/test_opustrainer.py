@@ -71,7 +71,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "prefix": {"probability": 0.05, "min_words": 1, "template": "<{trg}> "},
     }
     assert "opustrainer" not in data  # a saved configuration does not depend on the file
-    assert read(tmp_path, FULL.replace("legnth", "length")).model_dump(exclude_defaults=True) == data
+    assert read(tmp_path, FULL.replace("min_word_legnth", "min_word_length")).model_dump(exclude_defaults=True) == data
 
 
 @pytest.mark.parametrize(
