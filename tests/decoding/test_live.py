@@ -11,7 +11,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.live import LiveTranslation
 from ziggurat.decoding.translator import Translator
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 
 LINES = [*SENTENCES[:9], "", "  ", " ".join(SENTENCES[:4])]
@@ -96,6 +96,15 @@ def test_a_line_joins_a_search_that_is_running(translator: Translator) -> None:
     while live.lines:
         found |= live.step().keys()
     assert found == {second}
+
+
+def test_a_prefix_that_is_too_long_is_refused_in_the_words_of_a_client(translator: Translator) -> None:
+    live = LiveTranslation(translator, slots=2)
+    live.add(LINES[0])
+    with pytest.raises(
+        DataError, match=r"^the prefix and constraints have \d+ tokens, but at most 30 .*; shorten them$"
+    ):
+        live.add(LINES[0], "The house " * 30)
 
 
 def test_settings_are_checked_at_once(translator: Translator) -> None:

@@ -168,7 +168,8 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
     for mine, other, prefix in zip(expected, found, prefixes, strict=True):
         a, b = mine.hypotheses[0], other.hypotheses[0]
         assert b.text.startswith(prefix.strip())
-        if a.finished and b.finished and mine.parts == 1:  # cut ones rank differently
+        assert (b.finished, other.parts) == (a.finished, mine.parts)
+        if a.finished and mine.parts == 1:  # cut ones rank differently
             compared += 1
             assert (a.text, a.tokens) == (b.text, b.tokens)
             assert b.score == pytest.approx(a.score, abs=1e-3)
@@ -177,7 +178,7 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
                 assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
         scores = [hypothesis.score for hypothesis in other.hypotheses]
         assert scores == sorted(scores, reverse=True) or other.parts > 1
-    assert compared >= 2
+    assert compared >= 5
     assert theirs.translate(SENTENCES[:1])[0].hypotheses[0].token_log_probabilities == []
     with pytest.raises(DataError, match="must pair up"):
         theirs.translate(["a", "b"], prefixes=["a"])
@@ -210,6 +211,33 @@ def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Pa
         (whole,) = theirs.translate(SENTENCES[:1], prefixes=[prefix], complete=True)
         assert len(whole.hypotheses) == 1
         assert not prefix or begins_word(whole.hypotheses[0].tokens[begun])
+
+
+@pytest.mark.slow
+def test_a_translation_of_any_length_has_the_score_of_each_token(written: Written, text: Path, tmp_path: Path) -> None:
+    """CTranslate2 would score the first 1,024 only."""
+    path = written(decoding={**EXACT, "max_length": {"ratio": 0.0, "extra": 8, "limit": 1200}})
+    export_model(path, "ctranslate2", tmp_path / "served", verify=text)
+    theirs = ServedTranslator(tmp_path / "served", threads=1, beam_size=1)
+    prefix = theirs.target_tokenizer.decode([theirs.target_tokenizer.encode(["the"])[0][0]] * 1100)
+    (found,) = theirs.translate(SENTENCES[:1], prefixes=[prefix])
+    best = found.hypotheses[0]
+    assert len(best.tokens) >= 1100
+    assert len(best.token_log_probabilities) == len(best.tokens) + best.finished
+
+
+@pytest.mark.slow
+def test_a_prefix_may_be_as_long_as_with_our_translator(exported: tuple[Path, Path]) -> None:
+    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    options: dict[str, Any] = {"max_length": {"limit": 20}, "max_source_pieces": 30, "beam_size": 1}
+    piece, most = ours.target_tokenizer.encode(["the"])[0][0], 30
+    for translator in (ours, theirs):
+        begun = [ours.target_tokenizer.decode([piece] * count) for count in (most, most + 1)]
+        assert [len(ours.target_tokenizer.encode([text])[0]) for text in begun] == [most, most + 1]
+        (found,) = translator.translate(SENTENCES[:1], prefixes=begun[:1], **options)
+        assert found.text == begun[0]
+        with pytest.raises(DataError, match=f"{most + 1} tokens, but at most {most} can be asked for; shorten"):
+            translator.translate(SENTENCES[:1], prefixes=begun[1:], **options)
 
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -144,11 +145,34 @@ def test_glossaries_are_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         kept.add("b", "2", "en", "de", [("x", "y" * 200)])
     assert (tmp_path / "g.json").read_bytes() == before
     assert kept.of("b") == []
+    with pytest.raises(Refused, match="no room"):  # in memory alone they take room, too
+        Glossaries().add("b", "2", "en", "de", [(str(n), "y" * 100) for n in range(6)])
     with pytest.raises(Refused, match="not 1 to"):
         read_entries("a\tb\n" * (glossaries_module.MOST_ENTRIES + 1), "tsv")
     (tmp_path / "g.json").write_text('{"glossaries": [{}]}')
     with pytest.raises(ConfigError, match=r"g\.json"):
         Glossaries(tmp_path / "g.json")
+
+
+def test_glossaries_are_listed_while_others_come() -> None:
+    class Slow(dict[str, Any]):
+        """While the first one is read another comes, unless that has to wait."""
+
+        def values(self) -> Any:
+            for value in super().values():
+                if not adding.ident:
+                    adding.start()
+                    adding.join(0.1)
+                yield value
+
+    kept = Glossaries()
+    for name in "ab":
+        kept.add("me", name, "en", "de", [("x", "y")])
+    adding = threading.Thread(target=kept.add, args=("me", "c", "en", "de", [("x", "y")]))
+    kept._known = Slow(kept._known)
+    assert [each.name for each in kept.of("me")] == ["a", "b"]
+    adding.join(10)
+    assert [each.name for each in kept.of("me")] == ["a", "b", "c"]
 
 
 @pytest.mark.slow

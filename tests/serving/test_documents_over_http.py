@@ -20,7 +20,7 @@ from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.translator import load_translator
 from ziggurat.serving.access import Access, Places, new_key
-from ziggurat.serving.config import LimitsConfig
+from ziggurat.serving.config import DocumentsConfig, LimitsConfig
 from ziggurat.serving.document_translation import Document
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.pool import ModelSource
@@ -243,6 +243,29 @@ def test_what_is_deleted_leaves_the_queue(serve: Serve, gate: threading.Event) -
     assert 0 < waits() <= 64  # never the whole document
     assert client.delete(f"/v1/documents/{name}").status_code == 204
     assert waits() == 0
+
+
+def test_whoever_removes_a_document_can_be_cancelled(tmp_path: Path) -> None:
+    async def slow_to_end() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+
+    async def cancelled() -> None:
+        documents = Documents(None, DocumentsConfig(folder=str(tmp_path)), print)  # type: ignore[arg-type]
+        documents.open()
+        given = Document("c", "f.txt", "de", "en", task=asyncio.create_task(slow_to_end()))
+        documents._path(given, "in").touch()
+        removing = asyncio.create_task(documents.remove(given))
+        await asyncio.sleep(0.001)
+        removing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await removing
+        assert files(tmp_path) == []
+        await documents.close()
+
+    asyncio.run(cancelled())
 
 
 def test_damaged_documents_fail_with_the_reason(serve: Serve) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.serving import engine as engine_module
 from ziggurat.serving.engine import Engine, ModelFailed, Opened
 from ziggurat.serving.queue import FairQueue, Late, QueuedLine, SearchOptions
@@ -139,6 +140,31 @@ def test_a_line_at_fault_does_not_harm_others(make: Make) -> None:
     assert isinstance(failed, ConfigError)
     assert "unknown tag" in str(failed)
     assert texts([done]) == [LINES[0]]
+
+
+@pytest.mark.parametrize(
+    ("options", "asked"),
+    [
+        (SearchOptions(n_best=2, prefixed=True, next_words=True), "prefix"),
+        (SearchOptions(constrained=True), "constraints"),
+    ],
+    ids=["next words", "soft terms"],
+)
+def test_a_line_at_fault_does_not_harm_others_of_its_batch(
+    options: SearchOptions, asked: str, make: Make, copying: Translator
+) -> None:
+    gate = threading.Event()
+    asker = make(lambda: (gate.wait(30), Opened(copying, 1))[1])
+    good = LINES[0].split()[0]
+    for client, phrase in (("a", good), ("b", good * 3000), ("c", good)):
+        more: dict[str, Any] = {"options": options, asked: phrase if asked == "prefix" else (phrase,)}
+        asker.ask(LINES[0], client, **more)
+    gate.set()
+    first, failed, last = asker.wait()
+    assert isinstance(failed, DataError)
+    assert re.search(r"prefix and constraints have \d+ tokens, but at most \d+ .*; shorten them", str(failed))
+    assert texts([first, last]) == [LINES[0]] * 2
+    assert (asker.engine.state.failures, asker.engine.state.lines, asker.engine.busy) == (0, 2, False)
 
 
 def test_a_model_that_fails_is_tried_again(make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Exported, Serve
+from tests.serving.conftest import Exported, Serve, write_model
 from tests.vocabulary import SENTENCES
 from ziggurat.cli import main
 from ziggurat.decoding.results import Translation
@@ -159,6 +159,15 @@ def test_other_paths(serve: Serve) -> None:
     answer = client.get("/languages", headers={"Origin": "https://example.org"})
     assert answer.headers["access-control-allow-origin"] == "*"
     assert len(answer.headers["x-request-id"]) == 32
+
+
+def test_a_model_from_a_language_into_itself(serve: Serve, vocabularies: Path, tmp_path: Path) -> None:
+    """One that corrects text, say. Nothing leads to another language, and a page is told so."""
+    write_model(tmp_path, vocabularies, "de", "de", seed=4)
+    client = serve(models=[{"path": str(tmp_path), "threads": 1}])
+    german = {"code": "de", "name": "German"}
+    assert client.get("/frontend/settings").json()["language"] == {"source": german, "target": german}
+    assert client.get("/languages").json() == [{**german, "targets": ["de"]}]
 
 
 def test_health_and_figures(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:

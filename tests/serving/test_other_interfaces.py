@@ -10,7 +10,8 @@ import pytest
 from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.translator import load_translator
-from ziggurat.serving.access import new_key
+from ziggurat.serving.access import Access, new_key
+from ziggurat.serving.config import LimitsConfig
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 
@@ -51,6 +52,12 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
     assert used["character_count"] == 2 * sum(map(len, LINES)) + sum(
         len(each["text"]) for each in (marked, kept)
     ) + len(detected["text"][0])
+    everybody = serve()
+    for text in ("Two dogs", "A dog"):
+        everybody.post("/v2/translate", json={"text": [text], "target_lang": "DE", "source_lang": "EN"})
+    assert everybody.get("/v2/usage").json()["character_count"] == len("Two dogs") + len("A dog")
+    access = Access(LimitsConfig())  # addresses are without number
+    assert {access.account(access.client(None, address)) for address in ("10.0.0.1", "10.0.0.2")} == {""}
     targets = client.get("/v2/languages", params={"type": "target"}, headers=auth).json()
     assert {"language": "DE", "name": "German", "supports_formality": False} in targets
     assert {"language": "EN", "name": "English"} in client.get("/v2/languages", headers=auth).json()

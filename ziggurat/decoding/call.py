@@ -35,6 +35,8 @@ class LineExtras:
     """Phrases that the translations must contain: none at all, or a list for each line."""
     longest: Sequence[int] = field(default_factory=list)
     """Most tokens of each part of the translations: none at all, or a number for each line."""
+    numbered: bool = True
+    """Whether errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
 
     def __post_init__(self) -> None:
         """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
@@ -199,26 +201,23 @@ class TranslationCall:
             digest = blake2b(f"{self.decoding.seed} {line} {number}".encode(), digest_size=8).digest()
             part = SourcePart(source, self.tag, ids, tuple(phrases))
             limit = extras.longest[place] if extras.longest else self.target_limit
-            yield part, self._sentence(part, prefix, int.from_bytes(digest, "little"), line, limit)
+            told = line if extras.numbered else None
+            yield part, self._sentence(part, prefix, int.from_bytes(digest, "little"), told, limit)
 
-    def _sentence(self, part: SourcePart, prefix: tuple[int, ...], key: int, line: int, limit: int) -> Sentence:
+    def _sentence(self, part: SourcePart, prefix: tuple[int, ...], key: int, line: int | None, limit: int) -> Sentence:
         constraints = tuple(ids for ids in phrase_ids(part.constraints, self.target) if ids) if part.constraints else ()
         rule = self.decoding.max_length
         longest = min(int(rule.ratio * len(part.ids) + rule.extra), self.target_limit, limit)
         needed = len(prefix) + sum(map(len, constraints))
+        asked = f"{'the' if line is None else f'line {line + 1}: its'} prefix and constraints have {needed} tokens"
         if self._positions is not None and needed >= self._positions:
-            raise DataError(
-                f"line {line + 1}: its prefix and constraints have {needed} tokens, but the model has "
-                f"{self._positions} positions"
-            )
+            raise DataError(f"{asked}, but the model has {self._positions} positions")
         most = max(rule.limit, self.decoding.max_source_pieces)
         # Prefix and constraints raise the sentence's own limit, and each token is a step: without a bound one line
         # could keep a search busy for ever.
         if needed > most:
-            raise DataError(
-                f"line {line + 1}: its prefix and constraints have {needed} tokens, but at most {most} can be asked "
-                "for; shorten them, or raise `decoding.max_length.limit`"
-            )
+            way = "" if line is None else ", or raise `decoding.max_length.limit`"
+            raise DataError(f"{asked}, but at most {most} can be asked for; shorten them{way}")
         source = [*self.tag, *part.ids, self.source.eos]
         whole = self._complete and bool(prefix) and ends_in_word(self.target.pieces(prefix[-1:])[0])
         return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key, whole)

@@ -99,7 +99,7 @@ class LiveTranslation:
         Raises DataError for a line that cannot be translated, ConfigError for a prefix beside a shortlist.
         """
         ticket = next(self._tickets)
-        extras = LineExtras(first=ticket, prefixes=[prefix])
+        extras = LineExtras(first=ticket, prefixes=[prefix], numbered=False)
         _, parts, sentences = self._call.segmented([text], extras, self._notices)
         numbers = range(first := next(self._numbers), first + len(sentences))
         for number, sentence in zip(numbers, sentences, strict=True):

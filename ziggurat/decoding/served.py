@@ -181,8 +181,9 @@ class ServedTranslator:
         rule, forced = call.decoding.max_length, call.forced
         most = min(rule.limit, self.max_positions - 1)
         sources = [[*call.tag, *self.source_tokenizer.pieces(part)] for part in parts]
-        if len(forced) > most:
-            raise DataError(f"a prefix has {len(forced)} tokens, but a translation at most {most}; shorten it")
+        longest = min(max(rule.limit, call.decoding.max_source_pieces), self.max_positions - 1)
+        if len(forced) > longest:
+            raise DataError(f"a prefix has {len(forced)} tokens, but at most {longest} can be asked for; shorten it")
         limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
         if not sources:
             return []
@@ -236,9 +237,7 @@ class ServedTranslator:
         results = self._model.translate_batch(
             sources,
             target_prefix=heads or ([call.forced] * len(sources) if call.forced else None),
-            max_batch_size=decoding.batch_tokens,
-            batch_type="tokens",
-            max_input_length=0,  # no limit: it would cut sources without a word; long lines are split before
+            **call.batching,
             beam_size=beam,
             # CTranslate2 stops after `patience` times the beam has ended: enough to find `count`.
             patience=max(_PATIENCE, count / beam),
@@ -261,7 +260,7 @@ class ServedTranslator:
         pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
         scores: Iterator[list[float]] = repeat([])
         if call.scored or call.forced or call.words:
-            scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
+            scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs], **call.batching)
             scores = iter([list(map(float, result.log_probs)) for result in scored])
         alignments = iter(self._alignments(pairs, call)) if call.decoding.alignments else repeat(None)
         every = [
@@ -282,9 +281,7 @@ class ServedTranslator:
         told = self._model.translate_batch(
             [source for source, _ in pairs],
             target_prefix=[pieces for _, pieces in pairs],
-            max_batch_size=call.decoding.batch_tokens,
-            batch_type="tokens",
-            max_input_length=0,
+            **call.batching,
             beam_size=1,
             max_decoding_length=1 + max(len(pieces) for _, pieces in pairs),
             return_attention=True,

@@ -51,6 +51,14 @@ class Call(NamedTuple):
     words: bool = False
     complete: bool = False
 
+    @property
+    def batching(self) -> dict[str, Any]:
+        """Arguments of CTranslate2 that batch lines by their tokens, however long one is: long ones are split before.
+
+        Without the last it would cut sources, and the translations that it scores, without a word.
+        """
+        return {"max_batch_size": self.decoding.batch_tokens, "batch_type": "tokens", "max_input_length": 0}
+
 
 class Found(NamedTuple):
     """One result of the search.

@@ -126,7 +126,7 @@ class Translator:
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
         call = self.call_of(tag, terminology, constraints is not None, **decoding)
-        extras = LineExtras(first, list(prefixes or ()), list(constraints or ()), list(longest or ()))
+        extras = LineExtras(first, prefixes or (), constraints or (), longest or (), numbered=len(texts) > 1)
         return self._translate_window(texts, call, extras)
 
     def translate_stream(

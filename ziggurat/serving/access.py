@@ -124,6 +124,10 @@ class Access:
         """Whether a key is needed."""
         return self._keys is not None
 
+    def account(self, client: str) -> str:
+        """Return under whose name something of a client is kept: its key's, or where none is needed everybody's."""
+        return client if self.required else ""
+
     def refresh(self) -> None:
         """Read the file of keys again if it has changed. While it is damaged or missing, the old keys hold."""
         if self._path is None or (seen := _seen(self._path)) == self._seen:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.serving.queue import Late, QueuedLine, SearchOptions
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class LineBatch(Protocol):
         """Let a line join. Raises ZigguratError for one that cannot be translated."""
 
     def step(self) -> dict[int, Translation]:
-        """Go on; return what is done by ticket, whose lines are still in `lines`."""
+        """Go on; return what is done by ticket, whose lines stay in `lines`. Those at fault get an error and leave."""
 
     def cancel(self, tickets: list[int]) -> None:
         """Take lines out."""
@@ -85,9 +85,25 @@ class WholeBatch:
         self._next += 1
 
     def step(self) -> dict[int, Translation]:
-        options, tickets = self._options, list(self.lines)
+        tickets = list(self.lines)
+        try:
+            return dict(zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True))
+        except ZigguratError as error:
+            if len(tickets) == 1:
+                self.lines.pop(tickets[0]).finish(error)
+                return {}
+        done = dict[int, Translation]()
+        for ticket in tickets:  # one by one, so that only a line at fault gets the error: others are of other clients
+            try:
+                (done[ticket],) = self._found([self.lines[ticket]])
+            except ZigguratError as error:
+                self.lines.pop(ticket).finish(error)
+        return done
+
+    def _found(self, lines: list[QueuedLine]) -> list[Translation]:
+        """Return the translation of each line. Raises ZigguratError for one at fault, Late where nobody waits."""
+        options = self._options
         more = _changes(self._translator, options)
-        lines = [self.lines[ticket] for ticket in tickets]
         if options.prefixed:
             more["prefixes"] = [line.prefix for line in lines]
         if isinstance(self._translator, ServedTranslator):
@@ -97,15 +113,10 @@ class WholeBatch:
         if options.constrained:
             more["constraints"] = [line.constraints for line in lines]
         try:
-            found = self._translate([line.text for line in lines], [line.prefix for line in lines], more)
-        except _UnwantedError:
-            for ticket in tickets:
-                self.lines.pop(ticket).finish(Late("the deadline passed while the line was translated"))
-            return {}
+            return self._translate([line.text for line in lines], [line.prefix for line in lines], more)
         finally:
             if not isinstance(self._translator, ServedTranslator):
                 self._translator.before_step = lambda: None
-        return dict(zip(tickets, found, strict=True))
 
     def _translate(self, texts: list[str], prefixes: list[str], more: dict[str, Any]) -> list[Translation]:
         translator, options = self._translator, self._options
@@ -122,15 +133,11 @@ class WholeBatch:
             self.lines.pop(ticket, None)
 
 
-class _UnwantedError(Exception):
-    """Nobody waits for any line of a batch any more."""
-
-
 def _refuse_unwanted(lines: Sequence[QueuedLine]) -> None:
-    """Raise _UnwantedError where all lines are cancelled or late; called before each step of a search."""
+    """Raise Late where all lines are cancelled or late; called before each step of a search."""
     now = time.monotonic()
     if all(line.cancelled or now > line.deadline for line in lines):
-        raise _UnwantedError
+        raise Late("the deadline passed while the line was translated")
 
 
 def _changes(translator: Translator | ServedTranslator, options: SearchOptions) -> dict[str, Any]:

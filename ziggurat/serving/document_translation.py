@@ -129,7 +129,7 @@ async def translated(
 
     work = _counted(document(content, given.name, settings), counted)
     (outcome,) = await Asking(asked, run, progress).results([work], [Recorded(route)])
-    server.used[given.client] += given.characters
+    server.used[server.access.account(given.client)] += given.characters
     return outcome.value
 
 

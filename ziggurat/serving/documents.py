@@ -91,11 +91,12 @@ class Documents:
     async def remove(self, given: Document) -> None:
         """Remove a document; one that is not done leaves the queue."""
         self._known.pop(given.id, None)
-        if given.task is not None:
-            given.task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await given.task
-        await asyncio.to_thread(self._unlink, given)
+        try:
+            if given.task is not None:
+                given.task.cancel()
+                await asyncio.wait([given.task])  # awaited itself, it would hide that this one is cancelled, too
+        finally:
+            await asyncio.to_thread(self._unlink, given)
 
     def _unlink(self, given: Document) -> None:
         for kind in ("in", "out"):

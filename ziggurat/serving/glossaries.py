@@ -119,7 +119,9 @@ class Glossaries:
 
     def of(self, owner: str) -> list[Glossary]:
         """Return the glossaries of an owner, the oldest first."""
-        return sorted((each for each in self._known.values() if each.owner == owner), key=lambda each: each.created)
+        with self._lock:  # others may add some meanwhile
+            own = [each for each in self._known.values() if each.owner == owner]
+        return sorted(own, key=lambda each: each.created)
 
     def remove(self, owner: str, name: str) -> None:
         """Forget a glossary. Raises Refused (404)."""
@@ -133,9 +135,7 @@ class Glossaries:
                 raise
 
     def _write(self) -> None:
-        """Write all to the file. Raises Refused (456) where it would become too large, (500) where that fails."""
-        if self._path is None:
-            return
+        """Write all to the file, if there is one. Raises Refused (456) where all are too large together, or OSError."""
         stored = [
             _Stored(
                 id=each.id,
@@ -151,7 +151,8 @@ class Glossaries:
         content = json.dumps({"glossaries": stored}, ensure_ascii=False).encode() + b"\n"
         if len(content) > MAX_BYTES:
             raise Refused(456, "no room for more glossaries")
-        write_atomically(self._path, content)
+        if self._path is not None:
+            write_atomically(self._path, content)
 
 
 def _built(

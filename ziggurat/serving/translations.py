@@ -61,7 +61,7 @@ class Translations:
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
         self.used: Counter[str] = Counter()
-        """Characters that were translated for each client since the start; only the event loop counts."""
+        """Characters that were translated since the start, by account; only the event loop counts."""
 
     def client(self, request: Request, key: object, characters: int) -> str:
         """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
@@ -224,7 +224,7 @@ class Translations:
                 if other.text not in (found[n].best.text, *(each.text for each in found[n].others)):
                     found[n].others.append(other)
                     found[n].ranks.append(rank)
-        self.used[client] += sum(map(len, texts))
+        self.used[self.access.account(client)] += sum(map(len, texts))
         return found
 
     @staticmethod

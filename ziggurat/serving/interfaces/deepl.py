@@ -81,7 +81,7 @@ LANGUAGES = Operation(
 )
 USAGE = Operation(
     DEEPL,
-    "Tell how many characters a client has had translated since the server began",
+    "Tell how many characters were translated for a key, or without keys for all, since the server began",
     (KEY,),
     record({"character_count": whole(), "character_limit": whole()}),
 )
@@ -111,7 +111,7 @@ class DeepLAccount:
 
     def owner(self, client: str) -> str:
         """Return whose glossaries a client may use: those of its key, or where no keys are needed everybody's."""
-        return client if self._server.access.required else ""
+        return self._server.access.account(client)
 
     def code(self, given: Any, name: str) -> str:
         """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
@@ -246,9 +246,9 @@ class DeepL:
         return JSONResponse([{**each, "supports_formality": False} for each in named] if kind == "target" else named)
 
     async def usage(self, request: Request) -> Response:
-        """Tell how many characters a client has had translated since the server began."""
-        client = self._account.client(request, await USAGE.fields(request))
-        return JSONResponse({"character_count": self._server.used[client], "character_limit": _UNLIMITED})
+        """Tell how many characters were translated for a key, or without keys for all, since the server began."""
+        account = self._server.access.account(self._account.client(request, await USAGE.fields(request)))
+        return JSONResponse({"character_count": self._server.used[account], "character_limit": _UNLIMITED})
 
 
 def _names(given: Any) -> frozenset[str]:

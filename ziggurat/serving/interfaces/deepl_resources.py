@@ -148,7 +148,9 @@ class DeepLGlossaries:
 
     async def listed(self, request: Request) -> Response:
         """List the glossaries of a client."""
-        return JSONResponse({"glossaries": [_told(g) for g in self._account.glossaries.of(self._owner(request, {}))]})
+        owner = self._owner(request, {})
+        found = await self._server.in_thread(lambda: self._account.glossaries.of(owner))
+        return JSONResponse({"glossaries": [_told(glossary) for glossary in found]})
 
     async def one(self, request: Request) -> Response:
         """Tell what a glossary is."""

@@ -159,8 +159,9 @@ class LibreTranslate:
     async def settings(self, request: Request) -> Response:
         """Tell a page what the server offers."""
         pool, limits = self._server.pool, self._server.limits
-        source, targets = next(iter(pool.languages.items()))
-        first = {code: {"code": code, "name": pool.language_name(code)} for code in (source, targets[0])}
+        # A model from a language into itself leads nowhere: without others, that one is all there is.
+        source, (target, *_) = next(iter(pool.languages.items()), next((s, [t]) for s, t in pool.pairs))
+        first = {code: {"code": code, "name": pool.language_name(code)} for code in (source, target)}
         return JSONResponse(
             {
                 "apiKeys": self._server.access.required,
@@ -168,7 +169,7 @@ class LibreTranslate:
                 "filesTranslation": self._files,
                 "frontendTimeout": 500,
                 "keyRequired": self._server.access.required,
-                "language": {"source": first[source], "target": first[targets[0]]},
+                "language": {"source": first[source], "target": first[target]},
                 "suggestions": False,
                 "supportedFilesFormat": [e for k in KINDS for e in k.endings] if self._files else [],
             }
