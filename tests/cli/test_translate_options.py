@@ -92,6 +92,12 @@ def test_quiet_leaves_errors_and_results_alone(ziggurat: Ziggurat, trained: Path
     assert "no such file" in ziggurat("translate", trained, "-i", tmp_path / "none", "--quiet").err
 
 
+def test_quiet_leaves_the_environment_as_it_was(ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZIGGURAT_QUIET", "yes")
+    assert ziggurat("--quiet", "--version").status == 0
+    assert os.environ["ZIGGURAT_QUIET"] == "yes"
+
+
 @pytest.mark.slow
 def test_the_output_option_has_one_name_and_its_old_one(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path

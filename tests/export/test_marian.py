@@ -167,7 +167,9 @@ def test_a_vocabulary_that_is_a_sentencepiece_model(tmp_path: Path) -> None:
     assert report["kind"] == "marian"
     source, target = load_tokenizers(tmp_path / "ours")
     assert source is target
-    assert load_experiment(tmp_path / "ours" / "config.yaml").model.embedding.sharing == "all"
+    experiment = load_experiment(tmp_path / "ours" / "config.yaml")
+    assert experiment.model.embedding.sharing == "all"
+    assert experiment.decoding.length_penalty.alpha == 0, "Marian's default of `normalize`, without a decoder.yml"
     line = SENTENCES[0]
     ids = source.encode([line])[0]
     arrays = arrays_of(tmp_path / "model.npz")

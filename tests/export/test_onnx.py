@@ -113,10 +113,13 @@ def test_the_target_is_verified_and_translates(written: Written, text: Path, tmp
         "encoder": {"layers": 1, "history": "dlcl"},
         "decoder": {"layers": 1, "attention": "simplified_average"},
     }
-    found = export_model(written(**choices), "onnx", tmp_path / "out", verify=text)["verification"]
+    path = written(decoding={"precision": "bfloat16"}, **choices)
+    found = export_model(path, "onnx", tmp_path / "out", verify=text)["verification"]
     assert found["identical"] + found["ties"] == found["lines"] == len(SENTENCES)
-    served = load_onnx(tmp_path / "out", beam_size=2)
-    assert served.decoding.beam_size == 2
+    served = load_onnx(tmp_path / "out", beam_size=2, precision="auto")
+    assert (served.decoding.beam_size, served.decoding.precision) == (2, "float32")
+    with pytest.raises(ConfigError, match=r"decoding\.precision: int8`.* float32"):
+        load_onnx(tmp_path / "out", precision="int8")
     with pytest.raises(ConfigError, match="need the model itself"):
         served.score(["a"], ["b"])
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.config.update_golden import load_once
+from tests.export.conftest import Written
 from tests.export.examples import SENTENCES, random_model
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.recipes import recipe_names
@@ -23,7 +24,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.export import ctranslate2
 from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS
-from ziggurat.models.directory import weights
+from ziggurat.models.directory import open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
@@ -168,6 +169,21 @@ def check_huggingface(
             )
         found = given.logits[0, :, : wanted.shape[1]].double().log_softmax(-1)
         torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("sharing", ["all", "decoder"])
+def test_pegasus_ties_all_its_matrices_or_none(
+    sharing: str, written: Written, tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
+) -> None:
+    opened = open_model(written(embedding={"sharing": sharing, "output_bias": False}))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    model = ExportedModel(opened.experiment, weights(opened.model), tmp_path / "model", tokenizer, tokenizer)
+    TARGETS["huggingface"].write(folder, model, None)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["tie_word_embeddings"]) == ("pegasus", sharing == "all")
+    expected = log_probabilities(opened.model.double(), [5, 6, tokenizer.eos], [tokenizer.bos, 7])
+    check_huggingface(folder, tokenizer, [([5, 6], [7])], [expected])
 
 
 @pytest.mark.slow

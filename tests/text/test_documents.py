@@ -259,6 +259,28 @@ def test_a_target_that_somebody_worked_on_stays(state: str | None) -> None:
     assert translated("a.xlf", upper, content.encode()).decode() == content
 
 
+@pytest.mark.parametrize(
+    ("group", "unit", "is_translated"),
+    [("no", "yes", True), ("no", "", False), ("yes", "no", False), ("", "no", False), ("no", "other", False)],
+)
+@pytest.mark.parametrize("version", ["1.2", "2.1"])
+def test_the_nearest_element_of_xliff_says_whether_text_is_translated(
+    version: str, group: str, unit: str, is_translated: bool
+) -> None:
+    def said(value: str) -> str:
+        return f' translate="{value}"' if value else ""
+
+    second = version != "1.2"
+    outer, inner = ("<unit%s><segment>", "</segment></unit>") if second else ("<trans-unit%s>", "</trans-unit>")
+    units = (f"{outer % said(value)}<source>Some words</source>{inner}" for value in (unit, ""))
+    # The second group says nothing: what the first says ends with it.
+    content = f'<xliff version="{version}"><file><group{said(group)}>{next(units)}</group><group>{next(units)}</group>'
+    found = translated("a.xlf", upper, f"{content}</file></xliff>".encode()).decode()
+    first, second_group = found.split("</group><group>")
+    assert ("SOME WORDS" in first) == is_translated
+    assert "SOME WORDS" in second_group
+
+
 def test_segments_of_xliff_2() -> None:
     def said(attributes: str, target: str) -> str:
         return translated("a.xlf", upper, (XLIFF_2 % (attributes, target)).encode()).decode()

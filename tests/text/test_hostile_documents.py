@@ -109,7 +109,8 @@ def test_bombs_are_refused_unopened() -> None:
 @pytest.mark.parametrize(
     ("name", "piece"),
     [("a.html", "<"), ("a.html", "&"), ("a.xlf", "<"), ("a.tmx", "&"), ("a.json", '"')]
-    + [(f"a.{kind}", "\n") for kind in ("txt", "md", "srt", "vtt", "po")],
+    + [(f"a.{kind}", end) for kind in ("txt", "md", "srt", "vtt", "po") for end in ("\n", "\r", "\r\n")]
+    + [("a.txt", end) for end in "\v\f\x85\u2028\u2029"],
 )
 def test_pieces_are_counted_before_a_file_is_read(name: str, piece: str) -> None:
     content = b"\xff" + piece.encode() * 11  # which no reader gets past
@@ -117,6 +118,14 @@ def test_pieces_are_counted_before_a_file_is_read(name: str, piece: str) -> None
         read(name, content, Limits(pieces=10))
     with pytest.raises(DataError, match=f"^{name}: (?!more than)"):
         read(name, content, Limits(pieces=11))
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+def test_letters_of_utf_16_are_no_ends_of_lines(codec: str) -> None:
+    content = "\ufeff\u0b95\u0bcd\u0c15\u0d15\r\n\u2028".encode(codec)
+    assert read("a.txt", content, Limits(pieces=2)) == content
+    with pytest.raises(DataError, match="more than 1 tags, lines or strings"):
+        read("a.txt", content, Limits(pieces=1))
 
 
 def test_pieces_of_all_members_count_together() -> None:

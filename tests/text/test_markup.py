@@ -408,6 +408,24 @@ def test_attributes_are_translated_where_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        # To browsers `value` and `width` have the next attribute as their value.
+        (
+            '<input title="Suche" value= placeholder="Name">',
+            '<input title="sUCHE" value= placeholder="Name">',
+        ),
+        ('<img alt="Ein Hund" width= title="Bild">', '<img alt="eIN hUND" width= title="Bild">'),
+        ('<img alt="" title="a"alt="b">', '<img alt="" title="A"alt="B">'),
+        ('<img title = "a" data-x=\' alt="b"\'>', '<img title = "A" data-x=\' alt="b"\'>'),
+        ("<img title='a' alt=\"b>", "<img title='A' alt=\"b>"),
+    ],
+)
+def test_attributes_are_found_where_browsers_find_them(text: str, said: str) -> None:
+    assert run(html(text, OPTIONS, dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)), upper).value == said
+
+
+@pytest.mark.parametrize(
     "unit",
     [
         *("<b>", "</b>", "<b>x", "<b></b>", "<i>x</i> ", "<!--", "<a b='", "<p>x", "<script>", "<code>", "<b>x</i>"),

@@ -60,6 +60,8 @@ def _quiet() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ["ZIGGURAT_QUIET"]
+        else:
+            os.environ["ZIGGURAT_QUIET"] = before
 
 
 def _run(arguments: list[str], debug: bool) -> int:

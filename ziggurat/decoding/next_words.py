@@ -54,12 +54,12 @@ def translate_next_words(
     # (1) The next words of the first part of each text.
     beginnings = [own.start for own in owned if own]
     words = _next_words(translator, call, [sentences[number] for number in beginnings], n_best)
+    begun = dict(zip(beginnings, words, strict=True))
 
     # (2) What follows each; other parts as ever.
     wanted: list[tuple[int, Sentence]] = []
     for number, sentence in enumerate(sentences):
-        begun = words[beginnings.index(number)] if number in beginnings else [sentence]
-        wanted += [(number, each) for each in begun]
+        wanted += [(number, each) for each in begun.get(number, [sentence])]
     results = search(translator.scorer(), [sentence for _, sentence in wanted], call.settings)
     found: list[list[IdHypothesis]] = [[] for _ in parts]
     for (number, _), (best, *_) in zip(wanted, results, strict=True):

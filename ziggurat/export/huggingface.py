@@ -100,11 +100,11 @@ def write_huggingface(
     tensors, options = _weights(anatomy, tokenizers[1], positions)
     options |= _sizes(anatomy, positions) | _tokens(tokenizers[1])
     if model_class == "Pegasus":
-        # Pegasus has one vocabulary size for both sides.
+        # Pegasus has one vocabulary size for both sides, and ties the output to both embeddings or to none.
         rows = max(options["vocab_size"], options.pop("decoder_vocab_size"))
         tensors = _one_vocabulary(tensors, rows)
         options["vocab_size"] = rows
-        del options["share_encoder_decoder_embeddings"]
+        options["tie_word_embeddings"] = options.pop("share_encoder_decoder_embeddings")
     config = getattr(module, f"{model_class}Config")(**options)
     config.architectures = ["PegasusForConditionalGeneration" if model_class == "Pegasus" else "MarianMTModel"]
     config.dtype = "float32"

@@ -25,7 +25,7 @@ class _Search(Form):
     """What decoder.yml says about the search."""
 
     beam_size: int | None = Field(default=None, ge=1, le=10_000)
-    normalize: float | int | None = Field(default=None, ge=0, le=10)
+    normalize: float | int = Field(default=0, ge=0, le=10)
     word_penalty: float | int = 0
 
 
@@ -133,7 +133,7 @@ def _decoding(search: _Search) -> dict[str, Any]:
     """Return the section `decoding`: Marian's lengths are at most three times the source, end-of-sentence counted."""
     decoding: dict[str, Any] = {
         "endings": "beam",
-        "length_penalty": {"kind": "power", "alpha": 1.0 if search.normalize is None else float(search.normalize)},
+        "length_penalty": {"kind": "power", "alpha": float(search.normalize)},
         "max_length": {"ratio": 3.0, "extra": 2, "limit": POSITIONS - 1},
         "min_length": 0,
     }

@@ -111,13 +111,18 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     Args:
         directory: the folder.
         threads: threads of each operator; None: as many as torch has.
-        decoding: keys of the `decoding` section that replace the saved ones.
+        decoding: keys of the `decoding` section that replace the saved ones; the graphs have one precision, float32.
 
     Raises the errors of open_onnx and of ziggurat.decoding.translator.load_translator.
     """
+    if (wanted := decoding.get("precision", "float32")) not in ("float32", "auto"):
+        raise ConfigError(
+            f"`decoding.precision: {printable(str(wanted))}`: an ONNX export computes in float32; leave it out, or "
+            "translate with the model that was exported"
+        )
     model = open_onnx(directory, threads=threads)
     experiment = load_experiment(Path(directory) / CONFIG_FILE)
-    settings = change_section(experiment.decoding, decoding, "decoding")
+    settings = change_section(experiment.decoding, {**decoding, "precision": "float32"}, "decoding")
     if settings.shortlist is not None:
         raise ConfigError("`decoding.shortlist` does not go with ONNX; set it to null")
     source, target = load_tokenizers(directory)

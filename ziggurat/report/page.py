@@ -12,10 +12,7 @@ from ziggurat.report.figure import Figure, numbers
 from ziggurat.report.samples import as_csv
 from ziggurat.report.template import page_templates, table_link
 
-__all__ = ["MAX_BYTES", "page"]
-
-MAX_BYTES = 5_000_000
-"""Upper bound of the size of a report."""
+__all__ = ["page"]
 
 _DOWNLOADS = 2_500_000  # bytes of all links with numbers
 

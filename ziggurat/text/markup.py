@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import unescape
 
 import regex
 
@@ -15,7 +16,7 @@ from ziggurat.errors import DataError
 from ziggurat.text.marked import Close, Copied, Marked, Open, Piece, Point
 from ziggurat.text.sentences import Options
 from ziggurat.text.template import MarkupForm, Raw, Slot, Spellings, Template, add, filled, written
-from ziggurat.text.tokens import Token, element_ends, html_tokens
+from ziggurat.text.tokens import ATTRIBUTE, Token, element_ends, html_tokens
 from ziggurat.text.work import Outcome, Work
 from ziggurat.text.xml import read_xml
 
@@ -82,7 +83,6 @@ _UNREAD = _names(
 _CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
 _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
 _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
-_ATTRIBUTE_VALUE = regex.compile(r"""(?<=\s)([A-Za-z][\w:-]*+)\s*+=\s*+("[^"]*+"|'[^']*+')""")
 
 
 def html(text: str, options: Options, rules: Rules = HTML) -> Work[Outcome[str]]:
@@ -233,14 +233,14 @@ class _Segmenter:
             return token.raw
         template: Template = []
         begin = 0
-        for found in _ATTRIBUTE_VALUE.finditer(token.raw):
-            if found[1].lower() in self.rules.attributes:
-                value, quote = found[2][1:-1], found[2][0]
-                text = token.attributes[found[1].lower()]
-                form = MarkupForm(value, Spellings(), self.rules.xml, quote)
-                form.spellings.add(text, value)
-                template += [token.raw[begin : found.start(2) + 1], Slot(Marked(text), form)]
-                begin = found.end(2) - 1
+        for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
+            group = 2 if found[2] else 3
+            text = unescape(found[group] or "")
+            if found[1].lower() in self.rules.attributes and text.strip():
+                form = MarkupForm(found[group], Spellings(), self.rules.xml, quote=token.raw[found.start(group) - 1])
+                form.spellings.add(text, found[group])
+                template += [token.raw[begin : found.start(group)], Slot(Marked(text), form)]
+                begin = found.end(group)
         return [*template, token.raw[begin:]]
 
 

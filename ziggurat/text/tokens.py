@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import regex
 
-__all__ = ["Spelling", "Token", "element_ends", "html_tokens", "spelt"]
+__all__ = ["ATTRIBUTE", "Spelling", "Token", "element_ends", "html_tokens", "spelt"]
 
 Kind = Literal["open", "close", "empty", "text", "other"]
 
@@ -45,9 +45,10 @@ _MARKUP = regex.compile(
     flags=regex.VERBOSE | regex.DOTALL,
 )
 _BEGINS = regex.compile("<!--|<[!?/A-Za-z]")
-_ATTRIBUTE = regex.compile(
+ATTRIBUTE = regex.compile(
     r"""([^\s"'>/=][^\s>/=]*+)\s*+(?:=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"'>][^\s>]*+)))?+""", flags=regex.VERBOSE
 )
+"""An attribute behind a tag's name: its name, and its value in double, single or no quotes."""
 _CLOSING_NAME = regex.compile(r"</([A-Za-z][^\s/>]*+)")
 RAW_TEXT = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes", "plaintext"))
 """Elements whose content is text without tags."""
@@ -88,7 +89,7 @@ def _markup(found: regex.Match[str]) -> Token:
     raw = found[0]
     if found["name"] is not None:
         attributes: dict[str, str] = {}
-        for name, double, single, bare in _ATTRIBUTE.findall(found["attributes"]):
+        for name, double, single, bare in ATTRIBUTE.findall(found["attributes"]):
             attributes.setdefault(name.lower(), html.unescape(double or single or bare))
         return Token("open", raw, found["name"].lower(), attributes=attributes)
     if closing := _CLOSING_NAME.match(raw):

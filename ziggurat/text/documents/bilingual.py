@@ -61,7 +61,8 @@ def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]
 
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
     state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed; a segment of
-    2 with a state gets `translated`, which `reviewed` follows. `translate="no"` is heeded at every level.
+    2 with a state gets `translated`, which `reviewed` follows. Of elements with `translate` the innermost decides: a
+    locked group may have open units.
     """
     xml = read_xml(content, name)
     root = next((token for token in xml.tokens if token.kind in ("open", "empty")), None)
@@ -97,7 +98,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]
         return begin, end, done
 
     begins = ("target-language", "trgLang")[second]
-    template = _with_targets(xml, ends, unit, filled)
+    template = _with_targets(xml, unit, filled)
     if settings.target:
         _named(template, xml, "xliff" if second else "file", begins, settings.target)
     return (yield from _work(xml, template, settings))
@@ -142,18 +143,18 @@ def _protected(token: Token) -> Token:
     return token
 
 
-def _with_targets(
-    xml: Xml, ends: dict[int, int], unit: str, filled: Callable[[int], tuple[int, int, Template] | None]
-) -> list[str | Slot]:
+def _with_targets(xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]) -> list[str | Slot]:
     """Return the template of a file: its tokens, one string each, with what `filled` says in its units."""
     out: list[Template] = [[token.raw] for token in xml.tokens]
-    untranslated = -1  # end of an element that is not to be translated
+    wanted = [True]  # of each open element, whether it is to be translated
     for place, token in enumerate(xml.tokens):
-        if place <= untranslated or token.kind != "open":
+        if token.kind == "close":
+            wanted.pop()
+        if token.kind != "open":
             continue
-        if token.name in _UNITS and token.attributes.get("translate") == "no":
-            untranslated = ends[place]
-        elif token.name == unit and (change := filled(place)):
+        said = token.attributes.get("translate", "") if token.name in _UNITS else ""
+        wanted.append({"yes": True, "no": False}.get(said, wanted[-1]))
+        if token.name == unit and wanted[-1] and (change := filled(place)):
             begin, end, template = change
             for at in range(begin, end):
                 out[at] = []
@@ -206,7 +207,7 @@ def tmx(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
         after = ends[own] + 1
         return after, after, [f'{gap}<tuv xml:lang="{_value(settings.target)}"><seg>', *template, "</seg></tuv>"]
 
-    return (yield from _work(xml, _with_targets(xml, ends, "tu", filled), settings))
+    return (yield from _work(xml, _with_targets(xml, "tu", filled), settings))
 
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:

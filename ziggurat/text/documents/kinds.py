@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import codecs
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ziggurat.errors import DataError, printable
 from ziggurat.text.documents import bilingual, lines, markdown, messages, office, opendocument
-from ziggurat.text.documents.settings import TAGS, Limits, Settings
+from ziggurat.text.documents.settings import LINES, TAGS, Limits, Settings
 from ziggurat.text.work import Outcome, Work
 
 __all__ = ["KINDS", "DocumentKind", "Limits", "Settings", "document", "document_kind"]
@@ -32,7 +33,7 @@ class DocumentKind:
     endings: tuple[str, ...]
     media_type: str
     work: Reader
-    marks: tuple[bytes, ...] = (b"\n",)
+    marks: tuple[bytes, ...] = LINES
 
 
 _OFFICE = "application/vnd.openxmlformats-officedocument"
@@ -79,5 +80,13 @@ def document(content: bytes, name: str, settings: Settings) -> Work[Outcome[byte
     if len(content) > settings.limits.size:
         raise DataError(f"{name}: {len(content):,} bytes, more than {settings.limits.size:,}")
     # Told at once: reading and cutting a large file take minutes.
-    settings.limits.refuse_many(sum(map(content.count, kind.marks)), name)
+    settings.limits.refuse_many(_count(content, kind.marks), name)
     return (yield from kind.work(content, name, settings))
+
+
+def _count(content: bytes, marks: Collection[bytes]) -> int:
+    """Return how many marks a file has; CR and LF together are one."""
+    if marks and content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        # There the ends of lines are also bytes of letters, of Tamil for one.
+        content = content.decode("utf-16", "replace").encode()
+    return sum(map(content.count, marks)) - (content.count(b"\r\n") if b"\r" in marks else 0)

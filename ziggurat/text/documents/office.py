@@ -160,7 +160,6 @@ class _Paragraph:
         self.pieces: list[Piece] = []
         self.runs: dict[tuple[str, str], _Run] = {}
         self.letters: Counter[tuple[str, str]] = Counter()
-        self.in_field = False
 
     def template(self) -> Template:
         """Return what is between the paragraph's tags."""

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 from ziggurat.errors import DataError
 from ziggurat.text.sentences import Options
 
-__all__ = ["TAGS", "Limits", "Settings"]
+__all__ = ["LINES", "TAGS", "Limits", "Settings"]
+
+LINES = tuple(end.encode() for end in "\n\r\v\f\x85\u2028\u2029")
+"""Bytes in UTF-8 of which each line of a file has one."""
 
 TAGS = (b"<", b"&")
 """Bytes of which each piece of markup has one: tags, comments, entities."""
