@@ -49,7 +49,8 @@ def translate_next_words(
     usual: dict[str, Any] = {"search": "beam", "mbr": 0, "diverse_groups": 1, "n_best": 1}
     call = translator.call_of(tag, **{**decoding, **usual})
     call.end_words(complete=complete)
-    owned, parts, sentences = call.segmented(texts, LineExtras(prefixes=list(prefixes)), translator.notices)
+    extras = LineExtras(prefixes=list(prefixes), numbered=len(texts) > 1)
+    owned, parts, sentences = call.segmented(texts, extras, translator.notices)
 
     # (1) The next words of the first part of each text.
     beginnings = [own.start for own in owned if own]
