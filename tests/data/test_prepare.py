@@ -214,8 +214,9 @@ class TestExistingStore:
         project.add_plain("train", 20)
         project.prepare()
         before = Store.open(project.store).fingerprint
-        project.store.rename(project.store.with_name(f"{project.store.name}.replaced"))
-        project.store.with_name(f"{project.store.name}.partial").mkdir()
+        aside = project.store.with_name(f".{project.store.name}.building.tmp")
+        (aside / "new").mkdir(parents=True)
+        project.store.rename(aside / "old")
         project.settings["filters"] = {"max_characters": 30}
         with pytest.raises(DataError, match="was prepared from other settings"):
             project.prepare()
