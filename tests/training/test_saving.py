@@ -23,6 +23,7 @@ from tests.training.runs import QUIET, final_bytes, records, timeless_progress
 from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.corpus import Store
+from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.directory import open_model, weights
 from ziggurat.training import saving
@@ -53,7 +54,7 @@ class Trainee:
         self.learner = Learner(experiment, store, torch.device("cpu"))
         self.progress = Progress()
         log = RunLog(run, Console(file=self.said, width=500))
-        self.saver = Saver(run, experiment, store, self.progress, log)
+        self.saver = Saver(run, experiment, StoreWatch(store), self.progress, log)
 
     def update(self) -> None:
         """Change every weight and every moment."""
