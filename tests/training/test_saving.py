@@ -390,6 +390,19 @@ def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -
         CheckpointConfig(every_updates=5, keep_every=7)
 
 
+def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
+    """A run may be resumed with a configuration that keeps no best checkpoints."""
+    scores = {"step-00000001": 1.0, "step-00000002": 2.0}
+    progress = Progress(scores=dict(scores), direction_scores={"en-de": dict(scores)})
+    for progress.update in (1, 2, 3):
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
+    prune(tmp_path, progress, CheckpointConfig(keep_last=2, keep_best_per_direction=1), smaller_is_better=True)
+    assert (tmp_path / "best").resolve() == (tmp_path / "best-en-de").resolve() == checkpoint_folders(tmp_path)[0]
+    prune(tmp_path, progress, CheckpointConfig(keep_last=2, keep_best=0), smaller_is_better=True)
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last"}
+
+
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, Checkpoint(Progress(update=3), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     for name in (".step-00000004.tmp", ".step-00000001.old"):
