@@ -47,7 +47,7 @@ def test_another_store_in_its_place_is_noticed_and_not_read(store: Store, tiny_f
 def test_a_store_removed_before_it_is_watched_is_an_error(store: Store) -> None:
     file = arrow(store)
     shutil.rmtree(store.path)
-    with pytest.raises(DataError, match=rf"{file.parent}/.*: No such file or directory, although the store has just"):
+    with pytest.raises(DataError, match=rf"{file.parent}/.*: No such file or directory, just after the store was"):
         StoreWatch(store)
 
 

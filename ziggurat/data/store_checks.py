@@ -94,12 +94,7 @@ class StoreWatch:
     """Watch over the files of an open store: `check` compares their identities, at the price of one `stat` a file.
 
     A store that was replaced or removed (`prepare --force`) does no harm to a process that has the old files mapped;
-    the same file with other content does.
-
-    Args:
-        store: just opened.
-
-    Raises DataError when one of its files is already gone.
+    the same file with other content does. Raises DataError when a file of `store`, just opened, is already gone.
     """
 
     def __init__(self, store: Store) -> None:
@@ -107,10 +102,7 @@ class StoreWatch:
         try:
             self._seen = {name: _identity(os.stat(store.path / name)) for name in store.manifest["files"]}
         except OSError as error:
-            raise DataError(
-                f"{error.filename}: {error.strerror}, although the store has just been opened; start again when "
-                "nothing changes it"
-            ) from None
+            raise DataError(f"{error.filename}: {error.strerror}, just after the store was opened") from None
 
     def check(self) -> str | None:
         """Return a message if the store was replaced or removed; None when it is untouched.
