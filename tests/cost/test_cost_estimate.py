@@ -21,12 +21,15 @@ from ziggurat.cost.machine import Measured, Speed, Timer, measure_speed
 from ziggurat.cost.simulation import BatchShape, SimulatedUpdate
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
+from ziggurat.models.build import assemble
 from ziggurat.models.low_rank import is_update
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.quantised import quantised_linear
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import largest_batches
+from ziggurat.training.objective import as_trained
 from ziggurat.training.parallel import Parallel
 
 PLAIN = Product(torch.float32, batched=False)
@@ -89,7 +92,7 @@ def test_each_part_of_an_update_takes_the_time_of_the_tokens_of_its_side() -> No
         "loss": 400,
         "step": 5000,
     }
-    update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()})
+    update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()}, 0)
     batches = Batches((), 30, 30, 1500, 500, 450, "made up")
     speed = Speed({}, moved=1.0, calls=1.0, waits=True)
     found = time_cost(update, BatchShape(10, 100, 100), batches, speed, 2.0, accumulate=3)
@@ -206,6 +209,17 @@ def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> No
     assert one.memory.checkpoint == one.memory.parts["weights"] + one.memory.parts["moments"]
     synchronous = estimate_cost(experiment(*small, "training.checkpoint.asynchronous=false"), (50, 50))
     assert synchronous.memory.checkpoint == 0
+
+
+@pytest.mark.usefixtures("_known_speed")
+def test_a_checkpoint_of_low_rank_updates_takes_their_memory_alone(tmp_path: Path) -> None:
+    small = ["model.encoder.layers=1", "model.decoder.layers=1", f"data.store={tmp_path}"]
+    config = experiment(*small, "training.batch.max_tokens=30", "training.start_from=a", "training.lora={rank: 2}")
+    found = estimate_cost(config, (50, 50)).memory
+    model = assemble(config.model, 50, 50)
+    as_trained(model, config.training)
+    updates = sum(tensor.nbytes for name, tensor in weights(model).items() if is_update(name))
+    assert found.checkpoint == updates + found.parts["moments"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.data.batching import check_fits, epoch_indices, make_batches, round_up, sorted_batches
@@ -185,6 +185,23 @@ def test_draws_are_even_and_shares_follow_the_formula(
         quota = of_corpus.sum() / epochs
         # Rounded to whole pairs; a corpus that would get none takes one from the largest.
         assert abs(quota - shares[corpus]) <= 1 + len(sizes) * (shares.min(where=np.array(sizes) > 0, initial=9) < 1)
+
+
+@settings(max_examples=50)
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.sampled_from([1.0, 2.0, 1e-4])), min_size=1, max_size=60),
+    st.sampled_from([0.5, 1.0, 3.0]),
+)
+@example([(10, 1.0)] * 20 + [(10, 1e-4)] * 80, 1.0)
+def test_every_corpus_has_a_pair_in_an_epoch_of_the_right_size(
+    corpora: list[tuple[int, float]], temperature: float
+) -> None:
+    """With many small corpora, those that get one pair at least take many from the others, of none more than it has."""
+    sizes, weights = zip(*corpora, strict=True)
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    drawn = np.bincount(numbers[epoch_indices(numbers, weights, temperature, 7, 0)], minlength=len(sizes))
+    assert drawn.sum() == len(numbers)
+    assert drawn.min() >= 1
 
 
 def test_an_epoch_holds_whole_copies_and_a_remainder_without_repetition() -> None:

@@ -53,7 +53,7 @@ def test_what_others_wrote(tmp_path: Path) -> None:
 
 
 def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
-    store = filled(tmp_path / "store", manifest_json={"tables": {}})
+    store = filled(tmp_path / "store", manifest_json={"tables": {}, "prepared_from": {}})
     run = filled(tmp_path / "runs" / "a", config_yaml="")
     filled(run / "checkpoints" / "step-00000001", model_safetensors="")
     with pytest.raises(CheckpointError, match="but a store of `ziggurat prepare`"):

@@ -214,8 +214,9 @@ class TestExistingStore:
         project.add_plain("train", 20)
         project.prepare()
         before = Store.open(project.store).fingerprint
-        project.store.rename(project.store.with_name(f"{project.store.name}.replaced"))
-        project.store.with_name(f"{project.store.name}.partial").mkdir()
+        aside = project.store.with_name(f".{project.store.name}.building.tmp")
+        (aside / "new").mkdir(parents=True)
+        project.store.rename(aside / "old")
         project.settings["filters"] = {"max_characters": 30}
         with pytest.raises(DataError, match="was prepared from other settings"):
             project.prepare()
@@ -229,6 +230,30 @@ class TestExistingStore:
         with pytest.raises(DataError, match="exists and holds something other than a store"):
             project.prepare(force=True)
         assert (project.store / "thesis.tex").exists()
+
+    @pytest.mark.parametrize(
+        "names", [["news.spm", "news.vocab"], ["source.spm", "vocabulary.json"], ["manifest.json", "joint.vocab"]]
+    )
+    def test_names_as_those_of_a_store_make_no_store(self, project: Project, names: list[str]) -> None:
+        """Vocabularies of SentencePiece, and the manifest of another program."""
+        project.add_plain("train", 20)
+        project.store.mkdir()
+        for name in names:
+            (project.store / name).write_text('{"name": "mine"}')
+        for force in (False, True):
+            with pytest.raises(DataError, match=r"exists and holds something other than a store; set data.store"):
+                project.prepare(force=force)
+        assert sorted(path.name for path in project.store.iterdir()) == sorted(names)
+
+    @pytest.mark.parametrize("lost", ["manifest.json", "train-00000.arrow"])
+    def test_a_store_without_one_of_its_files_is_replaced(self, project: Project, lost: str) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        (project.store / lost).unlink()
+        with pytest.raises(DataError, match="--force"):
+            project.prepare()
+        project.prepare(force=True)
+        Store.open(project.store).verify()
 
 
 class TestRefusals:

@@ -99,7 +99,7 @@ def test_damage_beside_other_work_is_kept_for_who_waits(store: Path, monkeypatch
     monkeypatch.undo()
     assert verification.found_damage()
     assert verification.done
-    with pytest.raises(DataError, match="nothing was saved that has seen these data"):
+    with pytest.raises(DataError, match="no weights were saved that have seen these data"):
         verification.wait()
 
 

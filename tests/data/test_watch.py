@@ -44,6 +44,13 @@ def test_another_store_in_its_place_is_noticed_and_not_read(store: Store, tiny_f
     assert all(np.array_equal(read, right) for read, right in zip(sources, expected, strict=True))
 
 
+def test_a_store_removed_before_it_is_watched_is_an_error(store: Store) -> None:
+    file = arrow(store)
+    shutil.rmtree(store.path)
+    with pytest.raises(DataError, match=rf"{file.parent}/.*: No such file or directory, just after the store was"):
+        StoreWatch(store)
+
+
 def test_a_file_changed_where_it_lies_is_an_error(store: Store) -> None:
     watch, file = StoreWatch(store), arrow(store)
     with file.open("r+b") as handle:

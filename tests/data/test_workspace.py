@@ -274,34 +274,19 @@ def test_content_is_on_the_disk_before_its_name(tmp_path: Path, monkeypatch: pyt
     assert done[1:] == ["name file", str(tmp_path)]
 
 
-def test_what_earlier_versions_left_is_put_back_or_removed(tmp_path: Path) -> None:
-    with building(tmp_path / "x.replaced") as folder:
-        (folder / "manifest.json").write_text("old")
-    (tmp_path / "x.partial").mkdir()
-    (tmp_path / "x.partial" / "train-00000.arrow").touch()
-    recover(tmp_path / "x")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-    assert (tmp_path / "x" / "manifest.json").read_text() == "old"
-
-
 @pytest.mark.parametrize("kind", ["partial", "replaced"])
 @pytest.mark.parametrize("there", [True, False])
-def test_folders_that_people_call_as_earlier_versions_did_stay(tmp_path: Path, kind: str, there: bool) -> None:
+def test_folders_of_like_names_stay(tmp_path: Path, kind: str, there: bool) -> None:
+    """Whole models among them: people call copies and unfinished downloads so."""
     if there:
         build(tmp_path / "x", "old")
     (tmp_path / f"x.{kind}").mkdir()
-    (tmp_path / f"x.{kind}" / "thesis.tex").write_text("mine")
+    for name in ("config.json", "model.safetensors", "manifest.json", "source.spm"):
+        (tmp_path / f"x.{kind}" / name).write_text("mine")
     recover(tmp_path / "x")
     tidy(tmp_path / "x")
+    assert (tmp_path / "x").exists() == there
     build(tmp_path / "x", "new")
-    assert (tmp_path / f"x.{kind}" / "thesis.tex").read_text() == "mine"
+    assert {path.read_text() for path in (tmp_path / f"x.{kind}").iterdir()} == {"mine"}
+    assert len(list((tmp_path / f"x.{kind}").iterdir())) == 4
     assert (tmp_path / "x" / "a").read_text() == "new"
-
-
-def test_a_copy_beside_a_folder_stays(tmp_path: Path) -> None:
-    for name in ("x", "x.replaced"):
-        with building(tmp_path / name) as folder:
-            (folder / "manifest.json").write_text(name)
-    tidy(tmp_path / "x")
-    build(tmp_path / "x", "new")
-    assert (tmp_path / "x.replaced" / "manifest.json").read_text() == "x.replaced"

@@ -110,6 +110,15 @@ def test_what_is_not_a_number_stays_visible(precision: Precision, relu: bool) ->
     assert not CompiledLinear(drawn(8, 40, seed=1), None, precision, relu=relu)(x)[1].isfinite().all()
 
 
+@pytest.mark.parametrize(("precision", "bits"), [("float32", 32), ("bfloat16", 16), ("int8", 8)])
+def test_a_map_keeps_its_packed_matrix_alone(precision: Precision, bits: int) -> None:
+    """A view as small as can be would keep the matrix that it was made from for as long as the map lives."""
+    layer = CompiledLinear(drawn(128, 64), None, precision)
+    held = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in vars(layer).values() if isinstance(t, Tensor)}
+    vectors = 3 if precision == "int8" else 1  # the bias; with bytes, scales and shifts
+    assert sum(storage.nbytes() for storage in held.values()) == 128 * 64 * bits // 8 + vectors * 128 * 4
+
+
 def test_what_a_map_does_not_take() -> None:
     layer = CompiledLinear(drawn(8, 40), None, "float32")
     for x in (drawn(2, 39), torch.empty(2, 40, device="meta")):

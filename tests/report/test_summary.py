@@ -43,6 +43,7 @@ def dev(*nlls: float, bleu: float = 0.0) -> list[dict[str, Any]]:
         ([train_record(300, nll=4.0)], {}, "trains"),
         ([train_record(60, nll=6.5)], {}, "too early"),
         (dev(5.0, math.nan), {}, "diverged"),
+        ([*dev(5.0), {"kind": "validation", "update": 400}], {}, "diverged"),  # not finite, so left out
         ([train_record(300, nll=math.inf)], {}, "diverged"),
         (dev(4.0, 4.6), {}, "got worse"),
         (dev(4.0, 4.4), {}, "trains"),

@@ -36,6 +36,7 @@ from ziggurat.training.checkpoint import (
     save_checkpoint,
 )
 from ziggurat.training.loop import train
+from ziggurat.training.metrics import RunLog
 from ziggurat.training.retention import prune, set_aside
 
 FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")
@@ -243,6 +244,24 @@ def test_an_average_that_somebody_else_makes_is_waited_for(
     threading.Timer(0.2, other.__exit__, (None, None, None)).start()
     assert average.average_newest(run, config) == [2, 4, 6]
     assert open_model(run).origin.endswith("averaged checkpoints")
+
+
+@pytest.mark.parametrize("kind", ["damaged", "full"])
+def test_an_average_that_cannot_be_made_is_no_failure_of_the_run(
+    kind: str, experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = tmp_path / "run", io.StringIO()
+    shutil.copytree(whole, run, symlinks=True)
+    if kind == "damaged":
+        (run / "checkpoints" / "step-00000004" / "model.safetensors").write_bytes(b"")
+    else:
+        full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
+        monkeypatch.setattr(average, "write_model_directory", lambda *_, **__: (_ for _ in ()).throw(full))
+    wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
+    log = RunLog(None, Console(file=said, width=500))
+    average.average_ended(run, experiment.training.model_copy(update={"checkpoint": wanted}), log)
+    assert said.getvalue().startswith("NOT AVERAGED: ")
+    assert {"damaged": "step-00000004", "full": "No space left"}[kind] in said.getvalue()
 
 
 def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(

@@ -164,3 +164,9 @@ def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, mo
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
     assert not restarted(run)
     assert not restarted(tmp_path / "nowhere")
+    for name in ("my job", b"caf\xe9".decode("utf-8", "surrogateescape")):  # as the environment hands on other bytes
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
+        with owned(run):
+            assert restarted(run)
+    (run / ".job").write_bytes(b"torchrun-\xff")
+    assert not restarted(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import math
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,17 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     assert "line 3" in said.getvalue()
     assert [r["update"] for r in records(tmp_path)] == [1]
     assert (tmp_path / "log.txt").read_text().endswith("before\n")
+
+
+def test_what_is_not_finite_is_left_out_of_a_record(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, Console(file=io.StringIO()))
+    metrics = MetricsWriter(tmp_path, log, update=0)
+    metrics.write("validation", 1, {"nll": math.nan, "perplexity": math.inf, "bleu": 0.5, "chrf": None}, partial=True)
+    metrics.close()
+    log.close()
+    (record,) = records(tmp_path)
+    del record["time"]
+    assert record == {"kind": "validation", "update": 1, "bleu": 0.5, "partial": True}
 
 
 def test_records_that_cannot_be_removed_are_said_and_none_is_added(

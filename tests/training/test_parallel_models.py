@@ -23,6 +23,7 @@ from ziggurat.data.collate import Batch
 from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import whole
+from ziggurat.nn.embedding import SinusoidalPositions
 from ziggurat.nn.quantised import quantise
 from ziggurat.training.memory import Shortage
 from ziggurat.training.parallel import Parallel, Replicated
@@ -145,6 +146,11 @@ def short_of_memory(layer_drop: str) -> None:
         gradients(together, mine)
         buckets, met = len(together._sizes), []
         together.model.zero_grad(set_to_none=True)
+        if processes.rank == 0:  # which has met a longer sentence, so its buffers are larger ones
+            tables = [module for module in together.model.modules() if isinstance(module, SinusoidalPositions)]
+            assert tables
+            for table in tables:
+                table(0, 300)
         for number in range(SHORTAGES):
             parameters = list(together.model.parameters())
 

@@ -128,6 +128,13 @@ def test_half_of_torchruns_variables_are_refused(monkeypatch: pytest.MonkeyPatch
         pass
 
 
+@pytest.mark.parametrize("value", ["", "two"])
+def test_a_number_of_processes_that_is_none_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ConfigError, match=rf"WORLD_SIZE is set, but .* not a number .*'{value}'"), joined(1.0):
+        pass
+
+
 def test_a_new_start_meets_at_another_place_than_the_one_before() -> None:
     """In one store, where the words and answers of the first start still lie."""
     store, places = HashStore(), []

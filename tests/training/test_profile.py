@@ -11,6 +11,7 @@ from tests.conftest import tiny_experiment
 from tests.small import merged
 from tests.training.runs import QUIET
 from ziggurat.config import Experiment
+from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.corpus import Store
 from ziggurat.models.build import build_model, stack_residuals
 from ziggurat.models.directory import read_tensors
@@ -65,6 +66,15 @@ def test_a_small_store_is_taken_whole_but_for_its_longest_pairs(tiny_folder: Pat
     assert 0.95 * len(cost) <= len(usual) < len(cost)
     assert sorted(profile_batch(store, 10**9, seed=1).indices.tolist()) == usual.tolist()
     assert profile_batch(store, 1, seed=1).sentences == 1
+
+
+def test_the_batch_is_of_the_first_stage(tiny_folder: Path) -> None:
+    store = store_of(tiny_folder)
+    store.train.corpora, store.train.corpus_names = np.arange(len(store.train)) % 2, ["even", "odd"]
+    until = {"corpus": "odd", "epochs": 1}
+    stages = [StageConfig.model_validate({"mix": mix, "until": until}) for mix in ({"odd": 1}, {"even": 1, "odd": 1})]
+    batch = profile_batch(store, 900, seed=1, stages=stages)
+    assert {int(index) % 2 for index in batch.indices} == {1}
 
 
 @pytest.mark.parametrize(

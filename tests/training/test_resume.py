@@ -26,6 +26,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.tracking.tracker import keep
+from ziggurat.training import setup
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.run import create_run, reopen_run
@@ -364,13 +365,18 @@ def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("early", [False, True])
 def test_a_store_replaced_under_a_live_run(
     experiment: Experiment,
     uninterrupted: tuple[dict[str, bytes], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    early: bool,
 ) -> None:
-    """The run has the old data mapped and ends as ever, loudly; it cannot be resumed on the new ones."""
+    """The run has the old data mapped and ends as ever, loudly; it cannot be resumed on the new ones.
+
+    Replaced before the first update, it is noticed as well: what comes before that can take minutes.
+    """
     from ziggurat.data.prepare import prepare
 
     mine = tiny_experiment(tmp_path, **SETTINGS)
@@ -381,7 +387,11 @@ def test_a_store_replaced_under_a_live_run(
         file.write_text(file.read_text().replace("a", "e"))
         prepare(mine.data, force=True)
 
-    before_update(12, replace, monkeypatch)
+    if early:
+        usual = setup.create_run
+        monkeypatch.setattr(setup, "create_run", lambda *arguments: (replace(), usual(*arguments)))
+    else:
+        before_update(12, replace, monkeypatch)
     output = io.StringIO()
     run = tmp_path / "run"
     train(run, mine, console=Console(file=output, width=500))

@@ -23,6 +23,7 @@ from tests.training.runs import QUIET, final_bytes, records, timeless_progress
 from ziggurat.config import Experiment
 from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.corpus import Store
+from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.directory import open_model, weights
 from ziggurat.training import saving
@@ -53,7 +54,7 @@ class Trainee:
         self.learner = Learner(experiment, store, torch.device("cpu"))
         self.progress = Progress()
         log = RunLog(run, Console(file=self.said, width=500))
-        self.saver = Saver(run, experiment, store, self.progress, log)
+        self.saver = Saver(run, experiment, StoreWatch(store), self.progress, log)
 
     def update(self) -> None:
         """Change every weight and every moment."""
@@ -387,6 +388,19 @@ def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -
     assert progress.interim == []
     with pytest.raises(ValidationError, match=r"`keep_every` \(7\) must be a multiple of `every_updates` \(5\)"):
         CheckpointConfig(every_updates=5, keep_every=7)
+
+
+def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
+    """A run may be resumed with a configuration that keeps no best checkpoints."""
+    scores = {"step-00000001": 1.0, "step-00000002": 2.0}
+    progress = Progress(scores=dict(scores), direction_scores={"en-de": dict(scores)})
+    for progress.update in (1, 2, 3):
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
+    prune(tmp_path, progress, CheckpointConfig(keep_last=2, keep_best_per_direction=1), smaller_is_better=True)
+    assert (tmp_path / "best").resolve() == (tmp_path / "best-en-de").resolve() == checkpoint_folders(tmp_path)[0]
+    prune(tmp_path, progress, CheckpointConfig(keep_last=2, keep_best=0), smaller_is_better=True)
+    assert [folder.name for folder in checkpoint_folders(tmp_path)] == ["step-00000002", "step-00000003"]
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last"}
 
 
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     forward = forward_flops(experiment, sizes, *length)
     kinds = {kind for work in update.work.values() for kind in work.operations}
     machine = measure_machine(experiment, kinds, device)
-    copies = sum(update.at_peak.get(purpose, 0) for purpose in ("weights", "moments"))
+    kept = update.at_peak["weights"] if training.lora is None else update.trained  # as Learner.kept_weights
+    copies = kept + update.at_peak.get("moments", 0)
     speed, factor = machine.speed, machine.slowness
     time = time_cost(update, shape, batches, speed, factor, training.batch.accumulate)
     time = replace(time, others=machine.others, delay=machine.delay)

@@ -64,11 +64,13 @@ class SimulatedUpdate:
         at_peak: bytes alive at that time, by purpose (PURPOSES).
         work: work by phase: `encoder`, `decoder`, `loss`, `decoder backward`, `encoder backward` and `step`. The
             gradient of the loss is computed with the loss.
+        trained: bytes of the parameters that are trained: with low-rank updates, of these alone.
     """
 
     peak: int
     at_peak: Mapping[str, int]
     work: Mapping[str, Work]
+    trained: int
 
 
 @contextmanager
@@ -118,7 +120,8 @@ def simulate_update(
                 ledger.work["step"].moved += _NARROW_STEP * sum(p.numel() for p in optimiser.parameters)
             else:
                 optimiser.step()
-    return SimulatedUpdate(ledger.peak, dict(+ledger.at_peak), ledger.work)
+    trained = sum(parameter.nbytes for parameter in optimiser.parameters)
+    return SimulatedUpdate(ledger.peak, dict(+ledger.at_peak), ledger.work, trained)
 
 
 def _first_moments(optimiser: Optimiser) -> list[Tensor]:

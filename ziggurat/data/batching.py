@@ -94,8 +94,8 @@ def _quotas(sizes: NDArray[np.int64], weights: Sequence[float], temperature: flo
     missing = total - int(quotas.sum())
     if missing > 0:  # largest remainders first; `stable` orders equal ones by corpus number on every machine
         quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
-    elif missing < 0:  # the minimum of one pair for each corpus brought the sum above the total
-        quotas[np.argmax(quotas)] += missing
+    for _ in range(-missing):  # the minimum of one pair for each corpus brought the sum above the total
+        quotas[np.argmax(quotas)] -= 1
     return quotas
 
 

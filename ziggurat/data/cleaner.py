@@ -1,4 +1,4 @@
-"""The filters of a pair alone, applied to blocks one after another, the cheap ones before the dear ones.
+"""The filters of a pair alone, applied to blocks one after another, the cheap ones before the expensive ones.
 
 Each dropped pair counts under one reason. ziggurat.data.comparisons has the filters that compare pairs with others.
 """

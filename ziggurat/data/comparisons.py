@@ -192,7 +192,7 @@ def overlap_notice(name: str, found: Overlap) -> str | None:
 def _notice_of_sides(name: str, found: Overlap) -> str | None:
     """Return a notice on pairs that stay with one side in a set, after those with both have been dropped."""
     _, left = found.staying("pairs")
-    # A sentence of everyday ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
+    # An everyday sentence ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
     if min(left, found.found) < _many(found):
         return None
     return (

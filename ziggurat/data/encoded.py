@@ -43,7 +43,7 @@ class EncodedBlock:
         source: ids of each source [pairs], without tag.
         target: the same for the other side.
         texts: both sides as the store keeps them; None where it does not.
-        links: Word alignments, as the store keeps them; None where it does not.
+        links: word alignments, as the store keeps them; None where it does not.
     """
 
     corpus: int

@@ -8,7 +8,7 @@ from pathlib import Path
 from ziggurat.errors import DataError, printable
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = ["MANIFEST", "folder_kind"]
+__all__ = ["MANIFEST", "folder_kind", "is_store"]
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a store."""
@@ -31,7 +31,7 @@ def folder_kind(path: Path) -> str | None:
     found = _exported(path) or _foreign(path)
     if found:
         return found
-    if _fields(path / MANIFEST, "tables"):
+    if is_store(path):
         return (
             f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`, `ziggurat report` describes it"
         )
@@ -42,6 +42,11 @@ def folder_kind(path: Path) -> str | None:
     if (path / "model.safetensors").is_file() and (path / "config.yaml").is_file():
         return f"a model directory; `ziggurat translate {path}` translates with it"
     return _parent(path)
+
+
+def is_store(path: Path) -> bool:
+    """Return whether a folder has the manifest of a store, damaged or not; other programs' manifests do not count."""
+    return _fields(path / MANIFEST, "tables", "prepared_from") is not None
 
 
 def _exported(path: Path) -> str | None:

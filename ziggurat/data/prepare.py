@@ -25,6 +25,7 @@ from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overla
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
+from ziggurat.data.folder_kinds import is_store
 from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
 from ziggurat.data.passes import Parts, learn
 from ziggurat.data.prepare_report import CorpusReport, PrepareReport, report_of
@@ -114,11 +115,14 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
     """
     if not store.exists():
         return None
+    other = DataError(f"{store}: exists and holds something other than a store; set data.store to another folder")
     if not holds_only(store, _STORE_FILES):  # never replace anything but a store
-        raise DataError(f"{store}: exists and holds something other than a store; set data.store to another folder")
+        raise other
     sweep(store)  # temporary files of a process that was killed while it updated the manifest
     if not any(store.iterdir()):
         return None
+    if not is_store(store) and not any(store.glob("*.arrow")):  # whole, or damaged: others have such names as well
+        raise other
     try:
         opened = Store.open(store)
         opened.verify()  # every file: running `prepare` again is how users check that a store is intact
@@ -138,8 +142,10 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
     )
 
 
-_OURS = r"(manifest|vocabulary|depth-references|cleaning)\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|"
-_STORE_FILES = re.compile(_OURS + TEMPORARY.pattern)
+_STORE_FILES = re.compile(
+    r"(manifest|vocabulary|depth-references|cleaning)\.json|(joint|source|target)\.(spm|vocab)"
+    rf"|(train|dev)-(\d+\.arrow|(source-lengths|target-lengths|corpora)\.npy)|{TEMPORARY.pattern}"
+)
 
 
 def _build(

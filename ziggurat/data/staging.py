@@ -9,8 +9,7 @@ While NAME is built, `.NAME.building.tmp` lies beside it:
     gone/   the former NAME, being deleted
 
 `.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder;
-renameat2(RENAME_EXCHANGE) would take one, but NFS lacks it, so the journal would be needed anyway. The functions at the
-end deal with the names that earlier versions used, `NAME.partial` and `NAME.replaced`.
+renameat2(RENAME_EXCHANGE) would take one, but NFS lacks it, so the journal would be needed anyway.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -33,10 +31,8 @@ __all__ = [
     "Staging",
     "beside",
     "cannot_be_made",
-    "partial_earlier",
     "real_path",
     "remove",
-    "replaced_earlier",
     "staged",
 ]
 
@@ -73,7 +69,6 @@ class Staging:
         self.target.parent.mkdir(parents=True, exist_ok=True)
         self._lock = self._enter()
         try:
-            _take_over(self.target)
             self._tidy()
         except BaseException:
             self.close()
@@ -194,58 +189,6 @@ def real_path(target: str | Path) -> Path:
 def beside(target: Path, kind: str) -> Path:
     """Return the path beside `target` for a folder of this kind (BUILDING, DELETING)."""
     return target.with_name(f".{target.name}.{kind}.tmp")
-
-
-_WHOLE_FOLDERS_HAVE = ("manifest.json", "model.safetensors", "export.json", "checkpoints")
-_PARTIAL_FOLDERS_HAVE = re.compile(
-    r"(train|dev)-.*\.(arrow|npy)|(config|generation_config|tokenizer_config|manifest|export|onnx|meta)\.json"
-    r"|(source_|target_|shared_)?vocab(ulary)?\.json|config\.yaml|model\.(safetensors|bin)|.*\.(onnx|spm|vocab)"
-)
-"""Names of the files in a folder that an earlier version was building."""
-
-
-def replaced_earlier(target: Path) -> Path | None:
-    """Return `NAME.replaced` if an earlier version set it aside; None if it does not exist or belongs to the user.
-
-    Users give folders such names as well, so it must contain one of our files.
-    """
-    folder = target.with_name(f"{target.name}.replaced")
-    return folder if any((folder / name).exists() for name in _WHOLE_FOLDERS_HAVE) else None
-
-
-def partial_earlier(target: Path) -> Path | None:
-    """Return `NAME.partial` if an earlier version began it; None if it does not exist or belongs to the user."""
-    folder = target.with_name(f"{target.name}.partial")
-    try:
-        ours = not folder.is_symlink() and all(map(_PARTIAL_FOLDERS_HAVE.fullmatch, os.listdir(folder)))
-    except OSError:
-        return None
-    return folder if ours else None
-
-
-def _take_over(target: Path) -> None:
-    """Put back an earlier version's `NAME.replaced` if there is no NAME, and remove its `NAME.partial`.
-
-    A `NAME.replaced` beside an existing `target` stays: the earlier version would have deleted it, but it may be a copy
-    that the user keeps.
-    """
-    replaced = None if os.path.lexists(target) else replaced_earlier(target)
-    partial = partial_earlier(target)
-    if partial is None:
-        if replaced is not None:
-            os.rename(replaced, target)
-        return
-    # Earlier versions locked the folder itself, not a file in it.
-    descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if not try_lock(descriptor):
-            raise _busy(target)
-        if replaced is not None:
-            os.rename(replaced, target)
-        if is_same(partial, descriptor):
-            shutil.rmtree(partial, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def remove(path: Path) -> None:

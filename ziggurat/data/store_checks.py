@@ -35,8 +35,8 @@ __all__ = [
 class Verification:
     """Comparison of a store's training pairs with their checksums, in a thread that starts now.
 
-    Training may go on meanwhile, but must save nothing before `wait` has returned without an error. Reading and hashing
-    run outside Python's lock, at 2 to 10 GB a second from memory.
+    Training may go on meanwhile, but must save no weights before `wait` has returned without an error. Reading and
+    hashing run outside Python's lock, at 2 to 10 GB a second from memory.
 
     Args:
         store: a store just opened, whose training pairs have not been read.
@@ -83,8 +83,8 @@ class Verification:
         self._ended.wait()
         if isinstance(self._error, DataError):
             raise DataError(
-                f"{self._error}. Training has stopped, and nothing was saved that has seen these data; once the store "
-                "is restored, `--resume` continues the run"
+                f"{self._error}. Training has stopped, and no weights were saved that have seen these data; once the "
+                "store is restored, `--resume` continues the run"
             )
         if self._error is not None:
             raise self._error
@@ -94,12 +94,15 @@ class StoreWatch:
     """Watch over the files of an open store: `check` compares their identities, at the price of one `stat` a file.
 
     A store that was replaced or removed (`prepare --force`) does no harm to a process that has the old files mapped;
-    the same file with other content does.
+    the same file with other content does. Raises DataError when a file of `store`, just opened, is already gone.
     """
 
     def __init__(self, store: Store) -> None:
-        self._store = store
-        self._seen = {name: _identity(os.stat(store.path / name)) for name in store.manifest["files"]}
+        self.store = store
+        try:
+            self._seen = {name: _identity(os.stat(store.path / name)) for name in store.manifest["files"]}
+        except OSError as error:
+            raise DataError(f"{error.filename}: {error.strerror}, just after the store was opened") from None
 
     def check(self) -> str | None:
         """Return a message if the store was replaced or removed; None when it is untouched.
@@ -107,7 +110,7 @@ class StoreWatch:
         Raises DataError naming a file whose content was changed in place.
         """
         for name, seen in self._seen.items():
-            path = self._store.path / name
+            path = self.store.path / name
             try:
                 now = _identity(os.stat(path))
             except OSError:
@@ -116,7 +119,7 @@ class StoreWatch:
                 continue
             if now[:2] != seen[:2]:  # another inode: the old file lives on under our mapping
                 return f"{path} is another file now"
-            if fingerprint(path) != self._store.manifest["files"][name]["xxh3_128"]:
+            if fingerprint(path) != self.store.manifest["files"][name]["xxh3_128"]:
                 raise DataError(
                     f"{path}: changed while it was being read, so updates since the last checkpoint may have seen "
                     "damaged data; restore the store, then `--resume`"

@@ -21,10 +21,8 @@ from ziggurat.data.staging import (
     Staging,
     beside,
     cannot_be_made,
-    partial_earlier,
     real_path,
     remove,
-    replaced_earlier,
 )
 from ziggurat.data.temporary import TEMPORARY, remove_if_dead
 from ziggurat.errors import DataError, written_whole
@@ -66,8 +64,8 @@ def recover(target: str | Path) -> None:
     path = real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
     while not path.exists():
-        aside = [old for old in (beside(path, BUILDING) / "old", replaced_earlier(path)) if old and old.exists()]
-        if not aside:
+        aside = beside(path, BUILDING) / "old"
+        if not aside.exists():
             return
         try:
             Staging(path).close()
@@ -77,7 +75,7 @@ def recover(target: str | Path) -> None:
             time.sleep(0.01)
         except OSError as error:
             raise DataError(
-                f"{path}: a process was killed while it replaced this folder, which lies at {aside[0]} and cannot be "
+                f"{path}: a process was killed while it replaced this folder, which lies at {aside} and cannot be "
                 f"put back ({error.strerror}); rename it back"
             ) from None
 
@@ -88,10 +86,7 @@ def tidy(target: str | Path) -> None:
     Raises DataError: another process is building it, or the remains cannot be removed.
     """
     path = real_path(Path(target))
-    remains = [beside(path, BUILDING), beside(path, DELETING)]
-    if not (
-        any(map(os.path.lexists, remains)) or partial_earlier(path) or (not path.exists() and replaced_earlier(path))
-    ):
+    if not any(os.path.lexists(beside(path, kind)) for kind in (BUILDING, DELETING)):
         return
     try:
         Staging(path).close()

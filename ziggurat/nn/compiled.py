@@ -225,7 +225,7 @@ class CompiledLinear(nn.Module):
         self.bias = full.new_zeros(len(full))
         if bias is not None:
             self.bias[:out] = bias.detach()
-        scale = shift = full[:0, 0]  # for bytes alone
+        scale = shift = torch.empty(0)  # for bytes alone; no view, which would keep all of `full`
         if precision == "int8":
             scale = full.abs().amax(1).clamp_(min=SMALLEST) / LEVELS
             full = (full / scale[:, None]).round_()

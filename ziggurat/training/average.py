@@ -15,7 +15,7 @@ from ziggurat.config.lora import without_lora
 from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import sweep
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError, ConfigError, ZigguratError
 from ziggurat.models.directory import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -140,9 +140,12 @@ def average_newest(run: Path, config: TrainingConfig) -> list[int]:
 
 
 def average_ended(run: Path, config: TrainingConfig, log: RunLog) -> None:
-    """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says."""
+    """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says.
+
+    Nothing that is in the way makes a failure of the run, whose checkpoints are all there: it is logged.
+    """
     try:
         if updates := average_newest(run, config):
             log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {run / 'averaged'}")
-    except ConfigError as error:  # the user keeps things of his own there, which training leaves alone
+    except (ZigguratError, OSError) as error:  # things that the user keeps there, a checkpoint damaged, a full disk
         log.say(f"NOT AVERAGED: {error}", "bold red")

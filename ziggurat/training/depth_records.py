@@ -230,10 +230,10 @@ class DepthProbe:
 
 
 def probe_batch(experiment: Experiment, store: Store) -> Batch:
-    """Return the training pairs to measure on, a function of the store, `training` and the sampling temperature."""
-    training = experiment.training
+    """Return the training pairs to measure on: a function of the store, `training`, sampling temperature and stages."""
+    training, data = experiment.training, experiment.data
     tokens = min(training.diagnostics.tokens, training.batch.max_tokens)
-    return profile_batch(store, tokens, seed=training.seed, temperature=experiment.data.sampling_temperature)
+    return profile_batch(store, tokens, seed=training.seed, temperature=data.sampling_temperature, stages=data.stages)
 
 
 def measured(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:

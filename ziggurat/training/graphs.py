@@ -120,7 +120,6 @@ class _Recording:
         # Memory of its own: a graph reads the addresses with which it was recorded, so each replay copies its inputs
         # there.
         self.inputs = [tensor.clone() for tensor in inputs]
-        # Buffers are held on to, since the graph would go on reading their memory after it was freed.
         self._forward, self._buffers = forward, buffers
         # Casts must be part of the recording, and autocast's cache would keep them beyond it.
         kind = inputs[0].device.type

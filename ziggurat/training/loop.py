@@ -105,7 +105,7 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
         signals,
         ProgressLine(console) as line,
         # The last to be opened and the first to be closed: signals are heard until the last checkpoint is on disk.
-        Saver(setup.run, setup.experiment, setup.store, p, log, setup.processes, setup.store_check) as saver,
+        Saver(setup.run, setup.experiment, setup.watch, p, log, setup.processes, setup.store_check) as saver,
     ):
         reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
     if p.update == begun and not overdue:

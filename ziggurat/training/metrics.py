@@ -6,6 +6,7 @@ None of these ends a run: what cannot be written is reported once, and training 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -96,15 +97,17 @@ class MetricsWriter:
         Args:
             kind: `train` or `validation`.
             update: its update.
-            values: its figures by name; those that are None are left out.
+            values: its figures by name; those that are None are left out, and of the file those that are not finite.
             partial: mark it as one that is not at a multiple of `training.log_every_updates`.
             track: pass it on to trackers, too.
         """
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
         record |= {"partial": True} if partial else {}
+        # JSON has no numbers that are not finite.
+        record = {k: v for k, v in record.items() if isinstance(v, str) or (v is not None and math.isfinite(v))}
         try:
             # Flushed at once: a killed run that resumes from a later checkpoint does not write this record again.
-            self._file.write(json.dumps({k: v for k, v in record.items() if v is not None}) + "\n")
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
         except OSError as error:
             self._complain(error)

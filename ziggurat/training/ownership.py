@@ -47,7 +47,7 @@ def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[No
 def owned(run: Path) -> Iterator[None]:
     """Hold the run for this job. Raises CheckpointError when another process trains in it."""
     with locked(run):
-        write_atomically(run / _JOB, "\n".join(_job()).encode())
+        write_atomically(run / _JOB, os.fsencode("\n".join(_job())))  # as the environment has them, UTF-8 or not
         yield
 
 
@@ -57,7 +57,7 @@ def restarted(run: Path) -> bool:
     The same command then goes on with the run. Any other job that finds a run in its folder is refused.
     """
     try:
-        before = (run / _JOB).read_text(encoding="utf-8").split()
+        before = os.fsdecode((run / _JOB).read_bytes()).split("\n")
     except OSError:
         return False
     job = _job()

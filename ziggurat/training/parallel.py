@@ -150,7 +150,8 @@ class Parallel:
         return contextlib.nullcontext(self.model)
 
 
-# Buffers are constants, so they need not be sent before every pass. torch 2.13 renamed the option.
+# Buffers are constants (of tables, each process has as much as it needs), so they need not be sent before every pass.
+# torch 2.13 renamed the option.
 _BUFFERS = "forward_sync_buffers"
 _BUFFERS_STAY: dict[str, Any] = {
     _BUFFERS if _BUFFERS in inspect.signature(DistributedDataParallel).parameters else "broadcast_buffers": False
@@ -181,9 +182,9 @@ class Replicated(Parallel):
     ) -> None:
         super().__init__(model, loss, precision, processes)
         self._bucket_mib, self._layer_drop = bucket_mib, layer_drop
-        self._wrap()
+        self._wrap(first=True)
 
-    def _wrap(self) -> None:
+    def _wrap(self, *, first: bool) -> None:
         """Wrap the objective in a new DDP."""
         self._sizes: list[int] = []  # of all buckets, in the order in which they are added up
         self._sent: list[int] = []  # of those of the present update
@@ -195,6 +196,9 @@ class Replicated(Parallel):
             # With LayerDrop alone, since the search walks the graph in every pass; without it DDP would wait for the
             # gradients of layers that were left out.
             find_unused_parameters=self._layer_drop,
+            # Later, weights are the same everywhere, and tables of positions are not: a process that has met a longer
+            # sentence has a larger one, which the others could not receive.
+            init_sync=first,
             **_BUFFERS_STAY,
         )
         # DDP holds the hook in C++, where Python's garbage collector finds no cycle: a strong reference would keep the
@@ -269,5 +273,5 @@ class Replicated(Parallel):
             del self._ddp
             super().drop_gradients()
             gc.collect()
-            self._wrap()
+            self._wrap(first=False)
         return anywhere

@@ -237,6 +237,19 @@ def _store() -> Store:
     return store
 
 
+def _as_launched(timeout_minutes: float) -> Processes:
+    """Return this process as torchrun's variables describe it; without them, or alone, it is the only one."""
+    try:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return Processes()
+        rank, count, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+        return Processes(rank, count, local_rank, here, timeout_minutes)
+    except (KeyError, ValueError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else f"a variable is not a number ({error})"
+        raise ConfigError(f"WORLD_SIZE is set, but {said}: start with torchrun, or unset it") from None
+
+
 @contextmanager
 def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     """Context in which this process has joined those that torchrun started, if it did.
@@ -248,15 +261,10 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     names one GPU for all.
     """
     leave_with_launcher()
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Processes()
+    processes = _as_launched(timeout_minutes)
+    if processes.count == 1:
+        yield processes
         return
-    try:
-        rank, count, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
-        processes = Processes(rank, count, local_rank, here, timeout_minutes)
-    except (KeyError, ValueError) as error:
-        raise ConfigError(f"WORLD_SIZE is set, but {error} is missing or not a number: start with torchrun") from None
     backend = "gloo"
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"`training.device: {device}`: of several processes each has its own; set `auto` or `cuda`")

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from ziggurat.config import Experiment
-from ziggurat.data.batching import epoch_indices
+from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
+from ziggurat.data.stages import CorpusMix
 from ziggurat.init import profile_omega
 from ziggurat.models.build import stack_residuals
 from ziggurat.models.device import random_state_kept
@@ -21,16 +22,20 @@ from ziggurat.training.objective import every_branch_present
 __all__ = ["profile_admin", "profile_batch"]
 
 
-def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 1.0) -> Batch:
+def profile_batch(
+    store: Store, tokens: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> Batch:
     """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
 
-    It is a fair sample of the data as training meets them (`temperature`: `data.sampling_temperature`), except for the
-    longest 5 % of the pairs, which would fill it with padding. A batch of training would not do: its sentences all have
-    about the same length. The sample depends on the store, `tokens`, `seed` and `temperature` alone. A store with fewer
-    tokens is taken whole.
+    It is a fair sample of the data as training first meets them (`temperature`: `data.sampling_temperature`, `stages`:
+    `data.stages`, of which the first counts), except for the longest 5 % of the pairs, which would fill it with
+    padding. A batch of training would not do: its sentences all have about the same length. The sample depends on the
+    store and the arguments alone. An epoch with fewer tokens is taken whole.
+
+    Raises DataError as CorpusMix does.
     """
     table = store.train
-    epoch = epoch_indices(table.corpora, table.corpus_weights, temperature, seed, epoch=0)
+    epoch = CorpusMix(table, stages, temperature, seed).chosen(0)
     # Shuffled, since an epoch lists corpus after corpus.
     pairs = np.random.Generator(np.random.PCG64(seed)).permutation(epoch)
     cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
@@ -55,7 +60,10 @@ def profile_admin(
     init, seed = experiment.model.init, experiment.training.seed
     if init.kind != "admin" or init.omega != "profiled":
         return None
-    batch = profile_batch(store, init.profile_tokens, seed=seed, temperature=experiment.data.sampling_temperature)
+    data = experiment.data
+    batch = profile_batch(
+        store, init.profile_tokens, seed=seed, temperature=data.sampling_temperature, stages=data.stages
+    )
     # Old layers keep their omegas: their weights were trained with them.
     kept: list[Residual] = []
     if added is not None:

@@ -37,18 +37,21 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
             link(run / best_link(direction), run / CHECKPOINTS / its_best[0])
     # The newest of all, and the newest of those that the clock did not ask for, which make up averages.
     staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
-    if not best:  # scores were forgotten: until there is a new best one
-        former = [
-            Path(os.readlink(path)).name for path in (run / "best", *run.glob(best_link("*"))) if path.is_symlink()
-        ]
-        staying |= {folder for folder in folders if folder.name in former}
-    if kept.keep_every is not None:
-        staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
     if best and kept.keep_best:  # before the old target of the link is deleted, or a kill would leave it dangling
         link(run / "best", run / CHECKPOINTS / best[0])
-    for folder in folders:
-        if folder not in staying:
-            discard(folder)
+    links = {
+        path: Path(os.readlink(path)).name for path in (run / "best", *run.glob(best_link("*"))) if path.is_symlink()
+    }
+    if not best:  # scores were forgotten: until there is a new best one
+        staying |= {folder for folder in folders if folder.name in links.values()}
+    if kept.keep_every is not None:
+        staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
+    going = [folder for folder in folders if folder not in staying]
+    for path, target in links.items():  # of a run that was resumed, and keeps no best ones any more
+        if target in {folder.name for folder in going}:
+            path.unlink()
+    for folder in going:
+        discard(folder)
     progress.keep({folder.name for folder in staying})
 
 

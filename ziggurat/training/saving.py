@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_name, read_meta, write_meta
@@ -71,7 +70,7 @@ class Saver:
     Args:
         run: folder of the run.
         experiment: configuration of the run, which checkpoints contain.
-        store: data of the run; `save` notices when its files change under way.
+        watch: over the store of the run; `save` notices when its files have changed.
         progress: the run's; names of deleted checkpoints are removed from it.
         log: where trouble that does not end the run is reported.
         processes: all that train together.
@@ -85,7 +84,7 @@ class Saver:
         self,
         run: Path,
         experiment: Experiment,
-        store: Store,
+        watch: StoreWatch,
         progress: Progress,
         log: RunLog,
         processes: Processes | None = None,
@@ -98,7 +97,7 @@ class Saver:
         self._processes = (processes or Processes()).aside()
         self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
         self._smaller_is_better = config.validation.metric == "loss"
-        self._store, self._watch = (store.fingerprint, store.train.corpus_names), StoreWatch(store)
+        self._store, self._watch = (watch.store.fingerprint, watch.store.train.corpus_names), watch
         self._replaced: str | None = None
         there = (run / CHECKPOINTS / checkpoint_name(progress.update)).is_dir()
         # The first process's answer counts: one that takes part in a save alone would wait for the others for ever.

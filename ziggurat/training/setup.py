@@ -17,6 +17,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.experiment import shown
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.data.store_checks import StoreWatch
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.models.device import usable_device
@@ -51,6 +52,7 @@ class Setup:
         run: folder of the run, an absolute path.
         experiment: its configuration, with the batch size that `training.batch.fit` found.
         store: its data.
+        watch: notices when the files of the store change, from when it was opened.
         processes: all that train it.
         store_check: the check, beside training, that the data are whole.
         learner: model and optimiser.
@@ -63,6 +65,7 @@ class Setup:
     run: Path
     experiment: Experiment
     store: Store
+    watch: StoreWatch
     processes: Processes
     store_check: StoreCheck
     learner: Learner
@@ -99,6 +102,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     TrainingError for what cannot be trained.
     """
     store = Store.open(experiment.data.store)
+    watch = StoreWatch(store)  # now: until training begins, minutes may pass
     refuse_idle(experiment.training.batch, processes, resume=resume)
     if resume:
         experiment = settled_before(run, experiment)
@@ -117,7 +121,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     refuse_endless(experiment.training.stop, experiment.data.stages, validates=validator is not None)
     if resume:
         loader = loader_of(experiment, store, processes)
-        return Setup(run, experiment, store, processes, store_check, learner, loader, validator)
+        return Setup(run, experiment, store, watch, processes, store_check, learner, loader, validator)
     origin, fitted = _initial_weights(learner, experiment), ""
     if experiment.training.batch.fit:
         experiment, fitted = fit_batches(experiment, store, learner)
@@ -130,7 +134,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
         refuse_too_large(learner, loader, experiment, LoaderState())
     base = learner.base_weights()
     processes.first_does(lambda: create_run(run, experiment, store, base))
-    return Setup(run, experiment, store, processes, store_check, learner, loader, validator, origin, fitted)
+    return Setup(run, experiment, store, watch, processes, store_check, learner, loader, validator, origin, fitted)
 
 
 def _usable_device(experiment: Experiment) -> torch.device:

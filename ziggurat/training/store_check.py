@@ -1,7 +1,7 @@
 """The check, beside training, that the store is whole.
 
-Comparing a large store with its checksums can take minutes, so training does not wait for it; but nothing that training
-has made of the data is written to disk before the check is over.
+Comparing a large store with its checksums can take minutes, so training does not wait for it; but no weights that have
+seen the data are written to disk before the check is over.
 """
 
 from __future__ import annotations
