@@ -51,7 +51,8 @@ def check(config: ModelConfig, *, steps: bool) -> None:
     assert all(role is Role.LOW_RANK for name, role in parameter_roles(adapted).items() if name in trained)
     load_weights(adapted, {**weights(plain), **updates_of(adapted)}, "both")
     before = logits(plain)
-    assert torch.equal(logits(adapted), before)
+    # Not to the last bit: some processors round an LSTM's products by where the matrices lie in memory.
+    torch.testing.assert_close(logits(adapted), before, rtol=0, atol=1e-14)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for parameter in updates_of(adapted).values():

@@ -21,7 +21,6 @@ from ziggurat.report import data_content, data_facts
 from ziggurat.report.data_content import data_record, gather_data
 from ziggurat.report.data_figures import LengthCurve, length_figures
 from ziggurat.report.data_page import REASONS, data_page
-from ziggurat.report.page import MAX_BYTES
 
 GERMAN = ["Der Hund schläft vor der Tür.", "Am Fluss steht ein altes Haus.", "Wir gehen morgen in die Stadt."]
 ENGLISH = ["The dog sleeps at the door.", "There is an old house near the river.", "Tomorrow we go to town."]
@@ -115,7 +114,7 @@ def test_page_is_sound_and_says_it_loudly(store: Store) -> None:
     for reason in ("identical", "duplicate", "empty", "too_many_pieces"):
         assert f"<code>{reason}</code>: {REASONS[reason]}" in page
     assert tags.tags.count("svg") >= 3
-    assert len(page) < MAX_BYTES
+    assert len(page) < 5_000_000
     assert re.search(r"News .*?</th><td>train</td><td class=\"n\">5</td>\s*<td>source, de</td>", page)
 
 

@@ -76,7 +76,7 @@ CASES = {
     "an unknown language": Case(
         '-X POST /translate  -d {"q":"x","source":"en","target":"zz"}', 400, {"error": "zz is not supported"}
     ),
-    "a direction that there is not": Case(
+    "an unavailable direction": Case(
         '-X POST /translate  -d {"q":"x","source":"qh","target":"en"}',
         400,
         {"error": "Qlo (en) is not available as a target language from Qhi (qh)"},
@@ -102,8 +102,8 @@ CASES = {
         {"error": "Invalid request: alternatives parameter must be <= 3"},
     ),
     "broken JSON": Case("-X POST /translate  -d {bad", 400, {"error": BROKEN}),
-    "JSON that is no object": Case("-X POST /translate  -d [1]", 400, {"error": "Invalid JSON format"}),
-    "read instead of posted": Case("/translate", 405, "a page"),
+    "JSON that is not an object": Case("-X POST /translate  -d [1]", 400, {"error": "Invalid JSON format"}),
+    "GET instead of POST": Case("/translate", 405, "a page"),
     "detection": Case("-X POST /detect -d q=Hello there, how are you today?", 200, [DETECTED]),
     "detection of nothing": Case("-X POST /detect  -d {}", 400, {"error": "Invalid request: missing q parameter"}),
     "everything in the query": Case("-X POST /translate?q=Hi&source=en&target=qh", 200, TEXT),

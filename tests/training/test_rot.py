@@ -77,7 +77,7 @@ def test_no_checkpoint_is_written_before_the_store_is_known_to_be_whole(
     monkeypatch.setattr(Shard, "verify", slow)
     monkeypatch.setattr(Verification, "found_damage", asking)
     monkeypatch.setattr("ziggurat.training.store_check.Verification", partial(Verification, patience=0.01))
-    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*nothing was saved"):
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*no weights were saved"):
         train(tmp_path / "run", experiment, console=QUIET)
     assert checkpoint_folders(tmp_path / "run") == []
     assert not (tmp_path / "run" / "averaged").exists()
