@@ -124,9 +124,9 @@ def measures(runs: list[dict[str, Any]]) -> list[str]:
         return ["", ""]
     gradients = [found["first"]["gradient_norm"]["decoder"] for found in known]
     alike = [value for found in known for value in found["last"]["adjacent_similarity"] if value is not None]
-    # Geometric, as of all ratios.
-    ratio = statistics.geometric_mean(layers[0] / layers[-1] for layers in gradients)
-    return [f"{ratio:.2g}", f"{statistics.mean(alike):.2f}"]
+    # Geometric, as of all ratios; without runs in which no gradient reaches one of the two.
+    ratios = [layers[0] / layers[-1] for layers in gradients if layers[0] and layers[-1]]
+    return [f"{statistics.geometric_mean(ratios):.2g}" if ratios else "", f"{statistics.mean(alike):.2f}"]
 
 
 def draw(of: dict[str, dict[str, Found]], cost: dict[str, Any]) -> None:

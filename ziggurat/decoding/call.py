@@ -36,7 +36,7 @@ class LineExtras:
     longest: Sequence[int] = field(default_factory=list)
     """Most tokens of each part of the translations: none at all, or a number for each line."""
     numbered: bool = True
-    """Whether errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
+    """Errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
 
     def __post_init__(self) -> None:
         """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""

@@ -41,7 +41,7 @@ _DAMAGE = (
     ValueError,
     IndexError,
 )
-"""What damage and oddities raise; ValueError and IndexError: names in a zip that are not UTF-8, or empty."""
+"""Errors of damaged and odd archives; ValueError and IndexError: names in a zip that are not UTF-8, or empty."""
 
 
 class Member(NamedTuple):

@@ -47,8 +47,9 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     if kept.keep_every is not None:
         staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
     going = [folder for folder in folders if folder not in staying]
+    gone = {folder.name for folder in going}
     for path, target in links.items():  # of a run that was resumed, and keeps no best ones any more
-        if target in {folder.name for folder in going}:
+        if target in gone:
             path.unlink()
     for folder in going:
         discard(folder)
