@@ -60,7 +60,10 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
 
 def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_experiment(tiny_folder, batch={"max_tokens": 1000, "length_multiple": 8})
-    other = config.model_copy(update={"data": config.data.model_copy(update={"store": str(tmp_path)})})
+    nothing = config.data.train[0].model_copy(update={"source": str(tmp_path / "a"), "target": str(tmp_path / "b")})
+    other = config.model_copy(
+        update={"data": config.data.model_copy(update={"store": str(tmp_path), "train": [nothing]})}
+    )
     found = expected_batches(other)
     assert found.origin == f"assumed: there is no store {tmp_path}"
     longest = config.data.filters.max_pieces
@@ -68,6 +71,12 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
     assert found.largest == (BatchShape(31, 32, 32), BatchShape(3, 256, 256))  # 30 and 251 tokens, rounded up
     assert (found.source_length, found.target_tokens) == (ASSUMED_LENGTH, 31 * 32)
     assert found.real_target_tokens == 31 * 30
+    (tmp_path / "a").write_text("Kurz.\n\u00e4\n" * 20)  # 5 and 2 bytes
+    (tmp_path / "b").write_text("A line of 24 characters.\nOne line of 16..\n" * 20)
+    found = expected_batches(other)
+    assert found.origin == f"assumed by the bytes of the text: there is no store {tmp_path}"
+    assert (found.source_length, found.target_length) == (6, 6)  # 20 bytes of the longer side, and its end
+    assert found.largest == (BatchShape(125, 8, 8), BatchShape(3, 256, 256))
     changed = config.model_copy(
         update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
     )

@@ -1,7 +1,8 @@
-"""The batches of an update: those of the store, or of sentences of an assumed length."""
+"""The batches of an update: those of the store, or of sentences as long as the corpus has, or of an assumed length."""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +13,17 @@ from ziggurat.cost.simulation import BatchShape
 from ziggurat.data.batching import make_batches, round_up
 from ziggurat.data.corpus import MANIFEST, Store, read_manifest
 from ziggurat.data.loader import LoaderState
+from ziggurat.data.readers import CorpusReader
 from ziggurat.data.store_checks import unlike_store
+from ziggurat.errors import ZigguratError
 from ziggurat.training.feeding import loader_of
 
 __all__ = ["ASSUMED_LENGTH", "Batches", "expected_batches"]
 
 ASSUMED_LENGTH = 30
-"""Tokens of a sentence, end-of-sentence included, where there is no store."""
+"""Tokens of a sentence, end-of-sentence included, where there is neither a store nor text."""
+_BYTES_PER_TOKEN = 4
+"""German has 4.2, English 3.6 (8,000 joint pieces of Tatoeba); other scripts have more, of which fewer tokens come."""
 _SAMPLE = 1_000_000
 """Number of pairs read of a larger store."""
 _LONGEST = 4096
@@ -51,23 +56,28 @@ class Batches:
     origin: str
 
 
-def expected_batches(experiment: Experiment) -> Batches:
+def expected_batches(experiment: Experiment, text: CorpusReader | None = None) -> Batches:
     """Return the batches of the store if it was prepared as section `data` says; otherwise assumed ones.
+
+    Args:
+        experiment: the configuration.
+        text: a corpus as long as the one that will be trained on; None: the first of `data.train`.
 
     Raises DataError where the store is damaged, has a pair that does not fit into a batch, or lacks what stages or
     modifiers ask for.
     """
     store = Path(experiment.data.store).expanduser()
     if not (store / MANIFEST).is_file():
-        return _assumed(experiment, f"there is no store {store}")
+        return _assumed(experiment, f"there is no store {store}", text)
     if unlike_store(experiment.data, read_manifest(store)):
-        return _assumed(experiment, f"{store} was prepared with other settings")
+        return _assumed(experiment, f"{store} was prepared with other settings", text)
     opened = Store.open(store)
-    return _assumed(experiment, f"{store} is empty") if len(opened.train) == 0 else _planned(experiment, opened)
+    return _assumed(experiment, f"{store} is empty", text) if len(opened.train) == 0 else _planned(experiment, opened)
 
 
-def _assumed(experiment: Experiment, reason: str) -> Batches:
-    """Return batches of sentences of ASSUMED_LENGTH, and of the longest that `data.filters` allows."""
+def _assumed(experiment: Experiment, reason: str, text: CorpusReader | None) -> Batches:
+    """Return batches of sentences of an assumed length, and of the longest that `data.filters` allows."""
+    assumed, by = _length_of_text(experiment, text)
     batch = experiment.training.batch
     longest = min((experiment.data.filters.max_pieces or batch.max_tokens) + 1, batch.max_tokens)
 
@@ -76,11 +86,24 @@ def _assumed(experiment: Experiment, reason: str) -> Batches:
         sentences = max(1, batch.max_tokens // padded)
         return BatchShape(min(sentences, batch.max_sentences or sentences), padded, padded)
 
-    usual = of_length(ASSUMED_LENGTH)
-    length, tokens = min(ASSUMED_LENGTH, longest), usual.sentences * usual.source
+    usual = of_length(assumed)
+    length, tokens = min(assumed, longest), usual.sentences * usual.source
     real = usual.sentences * length
-    origin = f"assumed: {reason}"
+    origin = f"assumed{by}: {reason}"
     return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, real, origin)
+
+
+def _length_of_text(experiment: Experiment, text: CorpusReader | None) -> tuple[int, str]:
+    """Return the tokens of a sentence by the first lines of a corpus, if it is there, and how they were told."""
+    data = experiment.data
+    with contextlib.suppress(ZigguratError):  # not there, or not as it should be, which `prepare` says
+        if text is None and data.train:
+            text = CorpusReader.of(data.train[0], "data.train.0", (data.source_language, data.target_language))
+        block = next(text.blocks(), None) if text is not None else None
+        if block is not None:
+            longer = max(sum(len(line.encode()) for line in side) for side in block)
+            return round(longer / _BYTES_PER_TOKEN / len(block[0])) + 1, " by the bytes of the text"
+    return ASSUMED_LENGTH, ""
 
 
 def _planned(experiment: Experiment, store: Store) -> Batches:

@@ -18,6 +18,7 @@ from ziggurat.cost.flops import TokenFlops, forward_flops, training_flops
 from ziggurat.cost.ledger import Work
 from ziggurat.cost.machine import Speed, measure_machine, shallow
 from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_update
+from ziggurat.data.readers import CorpusReader
 from ziggurat.errors import ConfigError
 from ziggurat.models.device import usable_device
 from ziggurat.nn.precision import precision_notice
@@ -96,8 +97,10 @@ class Cost:
     shallower: tuple[tuple[int, int, float], ...] = ()
 
 
-def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
+def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusReader | None = None) -> Cost:
     """Return the costs of training `experiment` on this machine; `sizes` are those of the vocabularies.
+
+    Where there is no store yet, `text`, or else the first corpus of `data.train`, tells how long sentences are.
 
     Memory is allocated only for timing, on a copy with at most two layers in each stack. Raises the ConfigError and
     DataError of build_model and expected_batches.
@@ -108,7 +111,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     notes += [f"`training.precision: auto` is {training.precision} here"] if auto else []
     widths = experiment.model.d_model, experiment.model.d_ff
     notes += [precision_notice(training.precision, device, widths, always=True)] if device.type == "cpu" else []
-    batches = expected_batches(experiment)
+    batches = expected_batches(experiment, text)
     shape = _hungriest(experiment, sizes, batches.largest, device)
     update = simulate_update(experiment, sizes, shape, device)
     length = round(batches.source_length), round(batches.target_length)

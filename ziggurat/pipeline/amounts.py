@@ -60,14 +60,19 @@ class Amounts:
         """Return the pairs of the bitext as it comes in."""
         return _sum([self._given(number) for number in range(len(self._config.bitext.train))])
 
-    def _given(self, number: int) -> Lines | None:
+    def reader(self, number: int) -> CorpusReader | None:
+        """Return what reads a corpus of the bitext as it comes in; None: it is not there."""
         key, corpus = f"bitext.train.{number}", self._config.bitext.train[number]
         with contextlib.suppress(ZigguratError):  # not fetched, or not as it should be, which the step says
-            reader = CorpusReader.of(resolved(self._road, corpus, key), key, self._road.languages)
-            if reader.kind == "parquet":
-                return _sum([_rows_of(part[0]) for part in reader.files])
-            return lines_of(part[0] for part in reader.files)
+            return CorpusReader.of(resolved(self._road, corpus, key), key, self._road.languages)
         return None
+
+    def _given(self, number: int) -> Lines | None:
+        if (reader := self.reader(number)) is None:
+            return None
+        if reader.kind == "parquet":
+            return _sum([_rows_of(part[0]) for part in reader.files])
+        return lines_of(part[0] for part in reader.files)
 
     def bitext(self) -> Lines | None:
         """Return the pairs of the bitext that are trained on."""

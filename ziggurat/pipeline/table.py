@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ziggurat.config.pipeline import MODELS, ModelName
 from ziggurat.pipeline.alignment import align_step
+from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.cleaning import clean_step
 from ziggurat.pipeline.corpora import fetch_step, fetched_names, sets_step
 from ziggurat.pipeline.costs import Costs
@@ -37,7 +38,7 @@ def _steps(road: Road) -> Iterator[Step]:
     """Yield all steps but the report, each after those that it depends on."""
     config = road.config
     trained: list[ModelName] = [n for n in MODELS if (m := getattr(config, n)) is not None and m.existing is None]
-    costs = Costs({name: experiment_of(road, name) for name in trained})
+    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road).reader(0))
 
     def model(name: ModelName) -> Iterator[Step]:
         if name in trained:
