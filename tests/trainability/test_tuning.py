@@ -38,6 +38,8 @@ def test_another_size_keeps_heads_and_proportions() -> None:
     assert (small.planned_encoder_layers, small.planned_decoder_layers) == (3, 2), "not those of the large model"
     with pytest.raises(ConfigError, match="no multiple of 64"):
         resized(model, Size(96, 3, 3))
+    narrow = resized(change_section(model, {"encoder": {"heads": 16}}, "model"), Size(128, 3, 2))
+    assert (narrow.heads, narrow.encoder_heads) == (2, 4)
     wide = {"encoder": {"d_model": 1024, "heads": 16}, "embedding": {"sharing": "decoder"}, "transfer": None}
     with pytest.raises(ConfigError, match="equally wide"):
         resized(change_section(model, wide, "model"), Size(128, 3, 3))

@@ -79,17 +79,19 @@ def resized(model: ModelConfig, size: Size) -> ModelConfig:
 
     Raises ConfigError where it cannot have that size.
     """
-    head = model.d_model // model.heads
-    if size.width % head:
-        raise ConfigError(f"width {size.width} is no multiple of {head}, the width of the heads, which must stay")
     if model.encoder_width != model.d_model:
         raise ConfigError("`model.encoder.d_model`: sizes are changed only where encoder and decoder are equally wide")
+    head, of_encoder = model.d_model // model.heads, model.d_model // model.encoder_heads
+    for wide in (head, of_encoder):
+        if size.width % wide:
+            raise ConfigError(f"width {size.width} is no multiple of {wide}, the width of the heads, which must stay")
 
     def narrower(width: int) -> int:
         return max(1, round(width * size.width / model.d_model))
 
     encoder = _stack(model.encoder, size.encoder_layers)
-    encoder |= {"d_model": None, "heads": None, "d_ff": model.encoder.d_ff and narrower(model.encoder.d_ff)}
+    heads = None if model.encoder.heads is None else size.width // of_encoder
+    encoder |= {"d_model": None, "heads": heads, "d_ff": model.encoder.d_ff and narrower(model.encoder.d_ff)}
     changes: dict[str, Any] = {
         "preset": None,
         "d_model": size.width,
