@@ -131,7 +131,7 @@ def checks(device: torch.device, width: int, heads: int, vocabulary: int, *, com
     todo: dict[str, Callable[[], Check]] = {
         **{
             f"padded batches, {kind} attention": lambda kind=kind: _padded_batches(s, kind)  # type: ignore[misc]
-            for kind in ("full", "merged")
+            for kind in ("full", "merged", "relative")
         },
         "fp32 and bf16": lambda: _precision(s),
         "CUDA graphs and eager passes": lambda: _graphs(s),

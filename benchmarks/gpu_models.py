@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
@@ -42,6 +43,8 @@ MODELS: dict[str, dict[str, Any]] = {
 MULTIPLE = 8
 """Lengths are padded to multiples of this, which keeps shapes few and suits tensor cores."""
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
+KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+"""Of attention, for the plain loop; ours does without cuDNN's (ziggurat.models.device)."""
 
 
 def config_of(name: str, width: int, heads: int, **choices: Any) -> ModelConfig:
@@ -170,7 +173,7 @@ class Plain(nn.Module):
         self.train()
         b = batch.to(self._device, non_blocking=True)
         future = nn.Transformer.generate_square_subsequent_mask(b.target_in.shape[1], device=self._device).isinf()
-        with autocast(self._device, "bf16"):
+        with autocast(self._device, "bf16"), sdpa_kernel(KERNELS):
             hidden = self.layers(
                 self(b.source),
                 self(b.target_in),

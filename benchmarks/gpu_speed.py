@@ -36,6 +36,7 @@ from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, op
 from benchmarks.gpu_translation import translation
 from ziggurat.data.collate import Batch
 from ziggurat.errors import printable
+from ziggurat.models.device import usable_device
 from ziggurat.training.memory import Shortage, within_memory
 
 GIB = 1 << 30
@@ -246,7 +247,7 @@ def main() -> None:
     parser.add_argument("--small", action=argparse.BooleanOptionalAction)
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
     o = parser.parse_args()
-    clock, device = Clock(60 * o.minutes), torch.device(o.device)
+    clock, device = Clock(60 * o.minutes), usable_device(o.device, "--device")
     o.small = device.type == "cpu" if o.small is None else o.small
     o.compile = device.type == "cuda" if o.compile is None else o.compile
     o.seconds = o.seconds or (0.1 if o.small else 4.0)

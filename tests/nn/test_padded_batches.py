@@ -59,6 +59,15 @@ def test_every_sentence_and_every_padding_is_a_sequence() -> None:
     assert torch.equal(cross.keys, own.keys)
 
 
+@pytest.mark.parametrize(("sentences", "bounded"), [(32_767, True), (32_768, False)])
+def test_a_batch_of_more_sequences_than_the_kernel_takes_has_a_bias(
+    sentences: int, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: True)
+    hidden = padding_mask(torch.ones(sentences, 2, dtype=torch.bool), torch.float32)
+    assert (hidden.bounds is not None) == bounded
+
+
 @pytest.mark.parametrize("queries", [None, 2, 6])
 def test_real_queries_see_real_keys_and_nothing_else(queries: int | None, calls: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)

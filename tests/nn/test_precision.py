@@ -75,6 +75,17 @@ def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> 
     assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is told to change translations"
 
 
+@pytest.mark.parametrize(
+    ("chosen", "has_bf16", "said"), [("fp32", True, True), ("fp32", False, False), ("bf16", True, False)]
+)
+def test_a_gpu_is_faster_in_bf16_where_it_has_it(
+    chosen: str, has_bf16: bool, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bf16)
+    found = precision_notice(chosen, torch.device("cuda"), WIDTHS, always=True)
+    assert ("this GPU is faster in bf16" in found) == said == bool(found)
+
+
 @pytest.mark.slow
 def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:
     """And goes on with it on a machine where the other is faster."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.average import regular_checkpoints
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_checkpoint, read_progress
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
+from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.recovery import next_rate
@@ -96,6 +99,22 @@ def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) ->
     assert "pre 1-1, width" in said
     assert "the model grows, the decoder from 1 to 2 layers:" in said
     assert "the model grows, the encoder from 1 to 4 layers:" in said
+
+
+def test_a_model_that_has_grown_leaves_memory_at_once(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although its compiled layers refer to themselves; Python looks for such cycles seldom, and here never."""
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **_: setattr(self, "_compiled_call_impl", self._call_impl)
+    )
+    experiment = growing(tiny_folder, compile="layers")
+    learner = Learner(experiment, Store.open(experiment.data.store), torch.device("cpu"))
+    before = weakref.ref(learner.model.encoder.layers[0])  # type: ignore[index]
+    gc.disable()
+    try:
+        learner.grow()
+    finally:
+        gc.enable()
+    assert before() is None
 
 
 @pytest.mark.slow

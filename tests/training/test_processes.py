@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pytest
+import torch
 from torch.distributed import HashStore
 
 from tests.training.launch import finish, launch, run_together
@@ -159,3 +161,26 @@ def test_processes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -
         joined(0.1),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("gpus", "fails", "left"), [(2, False, True), (2, True, False), (0, False, True), (0, True, True)]
+)
+def test_a_process_that_fails_alone_does_not_wait_for_the_others_of_its_machine(
+    gpus: int, fails: bool, left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL's groups are destroyed by all processes of a machine together; gloo's by each for itself."""
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    calls: list[object] = []
+    monkeypatch.setattr("atexit.register", lambda function: calls.append(function.__name__))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
+    monkeypatch.setattr("ziggurat.training.processes._meet", lambda backend, processes: calls.append(backend))
+    monkeypatch.setattr(Processes, "arrive", lambda self: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("left"))
+    with pytest.raises(TrainingError) if fails else nullcontext(), joined(0.1, "auto"):
+        if fails:
+            raise TrainingError("out of memory in the middle of a layer")
+    assert calls == [*([1, "cpu:gloo,cuda:nccl"] if gpus else ["gloo"]), "left" if left else "end_at_once"]

@@ -119,6 +119,14 @@ def test_an_edited_configuration_is_refused_as_an_override_is(old: str, new: str
         reopen_run(run, [])
 
 
+def test_a_run_is_reopened_without_its_device(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several processes does it before it knows its GPU; all of them would open the first one."""
+    used: list[str] = []
+    monkeypatch.setattr("ziggurat.training.run.usable_device", lambda name, _: used.append(name))
+    reopen_run(run, ["training.device=cuda"])
+    assert used == []
+
+
 def test_what_a_resumed_run_may_change_may_be_edited(run: Path) -> None:
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("updates: 4\n", "updates: 5\n"))

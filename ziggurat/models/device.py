@@ -14,10 +14,23 @@ __all__ = ["random_state_kept", "usable_device"]
 def usable_device(name: str, setting: str) -> torch.device:
     """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
 
-    Raises ConfigError, which names `setting`, when it cannot be used.
+    On a GPU cuDNN's kernel for attention is switched off. Raises ConfigError, which names `setting`, when the device
+    cannot be used.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        device = _named(name, setting)
+    if device.type == "cuda":
+        # On Hopper and Blackwell it is torch's first choice (2.11 and later, with CUDA 13). It makes a plan for each
+        # new shape, which takes up to a second, and batches have thousands of shapes; it refuses a bias that needs a
+        # gradient, as relative positions do; and with a bias its gradients may be NaN
+        # (github.com/pytorch/pytorch/issues/196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def _named(name: str, setting: str) -> torch.device:
     try:
         device = torch.device(name)
         # torch.device accepts the name of a GPU that is not there; only its memory tells.

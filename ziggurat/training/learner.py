@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -174,6 +175,8 @@ class Learner:
         # Weights are copied before the stage is made: FSDP cuts up the parameters that it is given.
         added = carry_weights(growth, self.parallel.weights(), depths, model)
         self._stage = self._make_stage(number, model)
+        # Compiled layers and DDP refer to themselves: the old model would stay in memory until Python looks for cycles.
+        gc.collect()
         carry_moments(growth, moments, depths, self.optimiser)
         return self.profile(added)
 

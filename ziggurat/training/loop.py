@@ -70,9 +70,8 @@ def train(
 
 def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     """Log what is about to be trained; profile ADMIN's omegas where training starts from initialised weights."""
-    if start.origin:
-        log.say(f"starting from the weights of {start.origin}")
-    for line in introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run):
+    begun = [f"starting from the weights of {start.origin}"] if start.origin else []
+    for line in [*begun, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
         log.say(line)
     if start.initialised and (profiled := setup.learner.profile()):
         log.say(profiled)
@@ -84,7 +83,8 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
     if setup.processes.first and begins:
         model, precision = setup.experiment.model, setup.experiment.training.precision
-        log.say(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff), always=True))
+        if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff), always=True):
+            log.say(told)
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
     for notice in filter(None, about):
         log.say(notice, "yellow")

@@ -6,6 +6,7 @@ Below it, how processes meet at the start, and leave at the end.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -22,7 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
-from ziggurat.training.signals import leave_with_launcher
+from ziggurat.training.signals import end_at_once, leave_with_launcher
 
 __all__ = ["Processes", "joined", "lost"]
 
@@ -281,5 +282,12 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     try:
         processes.arrive()
         yield processes
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        # All processes of a machine leave NCCL together. One that fails alone would wait for the others, here or at the
+        # end of Python, and they wait for it; the launcher, which ends them all when one has ended, would not notice.
+        if backend == "gloo":
+            dist.destroy_process_group()
+        else:
+            atexit.register(end_at_once)
+        raise
+    dist.destroy_process_group()

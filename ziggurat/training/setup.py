@@ -6,6 +6,7 @@ made ready before its folder is held, and takes up its newest checkpoint once no
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,6 +126,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     origin, fitted = _initial_weights(learner, experiment), ""
     if experiment.training.batch.fit:
         experiment, fitted = fit_batches(experiment, store, learner)
+        gc.collect()  # the model at its full depth, on which batches were tried; see Learner.grow
         validator = _validator(experiment, store, processes)
     loader = loader_of(experiment, store, processes)
     compiled = experiment.training.compile == "layers"

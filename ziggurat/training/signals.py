@@ -1,20 +1,22 @@
 """SIGTERM, SIGHUP and Ctrl-C during training: finish the update, write a checkpoint, end; a second one ends at once.
 
 A validation under way is abandoned, and the resumed run does it. The second part of the file ends processes whose
-launcher, torchrun, has died.
+launcher, torchrun, has died, and those that cannot end as others do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType, TracebackType
 
 from ziggurat.terminal import say_at_once, stop_signals
 
-__all__ = ["GracefulStop", "leave_with_launcher"]
+__all__ = ["GracefulStop", "end_at_once", "leave_with_launcher"]
 
 _PATIENCE_SECONDS = 30.0
 """Time for a process whose launcher is gone to end: as long as torchrun itself waits between SIGTERM and SIGKILL."""
@@ -108,3 +110,11 @@ def _watch(launcher: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_PATIENCE_SECONDS)
     os._exit(128 + signal.SIGTERM)
+
+
+def end_at_once() -> None:
+    """End this process as a failed one, without the rest of Python's clean-up."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(1)

@@ -103,7 +103,8 @@ def train_update(
         parallel.drop_gradients()
         return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in parallel.model.parameters() if p.grad is not None]
-    norm = whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
+    # As torch.nn.utils.get_total_norm computes it, which refuses the grouped kernels on devices that lack them (mps).
+    norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     # (2) Figures, in one transfer: the only time that the CPU waits for a GPU.
     guided = sums.nll.new_zeros(2) if sums.alignment is None else sums.alignment.to(sums.nll.dtype)
     *mine, norm_here = torch.cat([torch.stack([sums.objective, sums.nll]), guided, norm[None]]).tolist()

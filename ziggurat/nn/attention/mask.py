@@ -11,6 +11,10 @@ from torch import Tensor
 __all__ = ["Mask", "SequenceBounds", "causal_mask", "padding_bias", "padding_mask", "sequence_bounds"]
 
 
+_MOST_SEQUENCES = 65_535
+"""Of a call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
+
+
 class SequenceBounds(NamedTuple):
     """A padded batch for flash attention: laid end to end and cut into sequences that see only themselves.
 
@@ -57,8 +61,8 @@ def padding_mask(mask: Tensor, dtype: torch.dtype, queries: int | None = None) -
 
     `queries` is the number of queries per sentence; None: the keys themselves attend.
     """
-    bounds = sequence_bounds(mask, queries) if _takes_bounds(mask.device) else None
-    return Mask(padding_bias(mask, dtype), bounds=bounds)
+    bounded = _takes_bounds(mask.device) and 2 * len(mask) <= _MOST_SEQUENCES
+    return Mask(padding_bias(mask, dtype), bounds=sequence_bounds(mask, queries) if bounded else None)
 
 
 def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Mask:
