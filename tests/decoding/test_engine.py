@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tests.small import merged
 from ziggurat.config import ModelConfig
+from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
@@ -16,6 +18,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled, packed
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.packed import Precision, available, make_fast
 from ziggurat.training.objective import autocast
 
@@ -92,13 +95,36 @@ def test_a_packed_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_whose_stream_is_bf16_are_searched() -> None:
-    """Under autocast the encoder's output may be bf16, and masks with it; a whole model of bf16 takes nothing else."""
+    """Under autocast the encoder's output may be bf16, and masks with it."""
     sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
     settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2))
     none = build_model(ModelConfig.model_validate({**SIZES, "residual": "none"}), 61, 61, seed=3).eval()
     with autocast(torch.device("cpu"), "bf16"):
         assert len(search(ModelScorer(none), sentences, settings)) == 4
-    assert len(search(ModelScorer(model("pre").bfloat16()), sentences, settings)) == 4
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *KINDS.values(),
+        *({"residual": kind} for kind in get_args(ResidualKind)),
+        *({stack: {"history": kind}} for kind in get_args(HistoryKind) for stack in ("encoder", "decoder")),
+    ],
+    ids=str,
+)
+def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> None:
+    """As on a GPU with `precision: bfloat16`: what a kind computes in fp32 must not reach maps and norms in bf16."""
+    sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
+    settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
+    deep = {**SIZES, "decoder": {"layers": 3}, "combination": {"period": 2}}
+    config = ModelConfig.model_validate(merged(deep, choices))
+    built = build_model(config, 61, 61, seed=3).eval().bfloat16()
+    types = set[torch.dtype]()
+    for module in built.modules():
+        if isinstance(module, Linear | nn.LayerNorm):  # a CPU would take fp32 there, where CUDA takes one type
+            module.register_forward_pre_hook(lambda _, inputs: types.add(inputs[0].dtype))
+    assert len(search(ModelScorer(built), sentences, settings)) == 4
+    assert types <= {torch.bfloat16}
 
 
 def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
