@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import pytest
@@ -23,6 +25,7 @@ from ziggurat.nn.attention import cache as cache_module
 from ziggurat.nn.attention import live as live_module
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.packed import Precision, available, make_fast
+from ziggurat.nn.precision import decoding_notice, settled
 from ziggurat.training.objective import autocast
 
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}
@@ -190,3 +193,25 @@ def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -
         make_fast(built, "int8")
     with pytest.raises(ConfigError, match=r"decoding\.precision: bfloat16.*AVX-512-BF16"):
         make_fast(built, "bfloat16")
+
+
+def test_of_several_gpus_the_one_that_is_asked_for_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one here is too old for bf16, the second is not."""
+    current = [0]
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 1)
+    old, new, widths = torch.device("cuda:0"), torch.device("cuda:1"), (64, 128)
+    assert [settled("auto", gpu, widths) for gpu in (old, new)] == ["float32", "bfloat16"]
+    assert settled("bfloat16", new, widths) == "bfloat16"
+    with pytest.raises(ConfigError, match=r"decoding\.precision: bfloat16.*Ampere"):
+        settled("bfloat16", old, widths)
+    notices = [decoding_notice("float32", "float32", gpu, widths) for gpu in (old, new)]
+    assert notices == ["", "this GPU is faster in bfloat16 than in float32: `precision=bfloat16`"]
+    assert decoding_notice("float32", "float32", new, widths, hints=False) == ""
