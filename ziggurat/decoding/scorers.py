@@ -72,7 +72,7 @@ class Scorer(Protocol):
         """Let beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
 
     def keep(self, sentences: Tensor) -> None:
-        """Keep only some sentences: let row i be the old row `sentences`[i], [N'].
+        """Keep only some sentences: let row i be the old row `sentences`[i], [N'], a tensor on the CPU.
 
         The search fills the holes of those that leave with rows from the end, so `sentences`[i] is i for most.
         """

@@ -172,8 +172,10 @@ class LiveBeams:
             seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[2])))
 
     def keep(self, sentences: Tensor) -> RowMoves:
-        """Let row i be the old row sentences[i], [new N] of them; return the moves that the caches must follow."""
-        sentences = sentences.cpu()
+        """Let row i be the old row sentences[i], [new N] of them; return the moves that the caches must follow.
+
+        `sentences` is on the CPU: to fetch it would wait for the device.
+        """
         target = (sentences != torch.arange(len(sentences))).nonzero()[:, 0]
         device = self._positions.device
         moves = RowMoves(target.to(device), sentences[target].to(device))
