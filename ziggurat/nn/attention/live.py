@@ -111,7 +111,8 @@ class LiveBeams:
             self._newest[size] = []
             for number, pairs in of_blocks.items():
                 both = torch.tensor([*zip(*pairs, strict=True)]).to(self._positions.device, non_blocking=True)
-                self._newest[size].append((number, *both.unbind()))
+                rows, places = both.unbind()
+                self._newest[size].append((number, rows, places))
         return self._newest[size]
 
     def admit(self, mask: Tensor, like: Tensor) -> slice:
@@ -131,7 +132,8 @@ class LiveBeams:
             self._own = like.new_full((beams, beams), -math.inf).fill_diagonal_(0)
             self._padding = like.new_full((self.slots, 0), -math.inf)
         length = mask.shape[1]
-        if (missing := length - self._padding.shape[1]) > 0:
+        # Rows of eights: a fused kernel on a GPU takes no others, and each layer would copy them in each step.
+        if (missing := length + -length % 8 - self._padding.shape[1]) > 0:
             self._padding = torch.cat([self._padding, like.new_full((self.slots, missing), -math.inf)], dim=1)
         self._positions[new] = 0
         self._bias[new] = -math.inf
