@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.small import merged
 from ziggurat.config import ModelConfig
+from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
-from ziggurat.decoding.search import search
+from ziggurat.decoding.search import Search, search
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled, packed
+from ziggurat.nn.attention import cache as cache_module
+from ziggurat.nn.attention import live as live_module
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.packed import Precision, available, make_fast
+from ziggurat.nn.precision import decoding_notice, settled
 from ziggurat.training.objective import autocast
 
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}
@@ -92,13 +101,87 @@ def test_a_packed_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_models_whose_stream_is_bf16_are_searched() -> None:
-    """Under autocast the encoder's output may be bf16, and masks with it; a whole model of bf16 takes nothing else."""
+    """Under autocast the encoder's output may be bf16, and masks with it."""
     sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
     settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2))
     none = build_model(ModelConfig.model_validate({**SIZES, "residual": "none"}), 61, 61, seed=3).eval()
     with autocast(torch.device("cpu"), "bf16"):
         assert len(search(ModelScorer(none), sentences, settings)) == 4
-    assert len(search(ModelScorer(model("pre").bfloat16()), sentences, settings)) == 4
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        *KINDS.values(),
+        *({"residual": kind} for kind in get_args(ResidualKind)),
+        *({stack: {"history": kind}} for kind in get_args(HistoryKind) for stack in ("encoder", "decoder")),
+    ],
+    ids=str,
+)
+def test_models_that_are_bf16_throughout_translate(choices: dict[str, Any]) -> None:
+    """As on a GPU with `precision: bfloat16`: what a kind computes in fp32 must not reach maps and norms in bf16."""
+    sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
+    settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
+    deep = {**SIZES, "decoder": {"layers": 3}, "combination": {"period": 2}}
+    config = ModelConfig.model_validate(merged(deep, choices))
+    built = build_model(config, 61, 61, seed=3).eval().bfloat16()
+    types = set[torch.dtype]()
+    for module in built.modules():
+        if isinstance(module, Linear | nn.LayerNorm):  # a CPU would take fp32 there, where CUDA takes one type
+            module.register_forward_pre_hook(lambda _, inputs: types.add(inputs[0].dtype))
+    assert len(search(ModelScorer(built), sentences, settings)) == 4
+    assert types <= {torch.bfloat16}
+
+
+@torch.no_grad()
+def test_memory_of_the_caches_is_that_of_sentences_that_are_live_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot is as long as the longest sentence, which few others are live with: not all slots have memory then."""
+    for module in (cache_module, live_module):
+        monkeypatch.setattr(module, "BLOCK", 3)
+    lengths = [18, *[1] * 40]
+    sentences = [Sentence([*range(5, 4 + n), 3], n, n) for n in lengths]
+    scorer = ModelScorer(model("pre"))
+    running = Search(scorer, sentences, SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2), batch_tokens=36))
+    assert running.waiting.slots == 36
+    found, held, needed = dict[int, Any](), 0, 0
+    while len(found) < len(sentences):
+        found |= running.step()
+        layer = scorer._state.cache.layers[0]  # type: ignore[attr-defined]
+        live = layer.own.live
+        held = max(held, sum(len(block.key) for block in layer.own._blocks))
+        needed = max(needed, live.count * (1 + live.longest // 3))
+    assert held <= 3 * needed
+    assert live.room == len(layer.cross._buffers[0])
+    assert [len(found[n][0].tokens) for n in range(len(sentences))] == lengths
+
+
+class _Waits(TorchDispatchMode):
+    """Counts the operators for which a CPU has to wait for a GPU: those whose result depends on numbers there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        masks = [i for i in args[1] if i is not None and i.dtype == torch.bool] if "index" in str(func) else []
+        if masks or func in (torch.ops.aten.nonzero.default, torch.ops.aten._local_scalar_dense.default):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_layer_waits_for_the_device_in_a_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cache_module, live_module):
+        monkeypatch.setattr(module, "BLOCK", 3)
+    scorer, mask = ModelScorer(model(kind)), torch.ones(1, 4, dtype=torch.bool)
+    scorer.start(2, 2)
+    with torch.no_grad():
+        for step in range(9):
+            if step in (0, 4):  # the second sentence is one block behind the first
+                scorer.admit(torch.tensor([[5, 6, 7, 3]]), mask, 9)
+            with _Waits() as waits:
+                scorer.step(torch.full((1 if step < 4 else 2, 2), 5))
+            assert waits.found == []
 
 
 def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,3 +193,25 @@ def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -
         make_fast(built, "int8")
     with pytest.raises(ConfigError, match=r"decoding\.precision: bfloat16.*AVX-512-BF16"):
         make_fast(built, "bfloat16")
+
+
+def test_of_several_gpus_the_one_that_is_asked_for_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one here is too old for bf16, the second is not."""
+    current = [0]
+
+    @contextmanager
+    def made_current(device: torch.device) -> Iterator[None]:
+        current.append(device.index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", made_current)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 1)
+    old, new, widths = torch.device("cuda:0"), torch.device("cuda:1"), (64, 128)
+    assert [settled("auto", gpu, widths) for gpu in (old, new)] == ["float32", "bfloat16"]
+    assert settled("bfloat16", new, widths) == "bfloat16"
+    with pytest.raises(ConfigError, match=r"decoding\.precision: bfloat16.*Ampere"):
+        settled("bfloat16", old, widths)
+    notices = [decoding_notice("float32", "float32", gpu, widths) for gpu in (old, new)]
+    assert notices == ["", "this GPU is faster in bfloat16 than in float32: `precision=bfloat16`"]
+    assert decoding_notice("float32", "float32", new, widths, hints=False) == ""

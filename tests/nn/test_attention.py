@@ -164,6 +164,16 @@ def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:
     assert all(slot.cross for slot in cross.values())
 
 
+def test_padding_of_the_memory_is_aligned() -> None:
+    live = LiveBeams(2, slots=3)
+    for lengths in ([3, 5], [9]):
+        live.admit(torch.arange(max(lengths)) < torch.tensor(lengths)[:, None], torch.empty(0))
+        bias = live.padding.bias
+        assert bias.shape == (live.count, 1, 1, live.source)
+        assert [stride % 8 for stride in bias.stride()] == [0, 0, 0, 1]
+    assert (bias[:, 0, 0] == 0).sum(1).tolist() == [3, 5, 9]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read as a whole or not
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), beams=st.integers(1, 3), steps=st.integers(1, 9))

@@ -56,7 +56,7 @@ class LiveTranslation:
 
     Args:
         translator: the translator.
-        slots: most sentences that are live at a time; memory for as many is set aside.
+        slots: most sentences that are live at a time.
         tag: as in `Translator.translate`.
         complete: whether prefixes end with a whole word; without, their last word may go on.
         decoding: keys of the `decoding` section in place of the configured ones.

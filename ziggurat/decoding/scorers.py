@@ -72,7 +72,7 @@ class Scorer(Protocol):
         """Let beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
 
     def keep(self, sentences: Tensor) -> None:
-        """Keep only some sentences: let row i be the old row `sentences`[i], [N'].
+        """Keep only some sentences: let row i be the old row `sentences`[i], [N'], a tensor on the CPU.
 
         The search fills the holes of those that leave with rows from the end, so `sentences`[i] is i for most.
         """
@@ -262,8 +262,8 @@ def force_score(
         for member in members:
             hidden = member.decode(target_in, member.encode(source, source_mask))
             of_members.append(_of_targets(member, hidden[target_mask], target[target_mask]))
-        tokens = log_mean_probability(of_members)
-        for i, row in zip(batch, tokens.split(target_mask.sum(1).tolist()), strict=True):
+        tokens = log_mean_probability(of_members).cpu()  # in one go: each row would wait for a GPU twice
+        for i, row in zip(batch, tokens.split([len(targets[i]) + 1 for i in batch]), strict=True):
             # Summed in float64: fp32 would lose digits over a long target.
             scores[i] = ForcedScore(float(row.double().sum()), row.tolist())
     return [scores[i] for i in range(len(sources))]

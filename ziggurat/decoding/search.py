@@ -278,13 +278,14 @@ class Search:
             if row != old:
                 each.track.rows.append((len(self.trellis), row))
         self.trellis.forget([each.track for each in self.live])
-        index = torch.tensor(kept, dtype=torch.int64, device=parents.device)
+        on_host = torch.tensor(kept, dtype=torch.int64)
+        index = on_host.to(parents.device)
         self.state = self.state.rows(index)
         self.choice.keep(index)
         self.rules.keep(index)
         if self.attended is not None:
             self.attended = self.attended.index_select(0, index)
-        self.scorer.keep(index)
+        self.scorer.keep(on_host)
         return parents.index_select(0, index)
 
     def _non_finite(self, broken: Tensor) -> NonFiniteScoreError:

@@ -75,6 +75,7 @@ class ShortlistedOutput:
     def keep(self, sentences: Tensor) -> None:
         """Let row i be the old row `sentences`[i]."""
         # Columns that no sentence needs any more stay until the next admission: restricting the projection copies rows.
+        sentences = sentences.to(self._allowed.device)
         self._allowed = self._allowed.index_select(0, sentences)
         self._forbidden = self._forbidden.index_select(0, sentences)
 

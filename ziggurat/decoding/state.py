@@ -51,22 +51,21 @@ class SearchState(NamedTuple):
 
         All beams of a group start from one token: only the first is alive, or each hypothesis would appear K times.
         """
-        count, beams = len(sentences), settings.beam_size
-        total = torch.full((count, beams), NEVER, dtype=torch.float64)
+        count, beams, device = len(sentences), settings.beam_size, settings.device
+        total = torch.full((count, beams), NEVER, dtype=torch.float64, device=device)
         # One beam of each group exists at first: K equal ones would give the same candidates K times.
         total[:, :: beams // groups] = 0.0
         kept = (count, groups, -(-settings.n_best // groups))
         limits = [(0, s.max_length, min(s.min_length, s.max_length), len(s.source)) for s in sentences]
-        rows = (
-            torch.full((count, beams), settings.bos),
+        return cls(
+            torch.full((count, beams), settings.bos, device=device),
             total,
-            torch.full(kept, NEVER, dtype=torch.float64),
-            torch.zeros(kept, dtype=torch.int64),
-            torch.full((count,), NEVER, dtype=torch.float64),
-            torch.zeros(count, dtype=torch.int64),
-            *torch.tensor(limits, dtype=torch.int64).view(-1, 4).unbind(1),
+            torch.full(kept, NEVER, dtype=torch.float64, device=device),
+            torch.zeros(kept, dtype=torch.int64, device=device),
+            torch.full((count,), NEVER, dtype=torch.float64, device=device),
+            torch.zeros(count, dtype=torch.int64, device=device),
+            *torch.tensor(limits, dtype=torch.int64, device=device).view(-1, 4).unbind(1),
         )
-        return cls(*(t.to(settings.device) for t in rows))
 
     def joined(self, others: SearchState) -> SearchState:
         """Return these rows, followed by those of `others`."""

@@ -19,6 +19,7 @@ from ziggurat.decoding.engines import SERVED_FILE, served_folder
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.device import usable_device
 from ziggurat.models.directory import CONFIG_FILE, locate_weights, open_model
 
 __all__ = ["Identified", "ModelChoice", "job_decoding", "opened"]
@@ -57,12 +58,10 @@ class ModelChoice:
         """
         served = served_folder(self.engine, self.models, which=self.which, without_layers=self.without_layers)
         if served is None:
-            found = [
-                open_model(path, which=self.which, device=self.device, without_layers=self.without_layers)
-                for path in self.models
-            ]
+            device = usable_device(self.device, "device").type
+            # On the CPU: memory of a GPU is for the workers.
+            found = [open_model(path, which=self.which, without_layers=self.without_layers) for path in self.models]
             experiments = [model.experiment for model in found]
-            device = found[0].model.device.type
             contents = [_identity(model.experiment, model.weights, model.directory) for model in found]
         else:
             translator = ServedTranslator(served, device=self.device, threads=self.threads, **self.decoding)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from ziggurat.decoding.lines import Notices, TranslationWarning
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.terminology import read_constraints
@@ -39,6 +41,7 @@ class Translating:
         """Raise ConfigError for what the engine or the model does not have; opens the models in this process."""
         self._translated([], 0)
         opened.cache_clear()  # this process translates nothing itself
+        torch.cuda.empty_cache()  # and PyTorch keeps what was freed on a GPU
 
     def _translated(self, lines: Sequence[Line], first: int) -> list[Any]:
         translator = opened(self.choice)

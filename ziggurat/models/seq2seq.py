@@ -126,7 +126,7 @@ class DecoderState:
         self.cache.follow(parents)
 
     def keep(self, sentences: Tensor) -> None:
-        """Let row i be the old row sentences[i]; `sentences` is [new N], without repetition."""
+        """Let row i be the old row sentences[i]; `sentences` is [new N], without repetition, on the CPU."""
         self.cache.keep(self.live.keep(sentences))
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 import torch
 
+from ziggurat.errors import ConfigError
 from ziggurat.nn.linear import linear
 from ziggurat.nn.packed import Precision, available, packed
 
@@ -88,8 +89,12 @@ def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", 
 def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Widths) -> Precision:
     """Return the precision of translation that `asked` stands for: `auto` is bfloat16 where it is faster, else float32.
 
-    Nothing is measured for another precision, or on a GPU.
+    Nothing is measured for another precision, or on a GPU. Raises ConfigError for bfloat16 on a GPU that emulates it.
     """
+    if asked == "bfloat16" and device.type == "cuda" and not _has_bf16(device):
+        raise ConfigError(
+            "`decoding.precision: bfloat16` needs a GPU that computes with it, NVIDIA's from Ampere on; use float32"
+        )
     if asked != "auto":
         return asked
     narrow = _has_bf16(device) if device.type != "cpu" else faster(decoding_rates(widths), "float32") is not None
@@ -99,12 +104,14 @@ def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Wi
 def decoding_notice(
     asked: Precision | Literal["auto"], chosen: Precision, device: torch.device, widths: Widths, *, hints: bool = True
 ) -> str:
-    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this CPU; else "".
+    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this device; else "".
 
     `hints`: False where nobody would win by another precision; then nothing is measured for a hint.
     """
     if asked == "auto":
         return f"precision: {chosen}, chosen by `auto`"
+    if hints and chosen == "float32" and _has_bf16(device):
+        return "this GPU is faster in bfloat16 than in float32: `precision=bfloat16`"
     if not hints or device.type != "cpu" or (other := faster(rates := decoding_rates(widths), chosen)) is None:
         return ""
     times = rates[other] / rates[chosen]
@@ -114,7 +121,11 @@ def decoding_notice(
 
 
 def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # torch tells it of the current one, which is the first
+        found: bool = torch.cuda.is_bf16_supported(including_emulation=False)
+    return found
 
 
 def faster(rates: Mapping[str, float], than: str) -> str | None:

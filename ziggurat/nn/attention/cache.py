@@ -73,7 +73,8 @@ class LiveMemory(CrossAttentionCache):
     def admit(self, memory: CrossAttentionCache, rows: slice) -> None:
         """Copy in the projected memory of new sentences, which have `rows` among the live ones."""
         new = (memory.key, memory.value)
-        if not self._buffers or self._buffers[0].shape[2] != self.live.source:
+        size = self.live.room, self.live.source
+        if not self._buffers or (len(self._buffers[0]), self._buffers[0].shape[2]) != size:
             self._buffers = self._resized(memory.key)
         for buffer, part in zip(self._buffers, new, strict=True):
             buffer[rows, :, : part.shape[2]] = part[:, :, : buffer.shape[2]]
@@ -87,11 +88,11 @@ class LiveMemory(CrossAttentionCache):
 
     def _resized(self, like: Tensor) -> list[Tensor]:
         """Return buffers exactly as wide as the longest source: matrix products are fastest on dense factors."""
-        shape = (self.live.slots, like.shape[1], self.live.source, like.shape[3])
+        shape = (self.live.room, like.shape[1], self.live.source, like.shape[3])
         larger = [like.new_zeros(shape), like.new_zeros(shape)]
         for new, old in zip(larger, self._buffers, strict=False):
-            width = min(new.shape[2], old.shape[2])
-            new[: self.live.count, :, :width] = old[: self.live.count, :, :width]
+            rows, width = min(self.live.count, len(old)), min(new.shape[2], old.shape[2])
+            new[:rows, :, :width] = old[:rows, :, :width]
         return larger
 
     def _refresh(self) -> None:
@@ -109,7 +110,8 @@ class Block(NamedTuple):
 class SelfAttentionCache:
     """Keys and values of the tokens that the live hypotheses were fed, in the order of LiveBeams.
 
-    They lie in blocks of a fixed number of positions; when one is full another is added, so nothing is ever copied.
+    They lie in blocks of a fixed number of positions; when one is full another is added, so nothing is copied but where
+    there are more sentences than ever before.
 
     Args:
         live: the hypotheses.
@@ -117,7 +119,7 @@ class SelfAttentionCache:
 
     def __init__(self, live: LiveBeams) -> None:
         self.live = live
-        self._blocks: list[Block] = []  # for all slots
+        self._blocks: list[Block] = []  # for `live.room` sentences
 
     def append(self, key: Tensor, value: Tensor) -> list[Block]:
         """Add one position, [N, heads, K, d_head] each (K = 1 in a first step); return the blocks up to it.
@@ -131,7 +133,7 @@ class SelfAttentionCache:
         number, place = divmod(live.longest, size)
         if number == len(self._blocks):
             # Not empty memory: hidden entries have weight 0, but 0 times a NaN found there is NaN.
-            shape = (live.slots, key.shape[1], size * beams, key.shape[3])
+            shape = (live.room, key.shape[1], size * beams, key.shape[3])
             self._blocks.append(Block(key.new_zeros(shape), value.new_zeros(shape)))
         begin, end = place * beams, place * beams + key.shape[2]
         if live.aligned:
@@ -146,16 +148,23 @@ class SelfAttentionCache:
 
     def _scatter(self, key: Tensor, value: Tensor, size: int) -> None:
         """Write one position of sentences that are at different positions."""
-        live = self.live
-        rows = torch.arange(live.count, device=key.device)
-        for number, block in enumerate(self._blocks):
-            place = live.positions - number * size
-            here = rows if len(self._blocks) == 1 else rows[(place >= 0) & (place < size)]
-            for buffer, part in zip(block, (key, value), strict=True):
-                buffer.unflatten(2, (size, live.beam_size))[here, :, place[here]] = part[here]
+        for number, rows, places in self.live.newest(size):
+            for buffer, part in zip(self._blocks[number], (key, value), strict=True):
+                buffer.unflatten(2, (size, self.live.beam_size))[rows, :, places] = part[rows]
 
     def admit(self, rows: slice) -> None:
-        """Do nothing: the entries of the sentences that had `rows` before are hidden from new ones."""
+        """Make room for new sentences; the entries of those that had `rows` before are hidden from them."""
+        if not self._blocks:
+            return
+        live = self.live
+        needed = 1 + live.longest // (self._blocks[0].key.shape[2] // live.beam_size)
+        # The others were those of sentences that were further. Twice as many stay, since the longest comes and goes.
+        del self._blocks[2 * needed :]
+        if (missing := live.room - len(self._blocks[0].key)) > 0:
+            self._blocks = [
+                Block(*(torch.cat((part, part.new_zeros(missing, *part.shape[1:]))) for part in block))
+                for block in self._blocks
+            ]
 
     def follow(self, parents: Tensor) -> None:
         """Do nothing: when beams change places, their masks change, not the entries."""

@@ -35,8 +35,8 @@ class LiveBeams:
     of the token that beam b was fed at position t), and never move. When beams change places only the bias of `seen` is
     re-ordered: it hides from each hypothesis the entries of others. So no cache is copied, whatever the search does.
 
-    New sentences enter behind the others (`admit`); the search says which stay (`keep`). Memory for `slots` sentences
-    is set aside at the start.
+    New sentences enter behind the others (`admit`); the search says which stay (`keep`). Caches have memory for `room`
+    of them, not for all slots: these are as many as the shortest sentences need, and few long ones are live at a time.
 
     Args:
         beam_size: K.
@@ -44,6 +44,7 @@ class LiveBeams:
 
     Attributes:
         count: N.
+        room: the number of sentences that the caches have memory for.
         longest: the largest of `positions`.
         aligned: whether all sentences are at the same position.
         source: source positions S of the longest sentence at the latest `admit`.
@@ -55,6 +56,7 @@ class LiveBeams:
         self.beam_size = beam_size
         self.slots = slots
         self.count = 0
+        self.room = 0
         self.longest = 0
         self.aligned = True
         self.source = 0
@@ -64,6 +66,7 @@ class LiveBeams:
         # device would wait for it.
         self._born: list[int] = []
         self._lengths: list[int] = []
+        self._newest: dict[int, list[tuple[int, Tensor, Tensor]]] = {}
         self._positions = torch.empty(0)
         self._bias = torch.empty(0)
         self._own = torch.empty(0)
@@ -95,6 +98,23 @@ class LiveBeams:
         positions = torch.arange(entries, device=self._positions.device) // self.beam_size
         return positions - self.positions[:, None]
 
+    def newest(self, size: int) -> list[tuple[int, Tensor, Tensor]]:
+        """Return where this step's positions are in blocks of `size`: (number of a block, rows, their places in it).
+
+        Made once for all layers, of what the host knows: each layer would wait for the device to tell it.
+        """
+        if size not in self._newest:
+            of_blocks: dict[int, list[tuple[int, int]]] = {}
+            for row, born in enumerate(self._born):
+                number, place = divmod(self._steps - born, size)
+                of_blocks.setdefault(number, []).append((row, place))
+            self._newest[size] = []
+            for number, pairs in of_blocks.items():
+                both = torch.tensor([*zip(*pairs, strict=True)]).to(self._positions.device, non_blocking=True)
+                rows, places = both.unbind()
+                self._newest[size].append((number, rows, places))
+        return self._newest[size]
+
     def admit(self, mask: Tensor, like: Tensor) -> slice:
         """Add n sentences with source `mask` [n, source] (True: real token); return their rows.
 
@@ -103,6 +123,8 @@ class LiveBeams:
         new = slice(self.count, self.count + len(mask))
         if new.stop > self.slots:
             raise ValueError(f"{new.stop} sentences, but only {self.slots} slots")
+        if new.stop > self.room:
+            self.room = min(self.slots, max(new.stop, 2 * self.room))  # doubled, so that growth stays rare
         if not self._positions.numel():
             beams = self.beam_size
             self._positions = torch.zeros(self.slots, dtype=torch.int64, device=like.device)
@@ -110,7 +132,8 @@ class LiveBeams:
             self._own = like.new_full((beams, beams), -math.inf).fill_diagonal_(0)
             self._padding = like.new_full((self.slots, 0), -math.inf)
         length = mask.shape[1]
-        if (missing := length - self._padding.shape[1]) > 0:
+        # Rows of eights: a fused kernel on a GPU takes no others, and each layer would copy them in each step.
+        if (missing := length + -length % 8 - self._padding.shape[1]) > 0:
             self._padding = torch.cat([self._padding, like.new_full((self.slots, missing), -math.inf)], dim=1)
         self._positions[new] = 0
         self._bias[new] = -math.inf
@@ -124,6 +147,7 @@ class LiveBeams:
 
     def begin(self) -> None:
         """Begin a step: let each beam see the token that it is about to be fed."""
+        self._newest.clear()
         beams, at = self.beam_size, self.longest
         if (at + 1) * beams > self._bias.shape[2]:
             more = self._bias.new_full((self.slots, beams, BLOCK * beams), -math.inf)
@@ -150,8 +174,10 @@ class LiveBeams:
             seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[2])))
 
     def keep(self, sentences: Tensor) -> RowMoves:
-        """Let row i be the old row sentences[i], [new N] of them; return the moves that the caches must follow."""
-        sentences = sentences.cpu()
+        """Let row i be the old row sentences[i], [new N] of them; return the moves that the caches must follow.
+
+        `sentences` is on the CPU: to fetch it would wait for the device.
+        """
         target = (sentences != torch.arange(len(sentences))).nonzero()[:, 0]
         device = self._positions.device
         moves = RowMoves(target.to(device), sentences[target].to(device))

@@ -159,17 +159,17 @@ class KeepingHistory(History):
 
 
 def mixed(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    """Return the sum of `sources`, each [..., d_model], by position: `weights` are [..., sources].
+    """Return the sum of `sources`, each [..., d_model], by position, in the type of the first: the stack's input.
 
-    Of all products, only the sources themselves are kept for the backward pass, and the layers that made them hold
-    these anyway.
+    `weights` are [..., sources]. Of all products, only the sources themselves are kept for the backward pass, and the
+    layers that made them hold these anyway.
     """
     first, *others = sources
     parts = [weight[..., None].to(first.dtype) for weight in weights.unbind(-1)]
     total = first * parts[0]
     for weight, y in zip(parts[1:], others, strict=True):
         total = torch.addcmul(total, y, weight)
-    return total
+    return total.to(first.dtype)  # sums of blocks are fp32, also in a model that is bf16 throughout
 
 
 def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:

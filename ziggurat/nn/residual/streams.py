@@ -124,7 +124,7 @@ class ManifoldConnection(Residual):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
-        return super().enter((self.reading(x)[..., None] * x).sum(-2))
+        return super().enter((self.reading(x)[..., None] * x).sum(-2).to(x.dtype))
 
     def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
