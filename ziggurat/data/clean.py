@@ -100,20 +100,21 @@ def wrong_script(
 
 
 def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
-    """Return a pattern for the characters of `scripts`: one Unicode script name, or several joined by `+`.
+    """Return a pattern for letters in a row of `scripts`: one Unicode script name, or several joined by `+`.
 
     Raises:
         ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
     """
     try:
-        return regex.compile("[" + "".join(rf"\p{{Script={name}}}" for name in scripts.split("+")) + "]")
+        names = "".join(rf"\p{{Script={name}}}" for name in scripts.split("+"))
+        return regex.compile(rf"[\p{{L}}&&[{names}]]+", flags=regex.V1)
     except regex.error as error:
         raise ConfigError(
             f"{key}: {scripts!r} is not a Unicode script ({error}); examples: Latin, Cyrillic, Han+Hiragana+Katakana"
         ) from None
 
 
-_LETTER = regex.compile(r"\p{L}")
+_LETTERS = regex.compile(r"\p{L}+")
 
 
 def script_filter(filters: FilterConfig) -> Predicate:
@@ -126,8 +127,8 @@ def script_filter(filters: FilterConfig) -> Predicate:
 
 
 def _script_share(text: str, pattern: regex.Pattern[str]) -> float:
-    letters = _LETTER.findall(text)
-    return sum(1 for letter in letters if pattern.match(letter)) / len(letters) if letters else 1.0
+    letters, of_script = (len("".join(found.findall(text))) for found in (_LETTERS, pattern))
+    return of_script / letters if letters else 1.0
 
 
 def _mask(values: object, count: int) -> Mask:
