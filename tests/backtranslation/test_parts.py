@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import pickle
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,21 @@ def test_compressed_files_are_unpacked_and_follow_each_other(tmp_path: Path) -> 
     assert [(s.index, s.first) for s in found] == [(0, 0), (1, 3), (2, 6)]
     (second,) = cut(readable_lines(files), 3, lambda index: index == 1)
     assert second == found[1]
+
+
+def test_lines_of_other_parts_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many parts reads the whole input, and decoding takes ten times as long as reading."""
+    (tmp_path / "text").write_text("".join(f"line {n}\n" for n in range(1000)))
+    decoded: list[bytes | None] = []
+    readable = lines.readable
+    monkeypatch.setattr(lines, "readable", lambda raw, **more: (decoded.append(raw), readable(raw, **more))[1])
+    (shard,) = cut(readable_lines([tmp_path / "text"], [tmp_path / "text"]), 10, lambda index: index == 50)
+    assert not decoded
+    sent = pickle.loads(pickle.dumps(shard))
+    assert [(line.text, line.reason, line.reference) for line in sent.items] == [
+        (f"line {n}", None, f"line {n}") for n in range(500, 510)
+    ]
+    assert len(decoded) == 20
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +99,16 @@ def test_marks_of_different_sorts_are_no_match() -> None:
     for first, second in product(sorts, sorts):
         for mark, other in product(first, second):
             assert unmatched_marks(f"ja {mark}", f"yes {other}") == (0 if first == second else 2), (mark, other)
+
+
+@given(st.text("ab@.-_ é", max_size=30))
+def test_email_addresses_are_what_the_plain_pattern_finds(text: str) -> None:
+    plain = regex.findall(r"[\p{L}\p{N}._%+-]+@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+", text)
+    assert email_addresses(text) == Counter(found.lower() for found in plain)
+
+
+def test_a_long_word_takes_no_time_with_its_square() -> None:
+    assert not email_addresses("a" * 1_000_000 + "@")
 
 
 def test_addresses() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.cleaning.held_out import HeldOut, Overlap, side_hashes
+from ziggurat.cleaning.held_out import HeldOut, Overlap, SentenceSet, side_hashes
 from ziggurat.cleaning.sketches import folded
 
 SENTENCES = st.sampled_from(["Ein Hund.", "ein hund", "EIN HUND!", "Eine Katze", "3 Euro", "4 Euro", "?!", "", "A dog"])
@@ -54,6 +55,20 @@ def test_the_files_of_a_test_set_are_one_set_for_whole_pairs() -> None:
     assert both.tolist() == [True, False, False, False]
     assert either.tolist() == [True, True, True, False]
     assert held_out.overlaps() == {"test.de": Overlap(2, 2, 1, 2), "test.en": Overlap(2, 2, 1, 2)}
+
+
+def test_sets_are_looked_into_for_few_pairs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many sets there are, most pairs of a corpus have a sentence of none."""
+    held_out = HeldOut()
+    for number in range(50):
+        held_out.add_pairs(f"set {number}", [([f"satz {number}"], [f"line {number}"])])
+    looked: list[int] = []
+    look = SentenceSet.look
+    monkeypatch.setattr(SentenceSet, "look", lambda own, hashes: (looked.append(len(hashes)), look(own, hashes))[1])
+    train = [("Satz 7.", "x"), ("y", "Line 9!"), *[(f"kein {n}", f"none {n}") for n in range(1000)]]
+    both, either = held_out.look(side_hashes(*map(list, zip(*train, strict=True))))
+    assert (int(both.sum()), either[:2].tolist(), int(either.sum())) == (0, [True, True], 2)
+    assert sum(looked) == 2 * len(train) + 2 * 2 * 50
 
 
 def test_counts_of_stretches_add_up() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,30 @@ def test_batches_are_as_large_as_the_budget_allows(lengths: list[tuple[int, int]
         larger = np.append(batch, following[0])
         too_long = cost(larger, source, target, chosen["length_multiple"]) > chosen["max_tokens"]
         assert too_long or len(batch) == chosen["max_sentences"]
+
+
+@pytest.mark.parametrize("longest", [30, 250, 100_000])
+def test_pairs_are_sorted_by_the_longer_side_then_by_the_difference_in_turns(longest: int) -> None:
+    source, target = np.random.default_rng(0).integers(0, longest + 1, (2, 3000)).astype(np.int32)
+    batches = sorted_batches(source, target, max_tokens=longest + 1)
+
+    def key(pair: int) -> tuple[int, int, int]:
+        longer, difference = max(source[pair], target[pair]) + 1, int(source[pair]) - int(target[pair])
+        return longer, difference if longer % 2 == 0 else -difference, pair
+
+    assert np.concatenate(batches).tolist() == sorted(range(3000), key=key)
+
+
+def test_planning_takes_few_bytes_a_pair() -> None:
+    """Every process of a run plans the whole epoch: docs/scaling.md has the figure."""
+    count = 200_000
+    source, target = np.random.default_rng(0).integers(1, 250, (2, count)).astype(np.int32)
+    indices = np.arange(count)
+    tracemalloc.start()
+    make_batches(indices, source, target, max_tokens=25_000, length_multiple=8, seed=1, epoch=0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 37 * count
 
 
 def test_epochs_and_seeds_differ() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -97,15 +98,25 @@ def test_wrong_script() -> None:
 def test_hash_set_equals_a_set(blocks: list[list[int]]) -> None:
     known: set[int] = set()
     hashes = clean.HashSet()
-    hashes._MOST_MERGED = 20
     for block in blocks:
-        seen = hashes.add(np.array(block, np.uint64))
+        # Near 0, near the largest, and all over.
+        as_hashes = [(value, (1 << 64) - 1 - value, value << 58)[value % 3] for value in block]
+        seen = hashes.add(np.array(as_hashes, np.uint64))
         expected = []
         for value in block:
             expected.append(value in known)
             known.add(value)
         assert seen.tolist() == expected
         assert len(hashes) == len(known)
+
+
+def test_a_hash_is_looked_for_in_few_places_however_many_there_are() -> None:
+    hashes, generator = clean.HashSet(), np.random.default_rng(0)
+    for _ in range(200):
+        hashes.add(generator.integers(0, 1 << 64, 500, dtype=np.uint64))
+    assert len(hashes) == 100_000
+    for runs in hashes._parts:
+        assert all(len(later) * 8 < len(earlier) for earlier, later in pairwise(runs))
 
 
 def test_pair_hashes_keep_the_sides_apart() -> None:

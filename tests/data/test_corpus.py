@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
+from ziggurat.data.files import fingerprint
 from ziggurat.data.prepare import prepare
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.errors import DataError
@@ -80,6 +83,23 @@ def test_table_gives_back_what_was_written(tmp_path: Path, has_text: bool) -> No
     for index in (-1, 108):
         with pytest.raises(IndexError):
             table.pairs([index])
+
+
+def test_a_store_may_have_more_shards_than_the_soft_limit_of_open_files(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path, "train", has_text=False, shard_pairs=1)
+    for _ in range(60):
+        writer.write(0, ragged([[4, 5]]), ragged([[6]]))
+    entry = writer.close()
+    checksums = {shard["file"]: fingerprint(tmp_path / shard["file"]) for shard in entry["shards"]}
+    before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = len(os.listdir("/dev/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 30, hard))
+    try:
+        table = PairTable(tmp_path, "train", entry, [{"name": "a", "weight": 1.0}], checksums=checksums)
+        assert len(os.listdir("/dev/fd")) < opened + 2 * 60, "one descriptor a shard"
+        assert [ids.tolist() for ids in table.pairs(range(60))[1]] == [[6]] * 60
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_opening_maps_instead_of_reading(store: Path) -> None:

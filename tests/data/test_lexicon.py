@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ziggurat.alignment import model1
 from ziggurat.alignment.model1 import translation_table
 from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
@@ -50,6 +51,17 @@ def test_model_1_is_that_of_plain_loops(iterations: int) -> None:
     }
     assert found == pytest.approx({pair: p for pair, p in expected.items() if p}, rel=1e-9)
     assert not len(rows[5].ids)  # in no source
+
+
+def test_counts_of_rare_words_are_the_same_without_a_vector_of_all_words() -> None:
+    generator = np.random.default_rng(0)
+    ids, shares = generator.integers(0, 90_000, 400), generator.random(400)
+    shares[:20] = 0.0
+    for size in (100_000, 16_000):  # without, and with one
+        found, sums = model1._sums(ids % size, shares, size)
+        expected = np.bincount(ids % size, shares, size)
+        assert found.tolist() == expected.nonzero()[0].tolist()
+        assert sums.tolist() == expected[found].tolist()
 
 
 def test_only_the_best_stay_between_iterations() -> None:

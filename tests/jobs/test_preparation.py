@@ -30,7 +30,7 @@ from ziggurat.data.cleaner import Examples
 from ziggurat.data.comparisons import Comparisons, Traces
 from ziggurat.data.encoded import EncodedBlock, Lists, pack, unpack
 from ziggurat.data.encoding import compared
-from ziggurat.data.inputs import Corpus
+from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.jobs.preparation import prepare_job
@@ -115,15 +115,18 @@ def whole(config: DataConfig, tmp_path: Path) -> dict[str, object]:
     return found
 
 
-def do(config: DataConfig, tmp_path: Path, **work: Any) -> Any:
+def do(config: DataConfig, tmp_path: Path, shown: Progress = lambda *_: None, **work: Any) -> Any:
     """Return the report; None of a part."""
-    return prepare_job(config, tmp_path / "job", Work(**work), shard_pairs=SHARD).report
+    return prepare_job(config, tmp_path / "job", Work(**work), progress=shown, shard_pairs=SHARD).report
 
 
 def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict[str, object], tmp_path: Path) -> None:
     seen: list[tuple[int, int, int | None]] = []
-    report = do(config, tmp_path, progress=lambda *counts: seen.append(counts))
+    phases: list[tuple[str, int, int | None]] = []
+    report = do(config, tmp_path, lambda *of: phases.append(of), progress=lambda *counts: seen.append(counts))
     assert tree(tmp_path / "store") == whole
+    assert ("merge train", 103, 103) in phases
+    assert phases[-1] == ("merge dev", 10, 10)
     total = 3 * 23 + 34 + 10
     assert seen[0] == (0, 0, total)
     assert seen[-1] == (0, total, total)

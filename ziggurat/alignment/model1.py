@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 __all__ = ["Ids", "Row", "translation_table"]
 
 Ids = NDArray[np.integer[Any]]
+Floats = NDArray[np.float64]
 
 
 class Row(NamedTuple):
@@ -65,9 +66,9 @@ def translation_table(
                 dense[rows[piece].ids] = rows[piece].probabilities
                 share *= dense[beside]
                 dense[rows[piece].ids] = 0
-            expected: NDArray[Any] = np.bincount(beside, share, target_size)
+            ids, expected = _sums(beside, share, target_size)
             # (2) Maximisation: the counts, normalised, are the new row.
-            row = _normalised(expected, kept if piece < source_size else target_size)
+            row = _normalised(ids, expected, kept if piece < source_size else target_size)
             new_rows.append(row)
             # (3) Add its probabilities to the denominators of the next iteration.
             dense[row.ids] = row.probabilities
@@ -105,10 +106,20 @@ class _Text:
         return places, np.repeat(self._counts[own], lengths)
 
 
-def _normalised(expected: NDArray[np.float64], kept: int) -> Row:
-    """Return expected counts [target ids] as a distribution, reduced to its `kept` largest values."""
-    ids = expected.nonzero()[0]
-    values = expected[ids]
+def _sums(ids: NDArray[np.int64], shares: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], Floats]:
+    """Return the ids of which the shares do not sum to 0, ascending, and the sums; `size`: number of ids."""
+    sums: NDArray[Any]  # numpy's types take the sums for counts
+    if 16 * len(ids) + 10_000 < size:  # most words are rare, and a vector of all ids for each would take hours
+        present, places = np.unique(ids, return_inverse=True)
+        sums = np.bincount(places, shares, len(present))
+    else:
+        present, sums = np.arange(size), np.bincount(ids, shares, size)
+    found = sums.nonzero()[0]
+    return present[found], sums[found]
+
+
+def _normalised(ids: NDArray[np.int64], values: Floats, kept: int) -> Row:
+    """Return expected counts of target ids as a distribution, reduced to its `kept` largest values."""
     total = values.sum()
     if len(ids) > kept:
         # A stable sort, so that ties go to the smaller id on every machine.

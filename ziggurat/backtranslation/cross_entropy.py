@@ -175,7 +175,9 @@ def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
     if not len(scores):
         raise DataError(f"{job.out}: no pair of {plan.lines:,} could be scored")
     # At most the share is dropped; of pairs that are equally likely, all or none.
-    threshold = float(np.sort(scores)[int((1 - job.keep) * len(scores) + 1e-9)])
+    scores.sort()
+    threshold = float(scores[int((1 - job.keep) * len(scores) + 1e-9)])
+    median = float(np.median(scores, overwrite_input=True))
 
     def kept() -> Iterator[tuple[Manifest, list[tuple[str, str]], Mapping[str, int]]]:
         for manifest in manifests:
@@ -184,4 +186,4 @@ def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
             ]
             yield manifest, rows, {"cross_entropy": manifest.kept - len(rows)}
 
-    return write_corpus(job.out, plan, kept(), scores={"threshold": threshold, "median": float(np.median(scores))})
+    return write_corpus(job.out, plan, kept(), scores={"threshold": threshold, "median": median})

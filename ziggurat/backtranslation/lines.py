@@ -1,11 +1,12 @@
-"""Lines of text files, complete or with the reason why no pair can be made of them."""
+"""Lines of text files: counted, read, and decoded to text or to the reason why no pair can be made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
 
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, Reason, readable
 from ziggurat.data.compressed import byte_blocks
@@ -16,15 +17,38 @@ __all__ = ["Line", "count_lines", "raw_lines", "readable_lines"]
 _MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a byte order mark 3, CR and LF 2
 
 
-class Line(NamedTuple):
-    """A line of text."""
+@dataclass
+class Line:
+    """A line of text as it stands in its file.
 
-    text: str
-    """The text, or "" where there is a reason."""
-    reason: Reason | None
-    """Reason to drop the line, or None."""
-    reference: str = ""
-    """Its translation as somebody else has it; "" where there is none, or none that can be read."""
+    It is decoded, which takes ten times as long as reading it, when its text is asked for: by the worker that has its
+    shard, and not where other calls do the shard.
+    """
+
+    raw: bytes | None
+    """Its bytes; None: too many to keep."""
+    first_of_file: bool = False
+    translation: Line | None = None
+    """Its translation as somebody else has it."""
+
+    @cached_property
+    def _found(self) -> tuple[str, Reason | None]:
+        return readable(self.raw, first_of_file=self.first_of_file)
+
+    @property
+    def text(self) -> str:
+        """The text, or "" where there is a reason."""
+        return self._found[0]
+
+    @property
+    def reason(self) -> Reason | None:
+        """Reason to drop the line, or None."""
+        return self._found[1]
+
+    @property
+    def reference(self) -> str:
+        """The text of its translation; "" where there is none, or none that can be read."""
+        return "" if self.translation is None else self.translation.text
 
 
 def raw_lines(path: Path) -> Iterator[bytes | None]:
@@ -57,17 +81,17 @@ def readable_lines(files: Sequence[Path], references: Sequence[Path] = ()) -> It
 
     Raises DataError as `raw_lines` does, or where there are not as many references as lines.
     """
-    texts = _readable(files)
+    lines = _lines(files)
     if not references:
-        yield from (Line(*line) for line in texts)
+        yield from lines
         return
-    for line, reference in zip_longest(texts, _readable(references)):
+    for line, reference in zip_longest(lines, _lines(references)):
         if line is None or reference is None:
             raise DataError(f"the files became shorter while they were read: {', '.join(map(str, references))} or text")
-        yield Line(line[0], line[1], reference[0])
+        yield Line(line.raw, line.first_of_file, reference)
 
 
-def _readable(files: Sequence[Path]) -> Iterator[tuple[str, Reason | None]]:
+def _lines(files: Sequence[Path]) -> Iterator[Line]:
     for path in files:
         for in_file, raw in enumerate(raw_lines(path)):
-            yield readable(raw, first_of_file=in_file == 0)
+            yield Line(raw, in_file == 0)

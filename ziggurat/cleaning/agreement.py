@@ -27,7 +27,8 @@ _WORDS = 12
 _GROUPED = regex.compile(r"(?<![\p{Nd}.,])(\p{Nd}{1,3})((?:[.,'’ \u00A0\u202F\u2009]\p{Nd}{3})+)(?![\p{Nd}])")
 _DIGITS = regex.compile(r"\p{Nd}+")
 _URL = regex.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"“”„«»]+", flags=regex.IGNORECASE)
-_EMAIL = regex.compile(r"[\p{L}\p{N}._%+-]+@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+")
+# A name is tried from its first character on alone (or behind the address before, \G), not from each of a long word.
+_EMAIL = regex.compile(r"(?:\G|(?<![\p{L}\p{N}._%+-]))[\p{L}\p{N}._%+-]++@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+")
 _TRAILING = ".,;:!?)]}'…。，、）」』"
 
 _MARKS = {

@@ -60,6 +60,8 @@ class HeldOut:
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
         self._of_lines: list[str] = []
+        self._any: tuple[SentenceSet, SentenceSet] | None = None
+        """All sets together; None: they changed since."""
 
     def __bool__(self) -> bool:
         return bool(self._sets)
@@ -68,18 +70,31 @@ class HeldOut:
         """Add a set of pairs, in blocks of its two sides."""
         hashes = [(sentence_hashes(source), sentence_hashes(target)) for source, target in blocks]
         self._sets[name] = SentenceSet(source for source, _ in hashes), SentenceSet(target for _, target in hashes)
+        self._any = None
 
     def add_lines(self, name: str, blocks: Iterable[Sequence[str]]) -> None:
         """Add a set of sentences of either language, in blocks."""
         found = SentenceSet(map(sentence_hashes, blocks))
         self._sets[name] = found, found
         self._of_lines.append(name)
+        self._any = None
 
     def look(self, hashes: Hashes) -> tuple[Mask, Mask]:
         """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
 
         `hashes`: of both sides of each pair, [pairs, 2], by `side_hashes`.
         """
+        both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
+        # First in all sets at once: few pairs have a sentence of any, and there may be many sets.
+        if self._any is None:
+            first, second = ([sides[n].hashes for sides in self._sets.values()] for n in (0, 1))
+            self._any = SentenceSet(first), SentenceSet(second)
+        rows = np.flatnonzero(self._any[0].look(hashes[:, 0]) | self._any[1].look(hashes[:, 1]))
+        both[rows], either[rows] = self._looked(hashes[rows])
+        return both, either
+
+    def _looked(self, hashes: Hashes) -> tuple[Mask, Mask]:
+        """Do what `look` says, set by set."""
         both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         looked = {
             name: tuple(side.look(hashes[:, number]) for number, side in enumerate(sides))

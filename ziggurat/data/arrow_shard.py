@@ -5,7 +5,9 @@ Arrow trusts the offsets in a file: one beyond its buffer is a crash, not an err
 
 from __future__ import annotations
 
+import os
 import re
+import resource
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
@@ -18,11 +20,26 @@ from numpy.typing import NDArray
 from ziggurat.data.checksums import is_intact
 from ziggurat.errors import DataError, printable, refuse_passing
 
-__all__ = ["Shard", "ShardBatch", "refuse_damaged"]
+__all__ = ["Shard", "ShardBatch", "allow_open_files", "refuse_damaged"]
 
 
 _SIDES = ("source", "target")
 _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)
+
+
+_SPARE_FILES = 512
+
+
+def allow_open_files(more: int) -> None:
+    """Raise this process's soft limit of open files, usually 1,024, where `more` and some to spare would not fit.
+
+    A mapped file takes one. The hard limit stays, usually many thousands.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = len(os.listdir("/dev/fd")) + more + _SPARE_FILES
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Shard:
@@ -51,24 +68,22 @@ class Shard:
         self._has_links = has_links
         try:
             self._file = pa.memory_map(str(path))
-            # Kept open to compare this very file later: the name may belong to another file by then.
-            self._opened = path.open("rb") if checksum is not None else None
         except (pa.ArrowException, OSError) as error:
             refuse_passing(path, error)
             raise refuse_damaged(path, f"cannot be read: {error}") from None
 
     def verify(self) -> None:
         """Compare the file with its fingerprint, once. Raises DataError when they differ or it cannot be read."""
-        if self._opened is None or self._checksum is None:  # already compared, or no fingerprint to compare with
+        if (expected := self._checksum) is None:  # already compared, or no fingerprint to compare with
             return
         try:
-            whole = is_intact(Path(f"/dev/fd/{self._opened.fileno()}"), self._checksum)
+            # This very file, by the mapping's descriptor: the name may belong to another one by now.
+            whole = is_intact(Path(f"/dev/fd/{self._file.fileno()}"), expected)
         except DataError as error:
             raise refuse_damaged(self.path, error) from None
         if not whole:
             raise refuse_damaged(self.path, "wrong checksum")
-        self._opened.close()
-        self._opened = None
+        self._checksum = None
 
     @cached_property
     def _contents(self) -> tuple[list[ShardBatch], list[int]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,24 +166,34 @@ def _ordered_batches(
     cost = np.maximum(source, target)
     if cost.max() > max_tokens:
         check_fits(source_lengths, target_lengths, max_tokens=max_tokens, length_multiple=length_multiple)
-    order = _by_length(source // length_multiple, target // length_multiple)
+    # In place, and dropped as soon as may be: every process of a run plans the whole epoch.
+    source //= length_multiple
+    target //= length_multiple
+    key = _length_key(source, target)
+    del source, target
+    order = np.argsort(key, kind="stable")
+    del key
     borders = _cut(cost[order], max_tokens, max_sentences)
     ordered = indices[order]
     return [ordered[start:end] for start, end in pairwise(borders)]
 
 
-def _by_length(source: Lengths, target: Lengths) -> Indices:
-    """Return the order in which neighbours have similar lengths on both sides; equal pairs keep their order.
+def _length_key(source: Lengths, target: Lengths) -> Integers:
+    """Return numbers by which pairs are sorted so that neighbours have similar lengths on both sides.
 
     First by the longer side, which decides the cost of a batch, then by the difference of the sides, alternately up and
     down, so that the last pair of one length resembles the first of the next. On Multi30k (4,096 tokens) this pads the
     sides by 2.6 % and 3.7 %, in 119 batches; sorting by source, then target, by 0.6 % and 12.0 %, in 128.
     """
-    longer = np.maximum(source, target)
-    difference = source - target
-    width = 2 * int(longer.max()) + 1
-    key = longer.astype(np.int64) * width + np.where(longer % 2 == 0, difference, -difference)
-    return np.argsort(key, kind="stable")
+    longer, difference = np.maximum(source, target), source - target
+    np.negative(difference, out=difference, where=longer % 2 == 1)
+    most = int(longer.max())
+    width = 2 * most + 1
+    fits = most * width + most <= np.iinfo(np.int32).max  # half the memory for any usual length
+    key: NDArray[Any] = longer.astype(np.int32 if fits else np.int64, copy=False)
+    key *= width
+    key += difference
+    return key
 
 
 def _cut(cost: Lengths, max_tokens: int, max_sentences: int | None) -> list[int]:
@@ -216,10 +227,11 @@ def check_fits(
     """
     if len(source_lengths) == 0:
         return
+    most = np.array([max(int(lengths.max()) for lengths in (source_lengths, target_lengths)) + 1])
+    if round_up(most, length_multiple)[0] <= max_tokens:
+        return
     cost = np.maximum(*_padded(source_lengths, target_lengths, length_multiple))
     longest = int(np.argmax(cost))
-    if cost[longest] <= max_tokens:
-        return
     too_long = int(np.count_nonzero(cost > max_tokens))
     raise DataError(
         f"{too_long} of {len(cost)} sentence pairs do not fit into a batch of training.batch.max_tokens = "
@@ -232,7 +244,7 @@ def check_fits(
 
 def round_up(lengths: Integers, multiple: int) -> Lengths:
     """Round each length up to a multiple of `multiple`."""
-    return -(-lengths.astype(np.int32) // multiple) * multiple
+    return -(-lengths.astype(np.int32, copy=False) // multiple) * multiple
 
 
 class _Purpose(IntEnum):
@@ -254,5 +266,5 @@ def _generator(seed: int, epoch: int, purpose: _Purpose, *more: int) -> np.rando
 def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple: int) -> tuple[Lengths, Lengths]:
     """Return the padded source and target length of each pair by itself, end-of-sentence included."""
     # Widened first: lengths may be stored in 16 bits, where 65,535 + 1 is 0.
-    source, target = source_lengths.astype(np.int32), target_lengths.astype(np.int32)
+    source, target = (side.astype(np.int32, copy=False) for side in (source_lengths, target_lengths))
     return round_up(source + 1, length_multiple), round_up(target + 1, length_multiple)

@@ -100,20 +100,21 @@ def wrong_script(
 
 
 def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
-    """Return a pattern for the characters of `scripts`: one Unicode script name, or several joined by `+`.
+    """Return a pattern for letters in a row of `scripts`: one Unicode script name, or several joined by `+`.
 
     Raises:
         ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
     """
     try:
-        return regex.compile("[" + "".join(rf"\p{{Script={name}}}" for name in scripts.split("+")) + "]")
+        names = "".join(rf"\p{{Script={name}}}" for name in scripts.split("+"))
+        return regex.compile(rf"[\p{{L}}&&[{names}]]+", flags=regex.V1)
     except regex.error as error:
         raise ConfigError(
             f"{key}: {scripts!r} is not a Unicode script ({error}); examples: Latin, Cyrillic, Han+Hiragana+Katakana"
         ) from None
 
 
-_LETTER = regex.compile(r"\p{L}")
+_LETTERS = regex.compile(r"\p{L}+")
 
 
 def script_filter(filters: FilterConfig) -> Predicate:
@@ -126,8 +127,8 @@ def script_filter(filters: FilterConfig) -> Predicate:
 
 
 def _script_share(text: str, pattern: regex.Pattern[str]) -> float:
-    letters = _LETTER.findall(text)
-    return sum(1 for letter in letters if pattern.match(letter)) / len(letters) if letters else 1.0
+    letters, of_script = (len("".join(found.findall(text))) for found in (_LETTERS, pattern))
+    return of_script / letters if letters else 1.0
 
 
 def _mask(values: object, count: int) -> Mask:
@@ -156,39 +157,42 @@ def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint
 
 
 class HashSet:
-    """A growing set of 64-bit hashes, kept as sorted runs whose sizes double up to a limit: 8 bytes per element.
+    """A growing set of 64-bit hashes: 8 bytes per element, and a sixteenth more while a part is merged.
 
-    40 million pairs take 320 MB, and up to 100 MB more while runs are merged. The probability that any two of n
-    different pairs share a hash is about n^2 / 2^65 (4e-5 for 40 million).
+    Hashes are kept by their first four bits, each part as sorted runs of which the next is less than an eighth as long.
+    So a look-up goes through few runs, however many hashes there are. The probability that any two of n different pairs
+    share a hash is about n^2 / 2^65 (4e-5 for 40 million, 0.2 % for 300 million).
     """
 
-    _MOST_MERGED = 1 << 22
-    """Most elements of a run that is merged again; this bounds the memory of merging."""
+    _BORDERS = np.arange(1, 16, dtype=np.uint64) << np.uint64(60)
+    _RATIO = 8
 
     def __init__(self) -> None:
-        self._runs: list[NDArray[np.uint64]] = []
+        self._parts: list[list[NDArray[np.uint64]]] = [[] for _ in range(len(self._BORDERS) + 1)]
 
     def __len__(self) -> int:
-        return sum(map(len, self._runs))
+        return sum(len(run) for runs in self._parts for run in runs)
 
     def add(self, hashes: NDArray[np.uint64]) -> Mask:
         """Add `hashes` [n]; return a mask [n], True where a hash was in the set or occurs earlier in `hashes`."""
         unique, first = np.unique(hashes, return_index=True)
-        known = np.zeros(len(unique), np.bool_)
-        for run in self._runs:
-            # A hash above all of the run would be looked up behind its end.
-            places = np.minimum(np.searchsorted(run, unique), len(run) - 1)
-            known |= run[places] == unique
+        of_parts = np.split(unique, np.searchsorted(unique, self._BORDERS))
+        known = [self._added(runs, new) for runs, new in zip(self._parts, of_parts, strict=True)]
         seen = np.ones(len(hashes), np.bool_)
-        seen[first[~known]] = False
-        self._insert(unique[~known])
+        seen[first[~np.concatenate(known)]] = False
         return seen
 
-    def _insert(self, run: NDArray[np.uint64]) -> None:
-        if not len(run):
-            return
-        # Merging runs of similar size keeps their number logarithmic, and every hash is merged only that often.
-        while self._runs and len(self._runs[-1]) <= min(2 * len(run), self._MOST_MERGED):
-            run = np.concatenate([self._runs.pop(), run])
-            run.sort()
-        self._runs.append(run)
+    def _added(self, runs: list[NDArray[np.uint64]], hashes: NDArray[np.uint64]) -> Mask:
+        """Add sorted hashes to the runs of a part; return a mask of those that were there."""
+        known = np.zeros(len(hashes), np.bool_)
+        for run in runs:
+            # A hash above all of the run would be looked up behind its end.
+            places = np.minimum(np.searchsorted(run, hashes), len(run) - 1)
+            known |= run[places] == hashes
+        new = hashes[~known]
+        if len(new):
+            while runs and len(runs[-1]) <= self._RATIO * len(new):
+                new = np.concatenate([runs.pop(), new])
+                new.sort()
+            runs.append(new)
+        return known

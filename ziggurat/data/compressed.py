@@ -220,7 +220,7 @@ class _Blocks(io.RawIOBase):
 
     def __init__(self, path: Path, compression: str | None) -> None:
         self._blocks = byte_blocks(path, compression)
-        self._rest = b""
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
@@ -230,7 +230,7 @@ class _Blocks(io.RawIOBase):
             block = next(self._blocks, None)
             if block is None:
                 return 0
-            self._rest = block
+            self._rest = memoryview(block)  # of which slices are no copies
         part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
         buffer[: len(part)] = part
         return len(part)

@@ -108,9 +108,9 @@ def unigram_entropy(store: Store, seed: int = 0) -> float:
     It is computed over the training pairs, or a random sample of 20,000 of them.
     """
     table = store.train
-    pairs = np.arange(len(table))
-    if len(pairs) > _SAMPLE:
-        pairs = np.sort(np.random.Generator(np.random.PCG64(seed)).choice(pairs, _SAMPLE, replace=False))
+    pairs = np.arange(min(len(table), _SAMPLE))
+    if len(table) > _SAMPLE:
+        pairs = np.sort(np.random.Generator(np.random.PCG64(seed)).choice(len(table), _SAMPLE, replace=False))
     _, targets = table.pairs(pairs)
     counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=store.target.size)
     present = np.append(counts[counts > 0], len(pairs))  # the last is end-of-sentence: one per pair

@@ -11,7 +11,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ziggurat.config.unheeded import unread_files
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
+from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import is_store
@@ -171,7 +172,7 @@ def _build(
         if parts is None:
             blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learnt.scorers)
         else:
-            blocks = parts.blocks(split, comparisons)
+            blocks = _shown(parts.blocks(split, comparisons), f"merge {split}", chosen, progress)
         for block in blocks:
             store_block(block, chosen[block.corpus], config, tokenizers, writer)
         tables[split] = writer.close()
@@ -198,6 +199,17 @@ def _build(
     }
     _write_manifest(directory, manifest)
     return manifest
+
+
+def _shown(
+    blocks: Iterator[EncodedBlock], phase: str, corpora: Sequence[Corpus], progress: Progress
+) -> Iterator[EncodedBlock]:
+    """Yield `blocks`, and show how many of the pairs of `corpora` they are of: a merge may take an hour."""
+    done, total = 0, sum(corpus.read for corpus in corpora)
+    for block in blocks:
+        yield block
+        done += block.read
+        progress(phase, done, total)
 
 
 def _write_examples(directory: Path, corpora: Sequence[Corpus]) -> None:

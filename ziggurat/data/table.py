@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ziggurat.data.arrow_shard import Shard, ShardBatch, refuse_damaged
+from ziggurat.data.arrow_shard import Shard, ShardBatch, allow_open_files, refuse_damaged
 from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
@@ -193,6 +193,7 @@ class PairTable:
         self.corpus_weights = [float(corpus["weight"]) for corpus in corpora]
         self._pairs = int(entry["pairs"])
         self._vocabulary = vocabulary
+        allow_open_files(len(entry["shards"]))
         self.shards = [
             Shard(
                 directory / shard["file"],
