@@ -197,7 +197,6 @@ class Learner:
             self.store.source.size,
             self.store.target.size,
             seed=training.seed,
-            exact_dropout=training.exact_dropout,
         )
         as_trained(model, training, seed=training.seed)
         model.to(self.device)
