@@ -6,15 +6,12 @@ For a GPU they are page-locked in the loader's thread and copied one update ahea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
 from ziggurat.training.processes import Processes
@@ -95,10 +92,4 @@ def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream
 
 def _with_each(group: Group, function: Callable[[Tensor], Tensor]) -> Group:
     """Return `group` with `function` applied to every tensor of its batches."""
-    return group._replace(batches=[_mapped(batch, function) for batch in group.batches])
-
-
-def _mapped(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
-    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    values |= {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
-    return replace(batch, **values)
+    return group._replace(batches=[batch.with_each(function) for batch in group.batches])
