@@ -107,7 +107,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     training = experiment.training
     notes += [f"`training.precision: auto` is {training.precision} here"] if auto else []
     widths = experiment.model.d_model, experiment.model.d_ff
-    notes += [precision_notice(training.precision, device, widths, always=True)] if device.type == "cpu" else []
+    notes += [precision_notice(training.precision, device, widths)] if device.type == "cpu" else []
     batches = expected_batches(experiment)
     shape = _hungriest(experiment, sizes, batches.largest, device)
     update = simulate_update(experiment, sizes, shape, device)

@@ -123,17 +123,14 @@ def faster(rates: Mapping[str, float], than: str) -> str | None:
     return best if than in rates and rates[best] > _WORTH * rates[than] else None
 
 
-def precision_notice(chosen: str, device: torch.device, widths: Widths, *, always: bool = False) -> str:
-    """Return a sentence where the other precision of training is faster on `device`; "" where it is not, or on a GPU.
-
-    `always`: the speeds are told in any case.
-    """
+def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
+    """Return how fast the precisions of training are on `device`, and which to choose where another is; "" on a GPU."""
     if device.type != "cpu":
         return ""
     rates = training_rates(widths)
     other, told = faster(rates, chosen), speeds(rates)
     if other is None:
-        return f"products on this CPU: {told}; `training.precision: {chosen}`" if always else ""
+        return f"products on this CPU: {told}; `training.precision: {chosen}`"
     times = rates[other] / rates[chosen]
     if chosen == "bf16":
         return f"WARNING: this CPU is slower in bf16 than in fp32 ({told}); choose `training.precision=fp32` or `auto`"

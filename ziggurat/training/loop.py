@@ -84,7 +84,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
     if setup.processes.first and begins:
         model, precision = setup.experiment.model, setup.experiment.training.precision
-        log.say(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff), always=True))
+        log.say(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)))
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
     for notice in filter(None, about):
         log.say(notice, "yellow")
