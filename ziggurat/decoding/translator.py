@@ -15,6 +15,7 @@ import torch
 
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
+from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
@@ -23,7 +24,7 @@ from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, r
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
-from ziggurat.decoding.shortlist import load_shortlist
+from ziggurat.decoding.shortlist import Shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled
@@ -276,8 +277,10 @@ def load_translator(
         make_fast(member.model, precision, as_trained=member.experiment.training.quantise == "int8")
     origins = "; ".join(member.origin for member in members)
     models = [member.model for member in members]
-    listed = settings.shortlist
-    shortlist = load_shortlist(listed, *first.tokenizers, here) if listed else None
+    shortlist: Shortlist | None = None
+    if settings.shortlist:
+        table = read_shortlist(Path(settings.shortlist).expanduser(), *first.tokenizers)
+        shortlist = Shortlist(table, first.tokenizers[1].size, here)
     embeddings = [member.experiment.model.embedding for member in members]
     translator = Translator(
         models,
