@@ -16,7 +16,8 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled, packed
-from ziggurat.nn.packed import Precision, available, make_fast
+from ziggurat.nn.compiled import Precision
+from ziggurat.nn.packed import available, make_fast
 from ziggurat.training.objective import autocast
 
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}

@@ -18,11 +18,11 @@ from ziggurat.config import TrainingConfig
 from ziggurat.diagnosis.records import DEPTH_FILE, Record
 from ziggurat.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.tracking.tracker import Pixels
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.progress import ProgressLine, Reporter
+from ziggurat.training.run_state import Progress
 from ziggurat.training.update import UpdateResult
 from ziggurat.training.window import UpdateWindow
 

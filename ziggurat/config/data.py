@@ -15,7 +15,6 @@ __all__ = [
     "AlignmentConfig",
     "CorpusConfig",
     "DataConfig",
-    "FilterConfig",
     "Language",
     "RegularisationConfig",
     "SubwordConfig",

@@ -26,7 +26,7 @@ from ziggurat.data.workspace import recover
 from ziggurat.errors import DataError
 from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
-__all__ = ["ALIGNED_STORE_FORMAT", "MANIFEST", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
+__all__ = ["ALIGNED_STORE_FORMAT", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
 
 STORE_FORMAT = 1
 """Version of all files in the folder; other versions are refused."""

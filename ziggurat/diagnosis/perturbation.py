@@ -28,7 +28,7 @@ class Snapshot:
     """Copy of the weights before an update, in the memory of the host, so that it takes none of a GPU's.
 
     Args:
-        weights: every parameter by name, on any device (ziggurat.models.directory.weights).
+        weights: every parameter by name, on any device (ziggurat.models.tensors.weights).
     """
 
     @torch.no_grad()

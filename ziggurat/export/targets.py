@@ -28,7 +28,8 @@ from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import load_onnx
 from ziggurat.export.package import PackageChoices
 from ziggurat.export.plain import ExportedModel, SearchRules, not_plain, unlike_plain
-from ziggurat.models.directory import CONFIG_FILE, fill_model_directory
+from ziggurat.models.directory import fill_model_directory
+from ziggurat.models.run_folder import CONFIG_FILE
 
 __all__ = ["TARGETS", "ExportTarget", "ExportTranslator", "target_named"]
 

@@ -15,8 +15,9 @@ from typing import Literal
 
 import torch
 
+from ziggurat.nn.compiled import Precision
 from ziggurat.nn.linear import linear
-from ziggurat.nn.packed import Precision, available, packed
+from ziggurat.nn.packed import available, packed
 
 __all__ = [
     "decoding_notice",

@@ -27,12 +27,12 @@ from ziggurat.diagnosis.views import heat_maps, scalars
 from ziggurat.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
 from ziggurat.models.device import random_state_kept
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, within_memory
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.objective import probe_loss
 from ziggurat.training.profile import profile_batch
+from ziggurat.training.run_state import Progress
 from ziggurat.training.update import UpdateResult
 
 __all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batch", "record_of"]

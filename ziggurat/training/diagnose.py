@@ -18,12 +18,12 @@ from ziggurat.diagnosis.layer_worth import layer_measures, passes_needed, prunin
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.scores import evaluate
-from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
+from ziggurat.models.directory import OpenedModel, open_model
 from ziggurat.models.prune import LeftOut, unprunable
-from ziggurat.models.run_folder import locked
+from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, locked
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.threads import share_cores
-from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.depth_records import measured, probe_batch, record_of
 from ziggurat.training.directions import directions_of
 from ziggurat.training.objective import probe_loss, settle_precision

@@ -15,10 +15,11 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
-from ziggurat.models.directory import load_weights, open_model, read_weights, weights
+from ziggurat.models.directory import open_model, read_weights
 from ziggurat.models.low_rank import BASE, is_update
 from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.models.tensors import load_weights, weights
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses

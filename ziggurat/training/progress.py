@@ -16,13 +16,13 @@ from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
+from ziggurat.training.directions import Validation
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import finished, share_done, time_left
 from ziggurat.training.update import UpdateResult
-from ziggurat.training.validate import Validation
 from ziggurat.training.window import UpdateWindow, shown_r
 
 __all__ = ["ProgressLine", "Reporter", "introduction"]

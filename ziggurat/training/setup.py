@@ -25,7 +25,7 @@ from ziggurat.models.low_rank import BASE
 from ziggurat.models.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
-from ziggurat.training.checkpoint import Checkpoint, Progress, latest_checkpoint, same_for_all
+from ziggurat.training.checkpoint import Checkpoint, latest_checkpoint, same_for_all
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
@@ -37,6 +37,7 @@ from ziggurat.training.objective import settle_precision
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import refuse_endless
 from ziggurat.training.store_check import StoreCheck
 from ziggurat.training.validate import Validator, settings_of_scores

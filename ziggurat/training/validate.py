@@ -29,7 +29,7 @@ from ziggurat.training.directions import DirectionScores, Validation, directions
 from ziggurat.training.objective import autocast
 from ziggurat.training.processes import Processes
 
-__all__ = ["Validation", "Validator", "settings_of_scores"]
+__all__ = ["Validator", "settings_of_scores"]
 
 
 Result = TypeVar("Result")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
+from ziggurat.training.run_state import Progress
 from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import time_left
 from ziggurat.training.update import UpdateResult
