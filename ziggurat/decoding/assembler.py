@@ -140,7 +140,6 @@ def mean_chrf(texts: Sequence[str]) -> list[float]:
     import sacrebleu  # here, since its import is slow and only `mbr` needs it
 
     metric = sacrebleu.CHRF()
-    # Samples repeat each other: each ordered pair of different texts is compared once.
     counts = Counter(texts)
     utility = {
         text: sum(count * metric.sentence_score(text, [other]).score for other, count in counts.items())
