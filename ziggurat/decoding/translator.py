@@ -277,10 +277,8 @@ def load_translator(
         make_fast(member.model, precision, as_trained=member.experiment.training.quantise == "int8")
     origins = "; ".join(member.origin for member in members)
     models = [member.model for member in members]
-    shortlist: Shortlist | None = None
-    if settings.shortlist:
-        table = read_shortlist(Path(settings.shortlist).expanduser(), *first.tokenizers)
-        shortlist = Shortlist(table, first.tokenizers[1].size, here)
+    listed, target = settings.shortlist, first.tokenizers[1]
+    shortlist = Shortlist(read_shortlist(listed, *first.tokenizers), target.size, here) if listed else None
     embeddings = [member.experiment.model.embedding for member in members]
     translator = Translator(
         models,

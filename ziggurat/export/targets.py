@@ -92,9 +92,7 @@ def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | N
     copy_tokenizers(model.directory, folder)
     experiment, tokenizers = model.searching_as_others(), (model.source, model.target)
     if (listed := model.experiment.decoding.shortlist) is not None:
-        write_shortlist_map(
-            folder / SERVED_SHORTLIST, read_shortlist(Path(listed).expanduser(), *tokenizers), tokenizers
-        )
+        write_shortlist_map(folder / SERVED_SHORTLIST, read_shortlist(listed, *tokenizers), tokenizers)
         decoding = change_section(experiment.decoding, {"shortlist": SERVED_SHORTLIST}, "decoding")
         experiment = experiment.model_copy(update={"decoding": decoding})
     write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
