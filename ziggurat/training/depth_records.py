@@ -72,12 +72,11 @@ class DepthReporter:
             write_atomically(run / WARNINGS_FILE, "".join(w.line() for w in warned).encode())
 
     @property
-    def r(self) -> float | None:
-        """The latest r of the encoder (Bapna et al. 2018), or None."""
-        for record in reversed(self._records):
-            if "r" in record.values:
-                return record.values["r"].get("encoder")
-        return None
+    def shown_r(self) -> str:
+        """The latest r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
+        measured = next((record.values["r"] for record in reversed(self._records) if "r" in record.values), {})
+        r: float | None = measured.get("encoder")
+        return "" if r is None else f"r {r:.2g}  "
 
     @property
     def standing(self) -> list[str]:
