@@ -235,7 +235,7 @@ class Translator:
         translations = []
         for place, (text, own) in enumerate(zip(texts, owned, strict=True)):
             its, results_of_it = [parts[i] for i in own], [found[i] for i in own]
-            translation = assembler.line(text, its, results_of_it, asked=call.asked(place, extras))
+            translation = assembler.line(text, its, results_of_it, asked=extras.asked(place))
             translations.append(translation)
             best = translation.hypotheses[0]
             if not best.finished:
