@@ -171,9 +171,7 @@ def served_folder(
 
 def positions_for(model: ModelConfig, decoding: DecodingConfig) -> int:
     """Return the positions of either side that this search takes; begin- or end-of-sentence and a tag are counted."""
-    if model.embedding.positions == "learned":
-        return model.embedding.max_positions
-    return max(decoding.max_source_pieces, decoding.max_length.limit) + 2
+    return model.embedding.limit or max(decoding.max_source_pieces, decoding.max_length.limit) + 2
 
 
 def equal_export(path: str | Path, weights: str, model: ModelConfig, decoding: DecodingConfig) -> Path | None:

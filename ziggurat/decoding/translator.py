@@ -279,12 +279,12 @@ def load_translator(
     models = [member.model for member in members]
     listed, target = settings.shortlist, first.tokenizers[1]
     shortlist = Shortlist(read_shortlist(listed, *first.tokenizers), target.size, here) if listed else None
-    embeddings = [member.experiment.model.embedding for member in members]
+    limits = [member.experiment.model.embedding.limit for member in members]
     translator = Translator(
         models,
         *first.tokenizers,
         settings,
-        max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
+        max_positions=min(filter(None, limits), default=None),
         device=here,
         origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
         target_language=first.experiment.data.target_language,

@@ -21,7 +21,7 @@ __all__ = ["fed", "loader_of", "send_ahead"]
 
 def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
     """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""
-    processes = processes or Processes()
+    processes, limit = processes or Processes(), experiment.model.embedding.limit
     return Loader(
         store.train,
         store.source,
@@ -29,17 +29,11 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
         experiment.training.batch,
         seed=experiment.training.seed,
         data=experiment.data,
-        longest=_longest(experiment),
+        longest=None if limit is None else limit - 1,
         links=experiment.training.loss.alignment is not None,
         rank=processes.rank,
         count=processes.count,
     )
-
-
-def _longest(experiment: Experiment) -> int | None:
-    """Return the most pieces of a sentence that the model can read; None: there is no limit."""
-    embedding = experiment.model.embedding
-    return embedding.max_positions - 1 if embedding.positions == "learned" else None
 
 
 def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:

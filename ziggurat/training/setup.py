@@ -166,18 +166,18 @@ def position_limit(experiment: Experiment, store: Store) -> int | None:
 
     Raises ConfigError when a pair of the training or the dev set is longer.
     """
-    embedding = experiment.model.embedding
-    if embedding.positions != "learned":
+    limit = experiment.model.embedding.limit
+    if limit is None:
         return None
     tables = [table for table in (store.train, store.dev) if table is not None and len(table)]
     longest = 1 + max(int(lengths.max()) for t in tables for lengths in (t.source_lengths, t.target_lengths))
-    if longest > embedding.max_positions:
+    if longest > limit:
         raise ConfigError(
             f"the longest sentence of the training and dev sets has {longest} tokens, "
-            f"`model.embedding.max_positions` is {embedding.max_positions}; raise it, or lower "
+            f"`model.embedding.max_positions` is {limit}; raise it, or lower "
             "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
         )
-    return embedding.max_positions
+    return limit
 
 
 def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None = None) -> str:
