@@ -246,8 +246,7 @@ def faster(ours: Engine, theirs: Engine, lines: Sequence[str], workers: int = 1)
     for _ in range(2):
         for engine, times in zip((ours, theirs), seconds, strict=True):
             began = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", TranslationWarning)  # the text itself will give them
+            with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the text will give them
                 for _ in engine.translate_stream(lines, window=-(-len(lines) // workers)):
                     pass
             times.append(time.perf_counter() - began)

@@ -143,8 +143,8 @@ def _pruned_bleu(
 
     def bleu(without_layers: str | None) -> float:
         translator = load_translator(path, which=which, device=str(opened.model.device), without_layers=without_layers)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)  # a stack that lacks layers may not end its sentences
+        # A stack that lacks layers may not end its sentences.
+        with warnings.catch_warnings(action="ignore", category=TranslationWarning):
             outputs = [found.text for found in translate_tagged(translator.translate, sources, tags)]
         scores = []
         for language, own in found_in:
