@@ -33,11 +33,11 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.prepare import prepare
 from ziggurat.models.build import build_model, parameter_roles
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.memory import keep_freed_memory
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
+from ziggurat.training.run_state import Progress
 from ziggurat.training.saving import Saver
 from ziggurat.training.update import train_update
 

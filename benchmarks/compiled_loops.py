@@ -22,8 +22,9 @@ from benchmarks.decode_speed import SHAPES, searcher, sentences
 from ziggurat.nn import compiled
 from ziggurat.nn.attention.base import attend_to_blocks
 from ziggurat.nn.attention.cache import Block
+from ziggurat.nn.compiled import Precision
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.packed import Precision, available, packed
+from ziggurat.nn.packed import available, packed
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 LAYERS, HEADS, BEAMS, POSITIONS = 16, 8, 4, 10

@@ -23,7 +23,8 @@ from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import Shortlist
 from ziggurat.models.build import build_model
-from ziggurat.nn.packed import Precision, available, make_fast
+from ziggurat.nn.compiled import Precision
+from ziggurat.nn.packed import available, make_fast
 
 SENTENCES, LENGTH, STEPS, BEAMS, CANDIDATES = 64, 25, 15, 4, 100
 EOS = 3

@@ -16,8 +16,8 @@ from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import build_model, count_parameters, parameter_roles
-from ziggurat.models.directory import load_weights, read_tensors, weights, write_tensors
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import load_weights, read_tensors, weights, write_tensors
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.update import train_update

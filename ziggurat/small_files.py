@@ -215,20 +215,12 @@ def _model_of(kind: Any) -> type[BaseModel]:
     return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **given)
 
 
-def read_json(
-    path: Path,
-    form: type[Shape],
-    *,
-    limit: int = MAX_BYTES,
-    error: type[ZigguratError] = DataError,
-    remedy: str = "",
-) -> Shape:
+def read_json(path: Path, form: type[Shape], *, error: type[ZigguratError] = DataError, remedy: str = "") -> Shape:
     """Return the JSON object in the file `path` as the form `form`.
 
     Raises FileNotFoundError when there is no file, `error` for everything else, ending with `remedy`, the way out.
     """
-    content = read_bounded(path, limit, error=error)
-    document = parse_json(content, str(path), error=error, remedy=remedy)
+    document = parse_json(read_bounded(path, error=error), str(path), error=error, remedy=remedy)
     return shaped(document, form, str(path), error=error, remedy=remedy)
 
 

@@ -396,7 +396,8 @@ def _make_ending(run: Path, out: Path) -> None:
     import torch
 
     from ziggurat.data.subword import load_tokenizers
-    from ziggurat.models.directory import open_model, weights, write_model_directory
+    from ziggurat.models.directory import open_model, write_model_directory
+    from ziggurat.models.tensors import weights
 
     opened = open_model(run)
     _, target = load_tokenizers(opened.directory)

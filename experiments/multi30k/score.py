@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ziggurat.decoding.translator import load_translator
 from ziggurat.evaluation.scores import evaluate
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.models.run_folder import checkpoint_folders
 
 
 def main() -> None:

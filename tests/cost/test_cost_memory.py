@@ -15,7 +15,7 @@ from ziggurat.cost.ledger import Ledger
 from ziggurat.cost.simulation import PURPOSES, BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.data.collate import SpecialIds, collate
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
-from ziggurat.nn.quantised import quantise
+from ziggurat.training.objective import as_trained
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.update import train_update
@@ -28,9 +28,8 @@ CPU = torch.device("cpu")
 def measured_peak(config: Experiment) -> int:
     """Return the most bytes of tensors at any time of the second update, by the allocator's own reports."""
     training = config.training
-    model = build_model(config.model, V, V, exact_dropout=training.exact_dropout)
-    if training.quantise is not None:
-        quantise(model)
+    model = build_model(config.model, V, V)
+    as_trained(model, training)
     set_recompute(model, training.recompute)
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
     parallel = Parallel(model, training.loss, training.precision)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.config.data import FilterConfig
+from ziggurat.config.filters import FilterConfig
 from ziggurat.data import clean
 from ziggurat.data.cleaner import Cleaner
 from ziggurat.data.lines import UnicodeForm, normalise

@@ -15,7 +15,8 @@ from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.data import inputs, sampling
-from ziggurat.data.corpus import MANIFEST, Store
+from ziggurat.data.corpus import Store
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
 from ziggurat.data.prepare import PrepareReport, prepare

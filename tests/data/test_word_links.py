@@ -20,7 +20,8 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.collate import Batch
-from ziggurat.data.corpus import MANIFEST, Store
+from ziggurat.data.corpus import Store
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import Loader, LoaderState, fixed_batches
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.store_checks import other_files, unlike_store

@@ -23,8 +23,9 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled, packed
 from ziggurat.nn.attention import cache as cache_module
 from ziggurat.nn.attention import live as live_module
+from ziggurat.nn.compiled import Precision
 from ziggurat.nn.linear import Linear
-from ziggurat.nn.packed import Precision, available, make_fast
+from ziggurat.nn.packed import available, make_fast
 from ziggurat.nn.precision import decoding_notice, settled
 from ziggurat.training.objective import autocast
 

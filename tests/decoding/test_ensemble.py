@@ -36,8 +36,9 @@ from ziggurat.decoding.state import padded
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.models.directory import write_model_directory
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 
 PAD, BOS, EOS, VOCABULARY = 0, 2, 3, 7
 WORDS = [1, 4, 5, 6]

@@ -50,7 +50,7 @@ def test_lines_come_and_go(
         for ticket, translation in live.step().items():
             assert ticket not in found
             found[ticket] = [h.text for h in translation.hypotheses]
-        assert live.live <= slots
+        assert len(live._search.live) <= slots
 
     for line, steps, doomed in arrivals:
         for _ in range(steps):
@@ -65,7 +65,7 @@ def test_lines_come_and_go(
             break
         step()
     assert {ticket: alone[line] for ticket, line in texts.items()} == found
-    assert (live.lines, live.live, live.waiting, live.step()) == (0, 0, 0, {})
+    assert (live.lines, len(live._search.live), len(live._search.waiting), live.step()) == (0, 0, 0, {})
 
 
 @pytest.mark.slow
@@ -89,9 +89,9 @@ def test_a_line_joins_a_search_that_is_running(translator: Translator) -> None:
     live.step()
     second = live.add(SENTENCES[1])
     live.step()
-    assert live.live == 2
+    assert len(live._search.live) == 2
     live.cancel([first, 99])
-    assert (live.live, live.lines) == (1, 1)
+    assert (len(live._search.live), live.lines) == (1, 1)
     found: set[int] = set()
     while live.lines:
         found |= live.step().keys()

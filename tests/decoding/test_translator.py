@@ -17,8 +17,9 @@ from ziggurat.config.load import parse_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
-from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.models.directory import write_model_directory
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 from ziggurat.nn.packed import make_fast
 
 TEXTS = ["A dog runs!", "The little house stands by the river.", "", "Where?", "17 apples;", "A dog runs!"]

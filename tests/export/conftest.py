@@ -14,7 +14,8 @@ from tests.small import merged
 from tests.vocabulary import trained_tokenizer
 from ziggurat.config import Experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
-from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.models.directory import write_model_directory
+from ziggurat.models.tensors import weights
 
 Written = Callable[..., Path]
 

@@ -31,7 +31,8 @@ from ziggurat.export.exporter import export_model
 from ziggurat.export.package import PackageChoices, package_choices
 from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS
-from ziggurat.models.directory import open_model, weights, write_model_directory
+from ziggurat.models.directory import open_model, write_model_directory
+from ziggurat.models.tensors import weights
 
 THEIRS = Path(__file__).resolve().parents[2] / "experiments" / "argos" / "theirs.py"
 NAME = "translate-de_en-1_0"

@@ -33,7 +33,8 @@ from ziggurat.export.plain import ExportedModel, with_epsilon
 from ziggurat.export.targets import TARGETS
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import load_weights, open_model, weights
+from ziggurat.models.directory import open_model
+from ziggurat.models.tensors import load_weights, weights
 
 
 @pytest.mark.slow

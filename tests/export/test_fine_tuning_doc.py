@@ -20,7 +20,8 @@ from tests.training.runs import QUIET, records
 from ziggurat.config import load_experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.stages import CorpusMix
-from ziggurat.models.directory import open_model, weights
+from ziggurat.models.directory import open_model
+from ziggurat.models.tensors import weights
 from ziggurat.training.loop import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")

@@ -23,8 +23,9 @@ from ziggurat.export.exporter import export_model
 from ziggurat.export.import_fairseq import _ids
 from ziggurat.export.imported import layer_names, positions_from
 from ziggurat.export.importer import import_checkpoint
-from ziggurat.models.directory import open_model, weights
+from ziggurat.models.directory import open_model
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
 SIZES = {

@@ -28,7 +28,8 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.huggingface_generation import Generation, decoding_of, notes_of, ruled_out
 from ziggurat.export.importer import import_checkpoint
 from ziggurat.export.vocabularies import with_vocabularies
-from ziggurat.models.directory import open_model, weights
+from ziggurat.models.directory import open_model
+from ziggurat.models.tensors import weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")
 

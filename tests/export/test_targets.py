@@ -24,8 +24,9 @@ from ziggurat.errors import ConfigError
 from ziggurat.export import ctranslate2
 from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS
-from ziggurat.models.directory import open_model, weights
+from ziggurat.models.directory import open_model
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 
 CLOSE = {"atol": 3e-5, "rtol": 0.0}
 

@@ -29,7 +29,8 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.export.anatomy import dissect
 from ziggurat.export.imported import layer_names
 from ziggurat.jobs.shards import cut
-from ziggurat.models.directory import open_model, weights
+from ziggurat.models.directory import open_model
+from ziggurat.models.tensors import weights
 
 __all__ = ["newest_set", "write_material"]
 

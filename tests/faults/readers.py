@@ -25,8 +25,9 @@ from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.export.onnx_runtime import load_onnx
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.tensors import read_tensors
-from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+from ziggurat.training.checkpoint import load_checkpoint
 
 __all__ = ["READERS", "FailedError", "Reader", "RefusedError"]
 

@@ -24,9 +24,10 @@ from ziggurat.export.exporter import REPORT_FORMAT
 from ziggurat.export.importer import import_checkpoint
 from ziggurat.export.onnx import FORMAT as ONNX_FORMAT
 from ziggurat.export.onnx_runtime import load_onnx
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.tensors import read_tensors
 from ziggurat.report.runs import read_run
-from ziggurat.training.checkpoint import CHECKPOINT_FORMAT, checkpoint_folders
+from ziggurat.training.checkpoint import CHECKPOINT_FORMAT
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
 

@@ -10,7 +10,8 @@ import torch
 from tests.conftest import tiny_experiment
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import load_weights, open_model, read_tensors, weights, write_model_directory
+from ziggurat.models.directory import open_model, write_model_directory
+from ziggurat.models.tensors import load_weights, read_tensors, weights
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from ziggurat.config import ModelConfig
 from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import load_weights, weights
 from ziggurat.models.fold import NotPlainError, fold
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import load_weights, weights
 
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 FOLDED = {

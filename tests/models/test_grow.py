@@ -17,9 +17,9 @@ from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind, ResidualKin
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
-from ziggurat.models.directory import weights
 from ziggurat.models.grow import Copies, Deepening, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 from ziggurat.nn.residual.base import Residual
 
 VOCABULARY = 11

@@ -15,9 +15,9 @@ from ziggurat.config import ModelConfig
 from ziggurat.config.lora import LoraConfig
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.build import build_model, parameter_roles
-from ziggurat.models.directory import load_weights, weights
 from ziggurat.models.low_rank import adapt, is_update, maps_of, merged
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import load_weights, weights
 from ziggurat.nn.roles import Role
 
 LORA = LoraConfig(rank=3, alpha=4.5)

@@ -12,9 +12,9 @@ from tests.small import moved, small_config
 from ziggurat.config import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import assemble, build_model
-from ziggurat.models.directory import load_weights, weights
 from ziggurat.models.prune import LeftOut, prune, unprunable
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import load_weights, weights
 
 SOURCE, MASK = torch.tensor([[3, 4, 5], [6, 7, 0]]), torch.tensor([[True] * 3, [True, True, False]])
 TARGET = torch.tensor([[1, 4, 8], [1, 9, 2]])

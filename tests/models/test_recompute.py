@@ -23,12 +23,12 @@ from tests.small import merged, moved, small_config
 from tests.training.batches import batches
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.notices import notices
-from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig
+from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
 from ziggurat.models import recompute
 from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.recompute import Run, runs
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.objective import batch_loss
+from ziggurat.training.objective import as_trained, batch_loss
 
 V = 20
 DROPOUT = {"residual": 0.1, "attention": 0.1, "activation": 0.1, "embedding": 0.1}
@@ -160,7 +160,8 @@ def test_what_is_random_is_drawn_again(name: str, rule: tuple[Recompute, Recompu
 @pytest.mark.parametrize("precision", ["bf16", "exact dropout"])
 def test_the_same_under_autocast_and_with_exact_dropout(precision: str) -> None:
     config = small_config(4, 4, dropout=DROPOUT)
-    model = build_model(config, V, V, exact_dropout=precision == "exact dropout")
+    model = build_model(config, V, V)
+    as_trained(model, TrainingConfig(exact_dropout=precision == "exact dropout"))
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
         assert_same(gradients(model, 1, "segments"), gradients(model))
 

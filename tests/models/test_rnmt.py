@@ -208,7 +208,7 @@ def test_parameter_count_follows_the_formula(layers: tuple[int, int], heads: int
 def test_parameter_counts_of_the_paper(width: int, layers: int, millions: float) -> None:
     config = configured(d_model=width, heads=4, encoder={"layers": layers}, decoder={"layers": 8})
     with torch.device("meta"):
-        count = count_parameters(build_rnmt(config, 32000, 32000, False))
+        count = count_parameters(build_rnmt(config, 32000, 32000))
     assert count / 1e6 == pytest.approx(millions, abs=0.005)
     assert count == rnmt(width, 4, layers, 8, 32000)
 

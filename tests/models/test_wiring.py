@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.composition import model as small_model
 from tests.models.sentences import MASK, SOURCE, TARGET, V
+from ziggurat.config import TrainingConfig
 from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.kinds import HISTORIES, HistoryKind, InitKind, ResidualKind
 from ziggurat.models.build import build_model
@@ -21,13 +22,14 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import padding_mask
 from ziggurat.nn.dropout import Dropout, StochasticBranch
 from ziggurat.nn.residual import Residual
+from ziggurat.training.objective import as_trained
 
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # of tests.composition
 STILL = {f"dropout.{place}": 0.0 for place in ("residual", "attention", "activation", "embedding")}
 
 
-def built(choices: dict[str, Any], **options: Any) -> Seq2Seq:
-    return build_model(small_model(choices), V, V, seed=3, **options)
+def built(choices: dict[str, Any]) -> Seq2Seq:
+    return build_model(small_model(choices), V, V, seed=3)
 
 
 def found(model: nn.Module, pattern: str) -> list[Any]:
@@ -332,7 +334,8 @@ def test_each_dropout_is_in_its_own_places_and_no_others(
     choices: dict[str, Any], attentions: int, networks: int, sublayer: float, exact: bool
 ) -> None:
     options = {f"dropout.{place}": p for place, p in PLACES.items()} | {"dropout.sublayer": sublayer}
-    model = built({**choices, **options}, exact_dropout=exact)
+    model = built({**choices, **options})
+    as_trained(model, TrainingConfig(exact_dropout=exact))
     everywhere = {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
     merged = str(choices.get("decoder.attention", "")).startswith("merged")
     counts = {"residual": 4 if merged else 5, "attention": attentions, "activation": networks}

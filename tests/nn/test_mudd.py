@@ -13,9 +13,9 @@ from tests.nn.stepping import draw, linear, randomised
 from tests.small import moved
 from ziggurat.config import ModelConfig
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import weights
 from ziggurat.models.grow import at_depth, deepening, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 from ziggurat.nn.attention import SelfAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history import HistoryOptions

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from ziggurat.nn import compiled
 from ziggurat.nn import packed as packed_module
+from ziggurat.nn.compiled import Precision
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
-from ziggurat.nn.packed import Int8Linear, PackedFeedForward, PackedLinear, PackedOutput, Precision, available, pack
+from ziggurat.nn.packed import Int8Linear, PackedFeedForward, PackedLinear, PackedOutput, available, pack
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 PRECISIONS: list[Precision] = [p for p in ("float32", "bfloat16", "int8") if available(p)]

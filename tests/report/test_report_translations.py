@@ -18,7 +18,9 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import MODEL_FILE, read_tensors, write_model_directory
+from ziggurat.models.directory import write_model_directory
+from ziggurat.models.run_folder import MODEL_FILE
+from ziggurat.models.tensors import read_tensors
 from ziggurat.report.runs import read_run
 from ziggurat.report.samples import as_csv, sample_groups
 from ziggurat.report.translations import _search, dev_sentences, translated

@@ -19,7 +19,8 @@ from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import Experiment
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.export.exporter import export_model
-from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.models.directory import write_model_directory
+from ziggurat.models.tensors import weights
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.server import app_of
 

@@ -28,7 +28,8 @@ from tests.vocabulary import SENTENCES
 from ziggurat.config import dump, load_experiment
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.translator import load_translator
-from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.models.directory import write_model_directory
+from ziggurat.models.tensors import weights
 from ziggurat.serving import batches, engine
 from ziggurat.serving.access import new_key
 from ziggurat.serving.config import ServeConfig

@@ -18,7 +18,8 @@ from ziggurat.config.load import change_section
 from ziggurat.data.files import fingerprint
 from ziggurat.diagnosis.records import DEPTH_FILE
 from ziggurat.diagnosis.watch import WARNINGS_FILE
-from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.models.run_folder import checkpoint_folders
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import CLOCK_FIELDS
 

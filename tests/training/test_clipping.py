@@ -14,11 +14,13 @@ from tests.training.batches import batches
 from tests.training.runs import QUIET, records
 from tests.training.test_step import tiny
 from ziggurat.config.train import LossConfig
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.training import update
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.loop import train
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.recovery import count_skipped
+from ziggurat.training.run_state import Progress
 from ziggurat.training.update import AdaptiveClipper, Guard, train_update
 
 

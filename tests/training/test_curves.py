@@ -21,9 +21,9 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.diagnosis.records import read_records
 from ziggurat.errors import CheckpointError
-from ziggurat.models.run_folder import read_meta, write_meta
+from ziggurat.models.run_folder import checkpoint_folders, read_meta, write_meta
 from ziggurat.training.average import average_run, regular_checkpoints
-from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.loop import train
 from ziggurat.training.update import train_update
 

@@ -19,25 +19,20 @@ from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.lifecycle import CheckpointConfig
+from ziggurat.data.checksums import content_checksum
 from ziggurat.data.files import write_atomically
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError
 from ziggurat.models.directory import open_model
-from ziggurat.models.run_folder import locked, meta_checksum, read_meta, write_meta
+from ziggurat.models.run_folder import checkpoint_folders, locked, read_meta, write_meta
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training import average
 from ziggurat.training.average import average_run, mean_weights
-from ziggurat.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    checkpoint_folders,
-    load_checkpoint,
-    read_progress,
-    save_checkpoint,
-)
+from ziggurat.training.checkpoint import Checkpoint, load_checkpoint, read_progress, save_checkpoint
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.retention import prune, set_aside
+from ziggurat.training.run_state import Progress
 
 FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")
 PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25})
@@ -170,7 +165,7 @@ def as_before(checkpoint: Path, version: int) -> None:
     meta |= {"format": version, "checksums": {name: fingerprint(checkpoint / name) for name in names}}
     del meta["checksum"]
     if version == 3:
-        meta["checksum"] = meta_checksum(meta)
+        meta["checksum"] = content_checksum(meta)
     if version == 1:
         del meta["encoder_layers"]
         for key in ("stage", "schedule_update", "rejected", "gradient_norms"):

@@ -22,11 +22,12 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.models.run_folder import read_meta, write_meta
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
+from ziggurat.models.run_folder import checkpoint_folders, read_meta, write_meta
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import largest_batches
 from ziggurat.training.loop import train
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import finished
 
 STAGES: list[dict[str, Any]] = [

@@ -18,11 +18,11 @@ from ziggurat.config import TrainingConfig
 from ziggurat.diagnosis.records import DEPTH_FILE, Record
 from ziggurat.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.tracking.tracker import Pixels
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.progress import ProgressLine, Reporter
+from ziggurat.training.run_state import Progress
 from ziggurat.training.update import UpdateResult
 from ziggurat.training.window import UpdateWindow
 
@@ -86,7 +86,7 @@ def test_a_warning_goes_everywhere_once(tmp_path: Path) -> None:
     for update, ratio in enumerate([1.0, 1e-5, 1e-5, 1.0, 1.0, 1.0]):
         depth.see(record(update, ratio))
         assert depth.standing == (["gradient_ratio.encoder"] if 1 <= update < 5 else [])
-        assert depth.r == ratio
+        assert depth.shown_r == f"r {ratio:.2g}  "
     log.close()
     for text in (said.getvalue(), (tmp_path / "log.txt").read_text()):
         assert text.count("update 1: WARNING: the gradient of the first encoder layer is 1.0e-05") == 1
@@ -107,7 +107,7 @@ def test_a_resumed_run_warns_as_if_it_had_never_stopped(tmp_path: Path) -> None:
     assert len(whole.splitlines()) == 3
     resumed, told, said, *_ = parts(tmp_path, update=2)
     assert [w.update for w in read_warnings(tmp_path)] == [1]
-    assert (resumed.standing, resumed.r, said.getvalue()) == (["gradient_ratio.encoder"], 1.0, "")
+    assert (resumed.standing, resumed.shown_r, said.getvalue()) == (["gradient_ratio.encoder"], "r 1  ", "")
     for one in records[2:]:
         resumed.see(one)
     assert (tmp_path / WARNINGS_FILE).read_bytes() == whole
@@ -141,7 +141,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     with ProgressLine(console) as bar:
-        report = Reporter(bar, metrics, log, CONFIG, partial(UpdateWindow, waits, waits), depth)
+        report = Reporter(bar, metrics, log, CONFIG, partial(UpdateWindow, waits, waits), depth, Progress(), ())
         report.updated(Progress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
         report.updated(Progress(update=2, seconds=2.0), _update(), 1e-3)
@@ -157,10 +157,10 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
 
 
 def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
-    _, _, said, metrics, log = parts(tmp_path)
+    depth, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     window = partial(UpdateWindow, waits, waits)
-    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, CONFIG, window)
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, CONFIG, window, depth, Progress(), ())
     report.updated(Progress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()

@@ -25,7 +25,7 @@ from ziggurat.diagnosis.perturbation import Snapshot
 from ziggurat.diagnosis.probe import MEASURES
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.models.build import build_model, parameter_roles
-from ziggurat.models.directory import weights
+from ziggurat.models.tensors import weights
 from ziggurat.training import depth_records
 from ziggurat.training.depth_records import measured
 from ziggurat.training.learner import Learner

@@ -26,14 +26,15 @@ from ziggurat.decoding.translator import load_translator
 from ziggurat.diagnosis.records import Record
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import open_model
-from ziggurat.models.run_folder import mend_links
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
+from ziggurat.models.run_folder import checkpoint_folders, mend_links
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.dev_loss import DevLoss
 from ziggurat.training.diagnose import _pruned_bleu
 from ziggurat.training.directions import Direction, DirectionScores, Validation, directions_of, loss_over
 from ziggurat.training.loop import train
 from ziggurat.training.retention import prune
 from ziggurat.training.run import reopen_run
+from ziggurat.training.run_state import Progress
 from ziggurat.training.validate import Validator
 
 TRAINED = ["en-de", "de-en", "en-fr", "fr-en", "en-cs", "cs-en"]

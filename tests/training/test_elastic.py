@@ -21,7 +21,8 @@ from tests.training.test_parallel import tiny, together
 from ziggurat.cli import main
 from ziggurat.config import dump
 from ziggurat.data.prepare import prepare
-from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+from ziggurat.models.run_folder import checkpoint_folders
+from ziggurat.training.checkpoint import load_checkpoint
 from ziggurat.training.ownership import owned, restarted
 
 UPDATES = 80

@@ -21,11 +21,12 @@ from ziggurat.data.corpus import Store
 from ziggurat.export.exporter import export_model
 from ziggurat.models.directory import open_model
 from ziggurat.training.average import average_run
-from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
+from ziggurat.training.checkpoint import Checkpoint, save_checkpoint
 from ziggurat.training.growth import grow_model
 from ziggurat.training.loop import train
 from ziggurat.training.retention import clear_leftovers, prune
 from ziggurat.training.run import create_run
+from ziggurat.training.run_state import Progress
 
 Work = Callable[[Path], object]
 

@@ -24,17 +24,20 @@ from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfi
 from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, stack_residuals
-from ziggurat.models.directory import open_model, read_tensors, weights, write_model_directory
+from ziggurat.models.directory import open_model, write_model_directory
 from ziggurat.models.grow import at_depth
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import read_tensors, weights
 from ziggurat.training.average import regular_checkpoints
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_checkpoint, read_progress
+from ziggurat.training.checkpoint import load_checkpoint, read_progress
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.recovery import next_rate
 from ziggurat.training.run import reopen_run
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import finished, learning_rate
 from ziggurat.training.store_check import StoreCheck
 

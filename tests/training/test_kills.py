@@ -14,7 +14,7 @@ from tests.cli.conftest import tiny_config
 from tests.conftest import forkserver
 from tests.training.runs import final_bytes, same_records
 from ziggurat.cli import main
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.models.run_folder import checkpoint_folders
 
 UPDATES = 30
 SEEDS = {signal.SIGKILL: range(50), signal.SIGTERM: range(100, 120)}

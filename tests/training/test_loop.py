@@ -26,19 +26,21 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
-from ziggurat.models.directory import open_model, read_tensors, write_model_directory
+from ziggurat.models.directory import open_model, write_model_directory
 from ziggurat.models.inspection import inspect_experiment
-from ziggurat.models.tensors import weights
+from ziggurat.models.run_folder import checkpoint_folders
+from ziggurat.models.tensors import read_tensors, weights
 from ziggurat.trainability.trial import open_data
 from ziggurat.training.average import average_run, mean_weights, regular_checkpoints
-from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, save_checkpoint
+from ziggurat.training.checkpoint import Checkpoint, save_checkpoint
+from ziggurat.training.directions import Validation
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.retention import prune
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import how_to_go_on, share_done, time_left
 from ziggurat.training.setup import position_limit
 from ziggurat.training.update import UpdateResult, train_update
-from ziggurat.training.validate import Validation
 from ziggurat.training.window import UpdateWindow
 
 

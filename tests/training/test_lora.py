@@ -16,10 +16,12 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section, load_experiment
 from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.models.directory import open_model, read_tensors, weights
+from ziggurat.models.directory import open_model
 from ziggurat.models.low_rank import is_update
+from ziggurat.models.run_folder import checkpoint_folders
+from ziggurat.models.tensors import read_tensors, weights
 from ziggurat.training.average import average_run
-from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+from ziggurat.training.checkpoint import load_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run

@@ -22,9 +22,10 @@ from ziggurat.config.train import OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.models import recompute
 from ziggurat.models.build import parameter_roles
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.transformer import Encoder
 from ziggurat.training import loop, moments, setup
-from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+from ziggurat.training.checkpoint import load_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.moments import NarrowAdam, rounded

@@ -21,8 +21,9 @@ from tests.training.test_parallel import tiny, together
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, ZigguratError
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.training import loop, objective
-from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.dev_loss import dev_loss
 from ziggurat.training.loop import train
 from ziggurat.training.ownership import refuse_unshared

@@ -37,7 +37,6 @@ def talk() -> None:
                 }
             )
         )
-        processes.wait()
 
 
 def hang() -> None:
@@ -92,7 +91,6 @@ def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
         assert alone.sums([1.0, 2.0]) == [1.0, 2.0]
         assert alone.any(True)
         assert alone.texts(["a"]) == [["a"]]
-        alone.wait()
         alone.arrive()
 
 

@@ -14,9 +14,9 @@ from ziggurat.config import Experiment
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.corpus import Store
 from ziggurat.models.build import build_model, stack_residuals
-from ziggurat.models.directory import read_tensors
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.models.tensors import read_tensors
 from ziggurat.training.loop import train
 from ziggurat.training.profile import profile_admin, profile_batch
 

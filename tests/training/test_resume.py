@@ -25,9 +25,10 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.tracking.tracker import keep
 from ziggurat.training import setup
-from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+from ziggurat.training.checkpoint import load_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.run import create_run, reopen_run
 from ziggurat.training.update import train_update

@@ -16,11 +16,11 @@ from tests.training.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.arrow_shard import Shard
+from ziggurat.data.checksums import content_checksum
 from ziggurat.data.store_checks import Verification
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import open_model
-from ziggurat.models.run_folder import meta_checksum
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
 
@@ -146,7 +146,7 @@ def test_checkpoints_of_earlier_formats_know_no_configuration(run: Path) -> None
     meta = run / "checkpoints" / "step-00000004" / "meta.json"
     document = {key: value for key, value in json.loads(meta.read_text()).items() if key != "configuration"}
     document["format"] = 4
-    meta.write_text(json.dumps({**document, "checksum": meta_checksum(document)}))
+    meta.write_text(json.dumps({**document, "checksum": content_checksum(document)}))
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("updates: 4\n", "updates: 5\n"))
     assert train(run, reopen_run(run, []), resume=True, console=QUIET).update == 5

@@ -25,20 +25,17 @@ from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
-from ziggurat.models.directory import open_model, weights
+from ziggurat.models.directory import open_model
+from ziggurat.models.run_folder import checkpoint_folders
+from ziggurat.models.tensors import weights
 from ziggurat.training import saving
-from ziggurat.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    checkpoint_folders,
-    load_checkpoint,
-    save_checkpoint,
-)
+from ziggurat.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import clear_leftovers, prune
+from ziggurat.training.run_state import Progress
 from ziggurat.training.saving import Buffers, Saver
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

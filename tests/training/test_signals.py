@@ -23,13 +23,15 @@ from tests.training.runs import QUIET, outcome, records
 from ziggurat.config import Experiment
 from ziggurat.decoding.search import search
 from ziggurat.errors import CheckpointError
+from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.training import saving
-from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint, read_progress
+from ziggurat.training.checkpoint import load_checkpoint, read_progress
+from ziggurat.training.directions import Validation
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.objective import batch_loss
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
-from ziggurat.training.validate import Validation, Validator
+from ziggurat.training.validate import Validator
 
 ROOT = Path(__file__).resolve().parents[2]
 UPDATES = 7

@@ -22,12 +22,13 @@ from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.dev_loss import DevLoss
+from ziggurat.training.directions import Validation
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
+from ziggurat.training.run_state import Progress
 from ziggurat.training.setup import rank_anew
-from ziggurat.training.validate import Validation, Validator, _DecodingClock
+from ziggurat.training.validate import Validator, _DecodingClock
 
 
 def untrained(experiment: Experiment) -> tuple[Validator, Seq2Seq]:

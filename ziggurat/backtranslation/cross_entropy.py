@@ -22,7 +22,7 @@ import numpy as np
 from ziggurat.backtranslation.lines import Line, count_lines, readable_lines
 from ziggurat.backtranslation.merge import Report, merged, write_corpus
 from ziggurat.backtranslation.stages import content_of, rows_of
-from ziggurat.config.data import FilterConfig
+from ziggurat.config.filters import FilterConfig
 from ziggurat.data.files import find_files
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.decoding.served import ServedTranslator

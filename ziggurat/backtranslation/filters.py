@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ziggurat.config.data import FilterConfig
+from ziggurat.config.filters import FilterConfig
 from ziggurat.data.lines import normalise
 
 __all__ = ["MAX_CHARACTERS", "PairFilter", "Reason", "readable"]

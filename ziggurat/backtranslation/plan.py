@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import count_lines
+from ziggurat.config.pipeline_models import Method
 from ziggurat.data.files import find_files
 from ziggurat.data.sides import named_language
 from ziggurat.data.store_checks import InputWatch
@@ -23,15 +24,11 @@ __all__ = [
     "N_BEST",
     "SHARD_LINES",
     "BackTranslationJob",
-    "Method",
     "Nearest",
     "make_plan",
     "sentence_metric",
 ]
 
-
-Method = Literal["sample", "top-k", "beam", "noised-beam"]
-"""Search for the synthetic side."""
 
 METHODS: Mapping[Method, Mapping[str, Any]] = {
     "sample": {"search": "sample", "top_k": 0, "mbr": 0, "n_best": 1},

@@ -106,8 +106,7 @@ class Stages:
             why = line.reason or ("too_long" if len(ids) > self.filters.max_pieces else None)
             dropped.update([why] if why else [])
             texts.append("" if why else line.text)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)  # counted below
+        with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # counted below
             stream = self.translator.translate_stream(texts, window=len(texts), first=shard.first, **self.settings)
             found = list(stream)
         rows = []

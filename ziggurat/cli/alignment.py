@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ziggurat.alignment.symmetry import Symmetrisation
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, line_job
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
@@ -41,7 +42,6 @@ __all__ = ["align"]
 _MODEL_FILE = "aligner"  # in the folder of a job
 _SHARD_PAIRS = 10_000  # of a shard of a job
 _TRAINING, _FORM = "Training", "Form of the alignments"
-Method = Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"]
 
 
 def align(
@@ -53,7 +53,7 @@ def align(
         typer.Option("--aligner", help="`hmm`: ours. `eflomal`: by that program, which must be installed."),
     ] = "hmm",
     symmetrise: Annotated[
-        Method, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
+        Symmetrisation, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
     ] = "grow-diag-final-and",
     words: Annotated[
         Literal["split", "blanks"] | None,
@@ -202,7 +202,7 @@ def _by_job(
     trained: Callable[[], Aligner],
     save: Callable[[bytes], None],
     settings: dict[str, Any],
-    how: Method,
+    how: Symmetrisation,
     output: str,
 ) -> dict[str, int] | None:
     """Align the corpus in bulk, all parts with one aligner; return the counts of the report, None for a part."""
@@ -226,13 +226,15 @@ def _by_job(
     return None if merged is None else {"pairs": merged.lines, "links": 0, "without_links": 0, **merged.counts}
 
 
-def _by_ours(reader: CorpusReader, trained: Aligner, how: Method) -> Iterator[list[set[Link]]]:
+def _by_ours(reader: CorpusReader, trained: Aligner, how: Symmetrisation) -> Iterator[list[set[Link]]]:
     """Yield the links of the corpus, block by block."""
     for block in reader.blocks():
         yield trained.align(*block, how)
 
 
-def _by_eflomal(reader: CorpusReader, rule: Literal["split", "blanks"], how: Method) -> Iterator[list[set[Link]]]:
+def _by_eflomal(
+    reader: CorpusReader, rule: Literal["split", "blanks"], how: Symmetrisation
+) -> Iterator[list[set[Link]]]:
     """Yield the links that eflomal makes, a thousand pairs at a time."""
     from ziggurat.alignment.eflomal import eflomal_links
 

@@ -95,8 +95,9 @@ def backtranslate(
 
     from ziggurat.backtranslation.filters import PairFilter
     from ziggurat.backtranslation.merge import write_snippet
-    from ziggurat.backtranslation.plan import METHODS, N_BEST, BackTranslationJob, Method
+    from ziggurat.backtranslation.plan import METHODS, N_BEST, BackTranslationJob
     from ziggurat.backtranslation.run import back_translate
+    from ziggurat.config.pipeline_models import Method
 
     chosen = method or ("beam" if forward else "sample")
     if chosen not in METHODS:

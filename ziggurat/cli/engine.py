@@ -199,7 +199,8 @@ def _equal_export(paths: Sequence[str], options: ModelOptions, decoding: Decodin
 
         from ziggurat.data.files import fingerprint
         from ziggurat.decoding.engines import equal_export
-        from ziggurat.models.directory import CHECKPOINTS, locate_weights, weights_experiment
+        from ziggurat.models.directory import locate_weights, weights_experiment
+        from ziggurat.models.run_folder import CHECKPOINTS
 
     if options.device == "auto" and torch.cuda.is_available():
         return None  # the trial would compare a GPU with a CPU
@@ -230,7 +231,8 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     with importing():
         import torch
 
-        from ziggurat.models.directory import CHECKPOINTS, locate_weights
+        from ziggurat.models.directory import locate_weights
+        from ziggurat.models.run_folder import CHECKPOINTS
         from ziggurat.training.memory import available_memory
 
     if options.device == "auto" and torch.cuda.is_available():

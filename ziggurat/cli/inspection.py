@@ -66,8 +66,8 @@ def inspect(
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
     from ziggurat.cost.estimate import estimate_cost
-    from ziggurat.models.directory import CONFIG_FILE
     from ziggurat.models.inspection import inspect_experiment
+    from ziggurat.models.run_folder import CONFIG_FILE
 
     saved = Path(config) / CONFIG_FILE
     if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():

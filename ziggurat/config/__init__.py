@@ -6,9 +6,10 @@ compatibility, notices, languages and methods judge it.
 """
 
 from ziggurat.config.base import Section
-from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.config.decode import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.experiment import CONFIG_FORMAT, Experiment
+from ziggurat.config.filters import FilterConfig
 from ziggurat.config.load import dump, load_experiment, parse_experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig

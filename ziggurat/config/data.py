@@ -15,16 +15,17 @@ __all__ = [
     "AlignmentConfig",
     "CorpusConfig",
     "DataConfig",
-    "FilterConfig",
     "Language",
     "RegularisationConfig",
     "SubwordConfig",
+    "Symmetrisation",
 ]
 
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
 Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*$")]
 SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
+Symmetrisation = Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"]
 
 
 class CorpusConfig(Section):
@@ -87,9 +88,7 @@ class AlignmentConfig(Section):
     """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
     `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
     `subword.kind: vocabulary` always has the words that its pieces spell."""
-    symmetrise: Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"] = (
-        "grow-diag-final-and"
-    )
+    symmetrise: Symmetrisation = "grow-diag-final-and"
     """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
     """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""

@@ -151,8 +151,7 @@ def _entries(count: int) -> str:
 
 
 def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
-    """Return `section` with `changes`, checked as a whole; `path` is its key in the configuration, for errors; none
-    if it is the whole of one.
+    """Return `section` with `changes`, checked as a whole; `path` is its key, for errors, "" for a whole configuration.
 
     A mapping in `changes` replaces single keys of an inner section, anything else replaces the whole value. Raises
     ConfigError, worded as for a file: a key is unknown or ill-typed, or keys conflict.

@@ -132,6 +132,11 @@ class EmbeddingConfig(Section):
     output_bias: bool = False
     """Add a trained bias to the output logits (lingvo)."""
 
+    @property
+    def limit(self) -> int | None:
+        """Longest sequence that the model can read, in tokens; None: there is no limit."""
+        return self.max_positions if self.positions == "learned" else None
+
 
 class AttentionConfig(Section):
     """Options of the attention kinds."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads, joined
-from ziggurat.config.data import SubwordConfig
+from ziggurat.config.data import SubwordConfig, Symmetrisation
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, without_sizes
@@ -27,12 +27,15 @@ __all__ = [
     "ExportConfig",
     "ExportTarget",
     "FilterStepConfig",
+    "Method",
     "QuantisationConfig",
     "ShortlistConfig",
     "TrainedConfig",
     "TranslationConfig",
 ]
 
+Method = Literal["sample", "top-k", "beam", "noised-beam"]
+"""Search for the synthetic side of a corpus."""
 CorpusName = Literal["bitext", "back-translation", "distillation"]
 """Corpora that a model can learn from."""
 
@@ -98,7 +101,7 @@ class TrainedConfig(Section):
 class TranslationConfig(Section):
     """A synthetic corpus (docs/back-translation.md)."""
 
-    method: Literal["sample", "top-k", "beam", "noised-beam"]
+    method: Method
     """Search for the synthetic side."""
     decoding: dict[str, Any] = Field(default_factory=dict)
     """Keys of `decoding` in place of the model's own, such as `{beam_size: 8}`."""
@@ -132,7 +135,7 @@ class TranslationConfig(Section):
 class BackTranslationConfig(TranslationConfig):
     """Back-translation of `monolingual.target` by the backward model: a corpus for the teacher and the student."""
 
-    method: Literal["sample", "top-k", "beam", "noised-beam"] = "sample"
+    method: Method = "sample"
     """Search for the synthetic side."""
     tag: str | None = Field(default="<bt>", pattern=r"^<[^\s<>]+>$")
     """Tag of its source sentences; null: none."""
@@ -141,7 +144,7 @@ class BackTranslationConfig(TranslationConfig):
 class DistillationConfig(TranslationConfig):
     """Sequence-level distillation (Kim and Rush 2016): the teacher translates what the student learns from."""
 
-    method: Literal["sample", "top-k", "beam", "noised-beam"] = "beam"
+    method: Method = "beam"
     """Search for the synthetic side."""
     n_best: Beams = Field(default=8, ge=1)
     """Candidates of each sentence of the bitext, of which the one nearest its reference is kept; the beam has this
@@ -194,9 +197,7 @@ class QuantisationConfig(Section):
 class AlignmentStepConfig(Section):
     """Word alignments of the student's corpora, for guided alignment, inline tags and terms (docs/alignment.md)."""
 
-    symmetrise: Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"] = (
-        "grow-diag-final-and"
-    )
+    symmetrise: Symmetrisation = "grow-diag-final-and"
     """How the two directions are merged."""
     model1_iterations: Annotated[int, Field(ge=1, le=1000)] = 5
     """Iterations of IBM Model 1."""

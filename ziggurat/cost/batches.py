@@ -11,7 +11,8 @@ import numpy as np
 from ziggurat.config import Experiment
 from ziggurat.cost.simulation import BatchShape
 from ziggurat.data.batching import make_batches, round_up
-from ziggurat.data.corpus import MANIFEST, Store, read_manifest
+from ziggurat.data.corpus import Store, read_manifest
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.readers import CorpusReader
 from ziggurat.data.store_checks import unlike_store

@@ -110,7 +110,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusRe
     training = experiment.training
     notes += [f"`training.precision: auto` is {training.precision} here"] if auto else []
     widths = experiment.model.d_model, experiment.model.d_ff
-    notes += filter(None, [precision_notice(training.precision, device, widths, always=True)])
+    notes += filter(None, [precision_notice(training.precision, device, widths)])
     batches = expected_batches(experiment, text)
     shape = _hungriest(experiment, sizes, batches.largest, device)
     update = simulate_update(experiment, sizes, shape, device)

@@ -208,7 +208,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: 
         if phase != "step":
             work.add(of_phase)
     with random_state_kept(device), with_threads(training.threads):
-        model = build_model(small.model, _VOCABULARY, _VOCABULARY, exact_dropout=training.exact_dropout)
+        model = build_model(small.model, _VOCABULARY, _VOCABULARY)
         as_trained(model, training, seed=training.seed)
         model.to(device)
         set_recompute(model, training.recompute)

@@ -81,7 +81,7 @@ def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch
     """
     with FakeTensorMode(), random_state_kept(torch.device("cpu")):
         with torch.device(device):
-            model = assemble(experiment.model, *sizes, exact_dropout=experiment.training.exact_dropout)
+            model = assemble(experiment.model, *sizes)
             as_trained(model, experiment.training)
         set_recompute(model, experiment.training.recompute)
         with every_branch_present(model):

@@ -200,11 +200,11 @@ def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[
     named += _agreements(filters)
     if filters.languages is not None:
         found = filters.languages
-        for side, limit, code in ((0, found.source, languages[0]), (1, found.target, languages[1])):
+        for side, (where, limit) in enumerate((("source", found.source), ("target", found.target))):
             if limit is not None:
-                where = ("source", "target")[side]
-                options = partial(_other_language, side=side, name=known_language(code, where), limit=limit)
-                named.append((f"{where}_language", partial(options, letters=found.min_letters)))
+                name = known_language(languages[side], where)
+                test = partial(_other_language, side=side, name=name, limit=limit, letters=found.min_letters)
+                named.append((f"{where}_language", test))
     return named
 
 

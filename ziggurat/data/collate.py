@@ -7,7 +7,7 @@ ziggurat.data.loader import torch.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, Queue
 from threading import Event, Thread, current_thread
@@ -76,9 +76,13 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return this batch with its tensors on `device`."""
+        return self.with_each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def with_each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+        """Return this batch with `function` applied to each of its tensors."""
         tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
-        moved: dict[str, Any] = {name: value.to(device, non_blocking=non_blocking) for name, value in tensors.items()}
-        return replace(self, **moved)
+        changed: dict[str, Any] = {name: function(tensor) for name, tensor in tensors.items()}
+        return replace(self, **changed)
 
     def idle(self) -> Batch:
         """Return up to two pairs of this batch, every target token masked and no links, so loss and gradients are 0.

@@ -26,7 +26,7 @@ from ziggurat.data.workspace import recover
 from ziggurat.errors import DataError
 from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
-__all__ = ["ALIGNED_STORE_FORMAT", "MANIFEST", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
+__all__ = ["ALIGNED_STORE_FORMAT", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
 
 STORE_FORMAT = 1
 """Version of all files in the folder; other versions are refused."""
@@ -102,7 +102,7 @@ class Store:
         return [tags[number] for number in self.dev.corpora[rows]]
 
 
-def unigram_entropy(store: Store, seed: int = 0) -> float:
+def unigram_entropy(store: Store) -> float:
     """Return the entropy of the target tokens' frequencies in nats, end-of-sentence included.
 
     It is computed over the training pairs, or a random sample of 20,000 of them.
@@ -110,7 +110,7 @@ def unigram_entropy(store: Store, seed: int = 0) -> float:
     table = store.train
     pairs = np.arange(min(len(table), _SAMPLE))
     if len(table) > _SAMPLE:
-        pairs = np.sort(np.random.Generator(np.random.PCG64(seed)).choice(len(table), _SAMPLE, replace=False))
+        pairs = np.sort(np.random.Generator(np.random.PCG64(0)).choice(len(table), _SAMPLE, replace=False))
     _, targets = table.pairs(pairs)
     counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=store.target.size)
     present = np.append(counts[counts > 0], len(pairs))  # the last is end-of-sentence: one per pair

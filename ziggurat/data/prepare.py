@@ -22,11 +22,11 @@ from ziggurat.config.experiment import shown
 from ziggurat.config.unheeded import unread_files
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
-from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
+from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
-from ziggurat.data.folder_kinds import is_store
+from ziggurat.data.folder_kinds import MANIFEST, is_store
 from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
 from ziggurat.data.passes import Parts, learn
 from ziggurat.data.prepare_report import CorpusReport, PrepareReport, report_of

@@ -114,7 +114,8 @@ def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> Sh
 
     Raises DataError when the file is missing, damaged or of another format, ConfigError for other vocabularies.
     """
-    if not Path(path).is_file():
+    path = Path(path).expanduser()
+    if not path.is_file():
         raise DataError(f"{path}: no such file; this makes a shortlist: `ziggurat shortlist STORE -o {path}`")
     try:
         check_opens(path)

@@ -1,7 +1,7 @@
 """The mix of corpora that each epoch draws, by stages or by weights.
 
 The stage of an epoch follows from the epochs at which the stages began. Where stages end after so many epochs these are
-known from the configuration; where one ends by early stopping, the run knows (ziggurat.training.checkpoint.Progress).
+known from the configuration; where one ends by early stopping, the run knows (ziggurat.training.run_state.Progress).
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ class Staging:
                 raise lock_missing(self.target, error) from None
             if not held:
                 os.close(descriptor)
-                raise _busy(self.target)
+                raise BeingBuiltError(
+                    f"{self.target}: another process of ziggurat is building this folder; wait for it to end"
+                )
             if is_same(file, descriptor):
                 return descriptor
             os.close(descriptor)  # the former owner removed the file between our opening and our locking it
@@ -197,10 +199,6 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _busy(target: Path) -> BeingBuiltError:
-    return BeingBuiltError(f"{target}: another process of ziggurat is building this folder; wait for it to end")
 
 
 def cannot_be_made(target: Path, error: OSError) -> DataError:

@@ -75,7 +75,8 @@ class Assembler:
         alignment = None
         text = one_line(self.target.decode(result.tokens))
         if result.attention or self.decoding.alignments:
-            alignment = self._alignment(part, result.attention)
+            pieces = self.source.pieces([*part.tag, *part.ids, self.source.eos])
+            alignment = Alignment.of(pieces, result.attention, len(part.tag))
             if self.decoding.replace_unknown and self.target.unk in result.tokens:
                 text = self._replaced(part, result.tokens, alignment.hard)
         missing = unmet(part.constraints, text, result.tokens, self.target) if part.constraints else None
@@ -90,9 +91,6 @@ class Assembler:
             unmet_constraints=missing,
             ends=int(result.finished),
         )
-
-    def _alignment(self, part: SourcePart, attention: list[list[float]]) -> Alignment:
-        return Alignment.of(self.source.pieces([*part.tag, *part.ids, self.source.eos]), attention, len(part.tag))
 
     def _replaced(self, part: SourcePart, tokens: Sequence[int], hard: Sequence[int]) -> str:
         """Return the text with the source word that it is aligned to in place of each unknown token."""
@@ -140,7 +138,6 @@ def mean_chrf(texts: Sequence[str]) -> list[float]:
     import sacrebleu  # here, since its import is slow and only `mbr` needs it
 
     metric = sacrebleu.CHRF()
-    # Samples repeat each other: each ordered pair of different texts is compared once.
     counts = Counter(texts)
     utility = {
         text: sum(count * metric.sentence_score(text, [other]).score for other, count in counts.items())

@@ -43,6 +43,10 @@ class LineExtras:
         if any(isinstance(phrases, str) for phrases in self.constraints):
             raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
 
+    def asked(self, place: int) -> list[str]:
+        """Return the constraints of the line at `place` itself, without those of a terminology."""
+        return [phrase for phrase in self.constraints[place] if phrase.strip()] if self.constraints else []
+
 
 def line_extras(
     line_windows: Iterable[list[str]],
@@ -159,10 +163,6 @@ class TranslationCall:
         self.settings = replace(self.settings, rules=rules)
         self._complete = complete
 
-    def asked(self, place: int, extras: LineExtras) -> list[str]:
-        """Return the constraints of the line at `place` itself, without those of the terminology."""
-        return [phrase for phrase in extras.constraints[place] if phrase.strip()] if extras.constraints else []
-
     def segmented(
         self, texts: Sequence[str], extras: LineExtras, notices: Notices
     ) -> tuple[list[range], list[SourcePart], list[Sentence]]:
@@ -191,7 +191,7 @@ class TranslationCall:
             source = text if len(parts) == 1 else self.source.decode(ids)
             phrases = self.terminology.wanted(source)
             if number == 0:
-                phrases = list(dict.fromkeys([*self.asked(place, extras), *phrases]))
+                phrases = list(dict.fromkeys([*extras.asked(place), *phrases]))
             prefix: tuple[int, ...] = ()
             if number == 0 and extras.prefixes and extras.prefixes[place].strip():
                 self._refuse_shortlist("prefixes")

@@ -171,9 +171,7 @@ def served_folder(
 
 def positions_for(model: ModelConfig, decoding: DecodingConfig) -> int:
     """Return the positions of either side that this search takes; begin- or end-of-sentence and a tag are counted."""
-    if model.embedding.positions == "learned":
-        return model.embedding.max_positions
-    return max(decoding.max_source_pieces, decoding.max_length.limit) + 2
+    return model.embedding.limit or max(decoding.max_source_pieces, decoding.max_length.limit) + 2
 
 
 def equal_export(path: str | Path, weights: str, model: ModelConfig, decoding: DecodingConfig) -> Path | None:
@@ -248,8 +246,7 @@ def faster(ours: Engine, theirs: Engine, lines: Sequence[str], workers: int = 1)
     for _ in range(2):
         for engine, times in zip((ours, theirs), seconds, strict=True):
             began = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", TranslationWarning)  # the text itself will give them
+            with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the text will give them
                 for _ in engine.translate_stream(lines, window=-(-len(lines) // workers)):
                     pass
             times.append(time.perf_counter() - began)

@@ -54,8 +54,7 @@ class LengthPenalty:
         return cls(config.kind, config.alpha, config.coverage, config.length_ratio)
 
     def divisor(self, length: _Number) -> _Number:
-        """Return the divisor for hypotheses of `length` tokens, end-of-sentence counted; never falls with
-        length.
+        """Return the divisor for hypotheses of `length` tokens, end-of-sentence counted; it never falls with length.
 
         A length of 0 (a hypothesis cut before its first token) counts as 1.
         """
@@ -72,9 +71,9 @@ class LengthPenalty:
     def best_reachable(self, log_probability: Tensor, max_length: Tensor, source_length: Tensor) -> Tensor:
         """Return a bound on the score of anything that an unfinished hypothesis can still become.
 
-        More tokens can only lower `log_probability` (never above 0) and raise the divisor, up to `max_length`
-        tokens with end-of-sentence; each of the `source_length` source tokens adds at most beta * rho * log
-        0.5. All arguments and the result have shape [batch].
+        More tokens can only lower `log_probability` (never above 0) and raise the divisor, up to `max_length` tokens
+        with end-of-sentence; each of the `source_length` source tokens adds at most beta * rho * log 0.5. All arguments
+        and the result have shape [batch].
         """
         bound = log_probability / self.divisor(max_length.to(log_probability.dtype))
         if self.coverage:

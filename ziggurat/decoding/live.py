@@ -83,16 +83,6 @@ class LiveTranslation:
         """Number of lines under way."""
         return len(self._lines)
 
-    @property
-    def live(self) -> int:
-        """Number of sentences in the search."""
-        return len(self._search.live)
-
-    @property
-    def waiting(self) -> int:
-        """Number of sentences that wait for room in the search."""
-        return len(self._search.waiting)
-
     def add(self, text: str, prefix: str = "") -> int:
         """Let a line join, whose translation begins with `prefix`; return its ticket.
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from ziggurat.decoding.shortlist import Shortlist, ShortlistedOutput
 from ziggurat.decoding.state import length_batches, padded
 from ziggurat.errors import ConfigError
-from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
+from ziggurat.models.directory import OpenedModel, open_model
+from ziggurat.models.run_folder import CHECKPOINTS
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from ziggurat.data.shortlist import ShortlistTable, read_shortlist
-from ziggurat.data.subword import Tokenizer
+from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.packed import PackedOutput
 
-__all__ = ["Shortlist", "ShortlistedOutput", "load_shortlist"]
+__all__ = ["Shortlist", "ShortlistedOutput"]
 
 
 class Shortlist:
@@ -91,8 +89,3 @@ class ShortlistedOutput:
             self._scores = some.new_empty(math.prod(shape))
         scores = self._scores[: math.prod(shape)].view(shape).fill_(-math.inf)
         return scores.index_copy_(2, self._columns, some.expand(-1, beams, -1))
-
-
-def load_shortlist(path: str | Path, source: Tokenizer, target: Tokenizer, device: torch.device) -> Shortlist:
-    """Read a shortlist for a model with these vocabularies; raises the errors of `read_shortlist`."""
-    return Shortlist(read_shortlist(Path(path).expanduser(), source, target), target.size, device)

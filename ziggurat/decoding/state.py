@@ -53,7 +53,6 @@ class SearchState(NamedTuple):
         """
         count, beams, device = len(sentences), settings.beam_size, settings.device
         total = torch.full((count, beams), NEVER, dtype=torch.float64, device=device)
-        # One beam of each group exists at first: K equal ones would give the same candidates K times.
         total[:, :: beams // groups] = 0.0
         kept = (count, groups, -(-settings.n_best // groups))
         limits = [(0, s.max_length, min(s.min_length, s.max_length), len(s.source)) for s in sentences]

@@ -15,6 +15,7 @@ import torch
 
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
+from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
@@ -23,7 +24,7 @@ from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, r
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
-from ziggurat.decoding.shortlist import load_shortlist
+from ziggurat.decoding.shortlist import Shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled
@@ -234,7 +235,7 @@ class Translator:
         translations = []
         for place, (text, own) in enumerate(zip(texts, owned, strict=True)):
             its, results_of_it = [parts[i] for i in own], [found[i] for i in own]
-            translation = assembler.line(text, its, results_of_it, asked=call.asked(place, extras))
+            translation = assembler.line(text, its, results_of_it, asked=extras.asked(place))
             translations.append(translation)
             best = translation.hypotheses[0]
             if not best.finished:
@@ -276,14 +277,14 @@ def load_translator(
         make_fast(member.model, precision, as_trained=member.experiment.training.quantise == "int8")
     origins = "; ".join(member.origin for member in members)
     models = [member.model for member in members]
-    listed = settings.shortlist
-    shortlist = load_shortlist(listed, *first.tokenizers, here) if listed else None
-    embeddings = [member.experiment.model.embedding for member in members]
+    listed, target = settings.shortlist, first.tokenizers[1]
+    shortlist = Shortlist(read_shortlist(listed, *first.tokenizers), target.size, here) if listed else None
+    limits = [member.experiment.model.embedding.limit for member in members]
     translator = Translator(
         models,
         *first.tokenizers,
         settings,
-        max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
+        max_positions=min(filter(None, limits), default=None),
         device=here,
         origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
         target_language=first.experiment.data.target_language,

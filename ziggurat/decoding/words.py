@@ -6,8 +6,9 @@ that was segmented before, each piece counts as a word. Neither PyTorch nor CTra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 import regex
 
@@ -45,11 +46,4 @@ def _boundary_ids(pieces: tuple[str, ...], eos: int) -> tuple[int, ...]:
 
 def first_word(pieces: Sequence[str]) -> tuple[str, ...]:
     """Return the pieces of the first word: at least one, and all that go on with it."""
-    return (*pieces[:1], *_going_on(pieces[1:]))
-
-
-def _going_on(pieces: Iterable[str]) -> Iterable[str]:
-    for piece in pieces:
-        if begins_word(piece):
-            return
-        yield piece
+    return (*pieces[:1], *takewhile(lambda piece: not begins_word(piece), pieces[1:]))

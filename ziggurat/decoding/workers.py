@@ -173,8 +173,7 @@ def _introduce(opening: _Opening) -> _ModelFacts:
 def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _TranslatedWindow:
     translator = _opened(opening)
     translator.notices = Notices()
-    with warnings.catch_warnings():
-        # Notices.merge gives these warnings in the parent, each kind once for all workers.
-        warnings.simplefilter("ignore", TranslationWarning)
+    # Notices.merge gives these warnings in the parent, each kind once for all workers.
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):
         translations = translator.translate(texts, **options)
     return _TranslatedWindow(translations, dict(translator.notices), translator.notices.told)

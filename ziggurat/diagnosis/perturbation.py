@@ -28,7 +28,7 @@ class Snapshot:
     """Copy of the weights before an update, in the memory of the host, so that it takes none of a GPU's.
 
     Args:
-        weights: every parameter by name, on any device (ziggurat.models.directory.weights).
+        weights: every parameter by name, on any device (ziggurat.models.tensors.weights).
     """
 
     @torch.no_grad()
@@ -84,13 +84,13 @@ class _Pass(nn.Module):
 
 
 @torch.no_grad()
-def perturbed(model: Seq2Seq, seed: int = 1) -> dict[str, Tensor]:
+def perturbed(model: Seq2Seq) -> dict[str, Tensor]:
     """Return every matrix of the layers of both stacks by name, each moved by SIZE times its length.
 
     The direction is random, of independent normal numbers. The model stays as it is.
     """
     # A separate generator: the random numbers of training must not change.
-    generator = torch.Generator(model.device).manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(1)
     inside = {p for stack in STACKS for layer in layers_of(model, stack) for p in layer.parameters() if p.dim() >= 2}
     moved = {}
     for name, parameter in model.named_parameters():

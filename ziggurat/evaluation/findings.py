@@ -94,15 +94,15 @@ class Scores:
     decimals: int = 2
     """Decimals of the scores to show."""
 
-    def verdict(self, row: str, column: str, level: float = 0.05) -> str:
+    def verdict(self, row: str, column: str) -> str:
         """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.
 
-        By the adjusted p-value of the paired bootstrap; Table 3 of Liu et al. 2020 (P3) uses the plain one.
-        Raises KeyError where there is no such pair.
+        By the adjusted p-value of the paired bootstrap, 0.05 at most; Table 3 of Liu et al. 2020 (P3) uses the plain
+        one. Raises KeyError where there is no such pair.
         """
         for pair in self.pairs:
             if {pair.left, pair.right} == {row, column}:
-                if pair.bootstrap_adjusted >= level or pair.difference == 0:
+                if pair.bootstrap_adjusted >= 0.05 or pair.difference == 0:
                     return "="
                 left_is_better = (pair.difference > 0) == self.higher_is_better
                 return "+" if left_is_better == (pair.left == row) else "-"

@@ -13,7 +13,8 @@ import sentencepiece
 from ziggurat.data.checksums import check_folder
 from ziggurat.decoding.lines import one_line
 from ziggurat.decoding.results import Hypothesis, Translation
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.decoding.served_results import ctranslate2_module
+from ziggurat.errors import CheckpointError
 
 __all__ = ["ArgosTranslator"]
 
@@ -35,10 +36,7 @@ class ArgosTranslator:
     """
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            import ctranslate2
-        except ModuleNotFoundError:
-            raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
+        ctranslate2 = ctranslate2_module()
         check_folder(Path(path))
         packages = sorted(Path(path).glob("*.argosmodel"))
         if len(packages) != 1:

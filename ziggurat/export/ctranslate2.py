@@ -17,7 +17,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.files import write_atomically
 from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.data.subword import Tokenizer
-from ziggurat.errors import ConfigError
+from ziggurat.decoding.served_results import ctranslate2_module
 from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices
 from ziggurat.export.plain import with_epsilon
 from ziggurat.models.seq2seq import AlignmentHead
@@ -152,10 +152,9 @@ def _with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatri
 
 
 def _specs() -> ModuleType:
-    try:
-        from ctranslate2 import specs
-    except ModuleNotFoundError:
-        raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
+    ctranslate2_module()  # raises the error where it is missing
+    from ctranslate2 import specs
+
     module: ModuleType = specs
     return module
 

@@ -190,13 +190,12 @@ def _earlier(out: Path) -> str:
 
 
 def _translator(opened: OpenedModel, model: ExportedModel, experiment: Experiment) -> Translator:
-    learned = experiment.model.embedding.positions == "learned"
     return Translator(
         opened.model,
         model.source,
         model.target,
         experiment.decoding,
-        max_positions=model.positions if learned else None,
+        max_positions=experiment.model.embedding.limit,
         origin=opened.origin,
         target_language=experiment.data.target_language,
     )

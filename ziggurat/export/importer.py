@@ -21,7 +21,9 @@ from ziggurat.export.import_marian import read_marian
 from ziggurat.export.imported import ForeignModel
 from ziggurat.export.marian_files import is_marian
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, refuse_replacing, write_tensors
+from ziggurat.models.directory import refuse_replacing
+from ziggurat.models.run_folder import CONFIG_FILE, MODEL_FILE
+from ziggurat.models.tensors import load_weights, write_tensors
 
 __all__ = ["import_checkpoint"]
 

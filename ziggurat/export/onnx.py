@@ -85,7 +85,7 @@ def _position_limit(config: ModelConfig, positions: int) -> int | None:
     """Return the number of positions of the graphs, or None where they have no limit."""
     if config.family == "rnmt" or config.embedding.positions == "none":
         return None
-    return config.embedding.max_positions if config.embedding.positions == "learned" else positions
+    return config.embedding.limit or positions
 
 
 def _make_room(model: nn.Module, positions: int | None) -> None:

@@ -20,7 +20,7 @@ from ziggurat.decoding.translator import Translator
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.export.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
 from ziggurat.export.onnx_graphs import Port
-from ziggurat.models.directory import CONFIG_FILE
+from ziggurat.models.run_folder import CONFIG_FILE
 from ziggurat.small_files import Form, read_json
 
 if TYPE_CHECKING:

@@ -23,9 +23,10 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.engines import own_settings, positions_for
 from ziggurat.export.anatomy import Anatomy, LayerMatrices, StackMatrices, dissect
 from ziggurat.models.build import assemble, build_model
-from ziggurat.models.directory import OpenedModel, load_weights, weights
+from ziggurat.models.directory import OpenedModel
 from ziggurat.models.fold import NotPlainError, fold
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.models.tensors import load_weights, weights
 
 __all__ = [
     "ExportedModel",
@@ -91,10 +92,6 @@ SearchRules = Callable[[DecodingConfig], Collection[str]]
 """Settings of a search -> keys of what a toolkit has beyond the beam search that all have."""
 
 
-def _none(decoding: DecodingConfig) -> Collection[str]:
-    return ()
-
-
 @dataclass(frozen=True)
 class ExportedModel:
     """A trained model to be exported.
@@ -147,7 +144,7 @@ class ExportedModel:
         config, tensors = _fold_to_plain(self.experiment.model, self.tensors, entries)
         return dissect(config, tensors, self.positions, entries)
 
-    def searching_as_others(self, also: SearchRules = _none) -> Experiment:
+    def searching_as_others(self, also: SearchRules = lambda decoding: ()) -> Experiment:
         """Return the experiment with the search of another toolkit.
 
         It is a beam search with one kind of length penalty, without coverage, fairseq's stopping rule, a shortlist or
@@ -164,7 +161,7 @@ class ExportedModel:
         decoding = change_section(decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
-    def unlike_others(self, also: SearchRules = _none) -> list[str]:
+    def unlike_others(self, also: SearchRules = lambda decoding: ()) -> list[str]:
         """Return the model's own search settings that a toolkit lacks, for messages; `also` as above."""
         decoding = self.experiment.decoding
         penalty, kept = decoding.length_penalty, also(decoding)

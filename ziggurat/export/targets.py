@@ -28,7 +28,8 @@ from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import load_onnx
 from ziggurat.export.package import PackageChoices
 from ziggurat.export.plain import ExportedModel, SearchRules, not_plain, unlike_plain
-from ziggurat.models.directory import CONFIG_FILE, fill_model_directory
+from ziggurat.models.directory import fill_model_directory
+from ziggurat.models.run_folder import CONFIG_FILE
 
 __all__ = ["TARGETS", "ExportTarget", "ExportTranslator", "target_named"]
 
@@ -91,9 +92,7 @@ def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | N
     copy_tokenizers(model.directory, folder)
     experiment, tokenizers = model.searching_as_others(), (model.source, model.target)
     if (listed := model.experiment.decoding.shortlist) is not None:
-        write_shortlist_map(
-            folder / SERVED_SHORTLIST, read_shortlist(Path(listed).expanduser(), *tokenizers), tokenizers
-        )
+        write_shortlist_map(folder / SERVED_SHORTLIST, read_shortlist(listed, *tokenizers), tokenizers)
         decoding = change_section(experiment.decoding, {"shortlist": SERVED_SHORTLIST}, "decoding")
         experiment = experiment.model_copy(update={"decoding": decoding})
     write_atomically(folder / CONFIG_FILE, dump(experiment).encode())

@@ -20,7 +20,8 @@ from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
-from ziggurat.models.directory import CONFIG_FILE, locate_weights, open_model
+from ziggurat.models.directory import locate_weights, open_model
+from ziggurat.models.run_folder import CONFIG_FILE
 
 __all__ = ["Identified", "ModelChoice", "job_decoding", "opened"]
 

@@ -58,8 +58,7 @@ class Translating:
                 )
             extras["token_scores"] = self.form == "json"
         translator.notices = Notices()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)  # they are counted
+        with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # they are counted
             texts = [line.text for line in lines]
             return list(
                 translator.translate_stream(texts, window=max(1, len(texts)), first=first, tag=self.tag, **extras)

@@ -28,6 +28,7 @@ from ziggurat.nn.attention import (
     ValueResidual,
 )
 from ziggurat.nn.attention.values import ValueResidualKind
+from ziggurat.nn.dropout import Dropout
 
 __all__ = ["ATTENTION", "ENCODER_ATTENTION", "AttentionRow", "decoder_layer"]
 
@@ -37,7 +38,7 @@ def _full(parts: StackParts, layer: int) -> SelfAttention:
     return SelfAttention(
         parts.d_model,
         parts.heads,
-        parts.dropout(parts.config.dropout.attention),
+        Dropout(parts.config.dropout.attention),
         linear=parts.linear,
         scaling=_scaling(parts, residual),
         residual=residual,
@@ -52,7 +53,7 @@ def _relative(parts: StackParts, layer: int) -> RelativeAttention:
     return RelativeAttention(
         parts.d_model,
         parts.heads,
-        parts.dropout(parts.config.dropout.attention),
+        Dropout(parts.config.dropout.attention),
         clip=options.relative_clip,
         values=options.relative_values,
         linear=parts.linear,
@@ -88,7 +89,7 @@ def _cross(parts: StackParts, layer: int, *, project_out: bool = True) -> CrossA
         parts.d_model,
         config.encoder_width,
         parts.heads,
-        parts.dropout(config.dropout.attention),
+        Dropout(config.dropout.attention),
         linear=parts.linear,
         scaling=_scaling(parts, residual),
         residual=residual,

@@ -51,7 +51,6 @@ def build_model(
     target_vocabulary: int,
     *,
     seed: int = 1,
-    exact_dropout: bool = False,
 ) -> Seq2Seq:
     """Build and initialise a model on the CPU in fp32.
 
@@ -60,13 +59,12 @@ def build_model(
         source_vocabulary: number of source tokens.
         target_vocabulary: number of target tokens.
         seed: of the initial weights; the global random state is left alone.
-        exact_dropout: see ziggurat.nn.dropout.Dropout.
 
     Where `init.omega` is `profiled`, the skips of `residual: admin` are 1 until training profiles them
     (ziggurat.training.profile). Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of
     different size.
     """
-    model = assemble(config, source_vocabulary, target_vocabulary, exact_dropout=exact_dropout)
+    model = assemble(config, source_vocabulary, target_vocabulary)
     depth = ModelDepth(
         config.planned_encoder_layers,
         config.planned_decoder_layers,
@@ -81,16 +79,14 @@ def build_model(
     return model
 
 
-def assemble(
-    config: ModelConfig, source_vocabulary: int, target_vocabulary: int, *, exact_dropout: bool = False
-) -> Seq2Seq:
+def assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Return the modules of a model on the CPU, or on the device of the context; "meta" takes no memory.
 
     Parameters are left as memory was found, but for those that modules fill themselves (Role.WIRING); buffers are
     filled. The arguments and errors are those of build_model.
     """
     with _Undrawn():
-        return FAMILY[config.family](config, source_vocabulary, target_vocabulary, exact_dropout)
+        return FAMILY[config.family](config, source_vocabulary, target_vocabulary)
 
 
 class _Undrawn(TorchFunctionMode):
@@ -109,13 +105,10 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _build_transformer(
-    config: ModelConfig, source_vocabulary: int, target_vocabulary: int, exact_dropout: bool
-) -> Seq2Seq:
-    outside = Embeddings(config, exact_dropout)
+def _build_transformer(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
+    outside = Embeddings(config)
     source_tokens, target_tokens, output = outside.tokens(source_vocabulary, target_vocabulary, config.d_model)
-    below = StackParts(config, decoder=False, exact_dropout=exact_dropout)
-    above = StackParts(config, decoder=True, exact_dropout=exact_dropout)
+    below, above = StackParts(config, decoder=False), StackParts(config, decoder=True)
     encoder_layers = [
         EncoderLayer(
             ENCODER_ATTENTION[config.encoder.attention](below, number),
@@ -138,11 +131,11 @@ def _build_transformer(
     )
 
 
-FAMILY: dict[Family, Callable[[ModelConfig, int, int, bool], Seq2Seq]] = {
+FAMILY: dict[Family, Callable[[ModelConfig, int, int], Seq2Seq]] = {
     "transformer": _build_transformer,
     "rnmt": build_rnmt,
 }
-"""Family -> builder from (config, source vocabulary, target vocabulary, exact dropout)."""
+"""Family -> builder from (config, source vocabulary, target vocabulary)."""
 
 
 def stack_residuals(stack: nn.Module) -> list[Residual]:

@@ -40,28 +40,21 @@ from ziggurat.models.run_folder import (
     run_of,
 )
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.models.tensors import check_fit, load_weights, read_tensors, weights, write_tensors
+from ziggurat.models.tensors import check_fit, load_weights, read_tensors, write_tensors
 
 __all__ = [
-    "CHECKPOINTS",
-    "CONFIG_FILE",
-    "MODEL_FILE",
     "OpenedModel",
     "fill_model_directory",
     "is_half_written",
-    "load_weights",
     "locate_weights",
     "may_become_model_directory",
     "open_model",
-    "read_tensors",
     "read_weights",
     "refuse_replacing",
     "verify",
-    "weights",
     "weights_experiment",
     "weights_origin",
     "write_model_directory",
-    "write_tensors",
 ]
 
 

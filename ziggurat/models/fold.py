@@ -55,7 +55,7 @@ def fold(
 
     Args:
         config: of the model.
-        tensors: its parameters by name (ziggurat.models.directory.weights); they are not changed.
+        tensors: its parameters by name (ziggurat.models.tensors.weights); they are not changed.
         entries: for formats that can multiply a stack's input (embedding and position) by a factor [d_model]: receives
             that factor by stack, and omega_1 need not be 1. None: the format has no such factor.
 

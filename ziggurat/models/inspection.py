@@ -14,7 +14,8 @@ from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.data import DataConfig
 from ziggurat.config.methods import Method, methods_in_use
 from ziggurat.config.unheeded import unread_files
-from ziggurat.data.corpus import MANIFEST, read_manifest
+from ziggurat.data.corpus import read_manifest
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers

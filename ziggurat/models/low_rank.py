@@ -44,14 +44,13 @@ _ROLES: dict[LoraMap, frozenset[Role]] = {
 }
 
 
-def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None, exact_dropout: bool = False) -> None:
+def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> None:
     """Freeze `model` and give the maps that `config` chooses low-rank updates, in place; it computes what it did.
 
     Args:
         model: on the CPU, or without values.
         config: section `training.lora`.
         seed: of the initial values of A; None: the updates are left without values.
-        exact_dropout: see ziggurat.nn.dropout.Dropout.
 
     Raises ConfigError when the model lacks one of these maps.
     """
@@ -81,7 +80,7 @@ def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None, exact_
             ],
             rank=config.rank,
             scale=config.alpha / config.rank,
-            dropout=Dropout(config.dropout, exact_dropout),
+            dropout=Dropout(config.dropout),
             device=weight.device,
         )
         if seed is not None:

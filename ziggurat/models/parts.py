@@ -36,12 +36,10 @@ class Embeddings:
 
     Args:
         config: the architecture.
-        exact_dropout: see ziggurat.nn.dropout.Dropout.
     """
 
-    def __init__(self, config: ModelConfig, exact_dropout: bool) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         self.config = config
-        self.exact_dropout = exact_dropout
         shared = config.embedding.shared_bias
         self.bias = nn.Parameter(torch.empty(config.d_model)) if shared else None
 
@@ -79,7 +77,7 @@ class Embeddings:
             case _:
                 assert_never(config.positions)
         scale = math.sqrt(width) if config.scale else 1.0
-        dropout = Dropout(self.config.dropout.embedding, self.exact_dropout)
+        dropout = Dropout(self.config.dropout.embedding)
         return InputEmbedding(tokens, positions, scale, dropout, bias=self.bias, zero_start=zero_start)
 
 
@@ -89,13 +87,11 @@ class StackParts:
     Args:
         config: the architecture.
         decoder: whether the stack is the decoder.
-        exact_dropout: see ziggurat.nn.dropout.Dropout.
     """
 
-    def __init__(self, config: ModelConfig, *, decoder: bool, exact_dropout: bool) -> None:
+    def __init__(self, config: ModelConfig, *, decoder: bool) -> None:
         self.config = config
         self.decoder = decoder
-        self.exact_dropout = exact_dropout
         self.stack: StackConfig = config.decoder if decoder else config.encoder
         self.d_model = config.d_model if decoder else config.encoder_width
         self.d_ff = config.d_ff if decoder else config.encoder_d_ff
@@ -104,10 +100,6 @@ class StackParts:
         self.row: ResidualRow = RESIDUAL[self.kinds[-1]]  # the stack ends as its top layers do
         self.linear: LinearMaker = ShiftedLinear if self.row.shifted else Linear
         self.linear_without_bias: LinearMaker = self.linear if self.row.shifted else partial(Linear, bias=False)
-
-    def dropout(self, p: float) -> Dropout:
-        """Return a Dropout of probability `p`."""
-        return Dropout(p, self.exact_dropout)
 
     def norm(self, width: int | None = None) -> nn.Module:
         """Return a normalisation of the stream, or of something of another width."""
@@ -166,7 +158,7 @@ class StackParts:
         return made
 
     def _branch_dropout(self, layer: int) -> nn.Module:
-        dropout, config = self.dropout(self.config.dropout.residual), self.config.dropout
+        dropout, config = Dropout(self.config.dropout.residual), self.config.dropout
         if not config.sublayer:
             return dropout
         # The final depth, so that growing does not change the rates of the layers that are there. A model may be deeper
@@ -177,7 +169,7 @@ class StackParts:
 
     def feed_forward(self) -> nn.Module:
         """Return a feed-forward network."""
-        config, dropout = self.config, self.dropout(self.config.dropout.activation)
+        config, dropout = self.config, Dropout(self.config.dropout.activation)
         if config.activation == "swiglu":
             return GatedFeedForward(
                 self.d_model,
@@ -205,7 +197,7 @@ class StackParts:
             units=self.stack.layers * (sublayers if split else 1),
             d_model=self.d_model,
             norm=self.norm,
-            dropout=partial(self.dropout, options.dropout),
+            dropout=partial(Dropout, options.dropout),
             norm_at=self.config.history_norm(decoder=self.decoder),
             start=options.start,
             learnable=options.learnable,

@@ -259,19 +259,18 @@ class RnmtDecoder(StepwiseDecoder[RnmtCache]):
         return torch.cat([x, context], dim=-1)
 
 
-def build_rnmt(config: ModelConfig, source_vocabulary: int, target_vocabulary: int, exact_dropout: bool) -> Seq2Seq:
+def build_rnmt(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Return an RNMT+ whose parameters have no values yet.
 
     Args:
         config: the architecture, of `family: rnmt`; cells and embeddings are `d_model` wide.
         source_vocabulary: number of source tokens.
         target_vocabulary: number of target tokens.
-        exact_dropout: see ziggurat.nn.dropout.Dropout.
     """
     width, depth = config.d_model, config.encoder.layers
-    outside = Embeddings(config, exact_dropout)
+    outside = Embeddings(config)
     source_tokens, target_tokens, output = outside.tokens(source_vocabulary, target_vocabulary, 2 * width)
-    dropout = Dropout(config.dropout.residual, exact_dropout)
+    dropout = Dropout(config.dropout.residual)
     joins = config.encoder.residual != "none"
     below = [
         RnmtLayer(LstmLayer(width if number == 0 else 2 * width, width, 2), dropout, joins and number >= 2)
@@ -281,7 +280,7 @@ def build_rnmt(config: ModelConfig, source_vocabulary: int, target_vocabulary: i
         RnmtLayer(LstmLayer(2 * width, width), dropout if number else Dropout(0.0), number >= 2)
         for number in range(config.decoder.layers)
     ]
-    attention = AdditiveAttention(width, config.heads, Dropout(config.dropout.attention, exact_dropout))
+    attention = AdditiveAttention(width, config.heads, Dropout(config.dropout.attention))
     return Seq2Seq(
         outside.input(source_tokens),
         outside.input(target_tokens),

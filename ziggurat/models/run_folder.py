@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ziggurat.config import load_experiment
-from ziggurat.data.checksums import content_checksum
+from ziggurat.data.checksums import content_checksum, has_checksum
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import lock_missing, sync_folder, try_lock
 from ziggurat.data.workspace import recover
@@ -32,7 +32,6 @@ __all__ = [
     "link",
     "locked",
     "mend_links",
-    "meta_checksum",
     "ranked",
     "read_meta",
     "refuse_missing",
@@ -120,7 +119,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         whole = "progress" in document and MODEL_FILE in document["checksums"]
         # One flipped bit can make a 1 of 5, or a 2 of 3; the checksum, which formats 1 and 2 lack, is then still there.
         if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):
-            whole = whole and document["checksum"] == meta_checksum(document)
+            whole = whole and has_checksum(document)
     except OSError as error:
         refuse_passing(path, error)
         raise CheckpointError(f"{path}: {error.strerror}") from None
@@ -133,13 +132,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
     """Write a checkpoint's `meta.json` with a checksum of itself, atomically. Raises OSError."""
-    content = {**document, "checksum": meta_checksum(document)}
+    content = {**document, "checksum": content_checksum(document)}
     write_atomically(folder / META_FILE, json.dumps(content, indent=1).encode())
-
-
-def meta_checksum(document: Mapping[str, Any]) -> str:
-    """Return the checksum of the content of a `meta.json` but for the field `checksum`."""
-    return content_checksum(document)
 
 
 def link(name: Path, folder: Path) -> None:

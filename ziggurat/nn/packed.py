@@ -26,7 +26,6 @@ __all__ = [
     "PackedFeedForward",
     "PackedLinear",
     "PackedOutput",
-    "Precision",
     "available",
     "make_fast",
     "pack",

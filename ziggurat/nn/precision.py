@@ -16,8 +16,9 @@ from typing import Literal
 import torch
 
 from ziggurat.errors import ConfigError
+from ziggurat.nn.compiled import Precision
 from ziggurat.nn.linear import linear
-from ziggurat.nn.packed import Precision, available, packed
+from ziggurat.nn.packed import available, packed
 
 __all__ = [
     "decoding_notice",
@@ -134,18 +135,15 @@ def faster(rates: Mapping[str, float], than: str) -> str | None:
     return best if than in rates and rates[best] > _WORTH * rates[than] else None
 
 
-def precision_notice(chosen: str, device: torch.device, widths: Widths, *, always: bool = False) -> str:
-    """Return a sentence where the other precision of training is faster on `device`; "" where it is not.
-
-    `always`: the speeds of a CPU are told in any case.
-    """
+def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
+    """Return how fast the precisions of training are on a CPU, and which to choose where another is faster."""
     if device.type != "cpu":
         faster_in_bf16 = chosen == "fp32" and _has_bf16(device)
         return "this GPU is faster in bf16 than in fp32: `training.precision=bf16` or `auto`" if faster_in_bf16 else ""
     rates = training_rates(widths)
     other, told = faster(rates, chosen), speeds(rates)
     if other is None:
-        return f"products on this CPU: {told}; `training.precision: {chosen}`" if always else ""
+        return f"products on this CPU: {told}; `training.precision: {chosen}`"
     times = rates[other] / rates[chosen]
     if chosen == "bf16":
         return f"WARNING: this CPU is slower in bf16 than in fp32 ({told}); choose `training.precision=fp32` or `auto`"

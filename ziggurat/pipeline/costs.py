@@ -91,11 +91,11 @@ class Costs:
         speed = cost.time.flops / cost.time.seconds * _OF_TRAINING_SPEED
         return Expected(work / speed, said=f"{lines} lines, {by}; a rough estimate")
 
-    def scoring(self, name: ModelName, lines: Lines | None) -> Expected:
-        """Return what forward passes over so many pairs take; None: their number is not known."""
-        if lines is None or name not in self._experiments:
+    def scoring(self, lines: Lines | None) -> Expected:
+        """Return what forward passes of the backward model over so many pairs take; None: their number is not known."""
+        if lines is None or "backward" not in self._experiments:
             return Expected(said=f"the number of pairs {_UNKNOWN}" if lines is None else f"{lines} pairs")
-        cost = self.of(name)
+        cost = self.of("backward")
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + target * cost.forward.target)
         return Expected(work / (cost.time.flops / cost.time.seconds), said=f"{lines} pairs; a rough estimate")

@@ -259,7 +259,6 @@ def _lines(path: Path) -> list[str]:
 
 
 def _translated(translator: Translator | ServedTranslator, texts: Sequence[str]) -> list[str]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TranslationWarning)  # of lines that were cut; scores tell
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores tell of lines that were cut
         found = translator.translate_stream(texts, window=max(1, len(texts)))
         return [translation.text for translation in found]

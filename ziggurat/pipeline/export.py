@@ -123,7 +123,7 @@ def _check(road: Road, name: ModelName, to: str, target: ExportTarget) -> None:
     from ziggurat.config import load_experiment
     from ziggurat.export.package import package_choices
     from ziggurat.export.targets import target_named
-    from ziggurat.models.directory import CONFIG_FILE
+    from ziggurat.models.run_folder import CONFIG_FILE
 
     package = package_choices([f"{key}={value}" for key, value in target.metadata.items()], None)
     format_ = target_named(to, package if target.metadata else None)

@@ -232,7 +232,8 @@ def of_model(road: Road, name: ModelName) -> dict[str, list[str]]:
 
 def decoding_of(road: Road, name: ModelName) -> DecodingConfig:
     """Return the decoding settings of a model, also of one that is there already."""
-    from ziggurat.models.directory import CONFIG_FILE, locate_weights
+    from ziggurat.models.directory import locate_weights
+    from ziggurat.models.run_folder import CONFIG_FILE
 
     chosen: TrainedConfig = getattr(road.config, name)
     if chosen.existing is None:
@@ -250,7 +251,8 @@ def model_files(road: Road, *names: ModelName) -> list[Path]:
 
 
 def _files_of(folder: Path) -> list[Path]:
-    from ziggurat.models.directory import CONFIG_FILE, locate_weights
+    from ziggurat.models.directory import locate_weights
+    from ziggurat.models.run_folder import CONFIG_FILE
 
     weights, root = locate_weights(folder)
     vocabularies = [path for pattern in _VOCABULARIES for path in sorted(root.glob(pattern))]

@@ -104,8 +104,9 @@ def _licences(road: Road, name: str | None) -> dict[str, str]:
 
 def _models(road: Road) -> list[ModelRow]:
     from ziggurat.config import load_experiment
-    from ziggurat.models.directory import CONFIG_FILE, locate_weights
+    from ziggurat.models.directory import locate_weights
     from ziggurat.models.inspection import inspect_experiment
+    from ziggurat.models.run_folder import CONFIG_FILE
 
     rows = []
     for name in MODELS:

@@ -187,6 +187,6 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
         {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
         partial(model_files, road, "backward"),
         _CORPUS,
-        lambda: costs.scoring("backward", Amounts(road).read("filter")),
+        lambda: costs.scoring(Amounts(road).read("filter")),
         partial(_check_decoding, "filter", road, "backward", {}),
     )

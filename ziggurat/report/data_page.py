@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 
 from ziggurat.report.data_content import DataContent
@@ -40,8 +39,8 @@ REASONS = {
 """Reason for which pairs are dropped -> its meaning."""
 
 
-def data_page(content: DataContent, *, now: float | None = None) -> str:
-    """Return the page; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
+def data_page(content: DataContent) -> str:
+    """Return the page."""
     environment = page_templates()
     environment.filters |= {"percent": _percent, "shares": _shares}
     totals = sum((Counter(corpus.dropped) for corpus in content.training), Counter[str]())
@@ -54,7 +53,6 @@ def data_page(content: DataContent, *, now: float | None = None) -> str:
         width=lambda count: f"{_WIDEST * count / max(totals.values()):.2f}",
         examples=lambda reason: _examples(content.training, reason),
         downloads={figure.key: table_link(figure.key, numbers(figure)) for figure in content.figures},
-        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     )
 
 

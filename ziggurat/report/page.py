@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from ziggurat.config import dump
 from ziggurat.report.answer import answer, compared
 from ziggurat.report.content import Content
@@ -19,7 +17,7 @@ _DOWNLOADS = 2_500_000  # bytes of all links with numbers
 
 def page(content: Content, *, now: float | None = None) -> str:
     """Return the report as HTML; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
-    environment = page_templates()
+    environment = page_templates(now)
     environment.filters |= {
         "colour": lambda run: f"var({name_of_run(run)})",
         "yaml": lambda run: dump(run.experiment),
@@ -34,7 +32,6 @@ def page(content: Content, *, now: float | None = None) -> str:
         answer=answer(content),
         sections=sections,
         downloads=_downloads(content),
-        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     )
 
 

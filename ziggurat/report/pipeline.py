@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -123,13 +122,12 @@ def answer_of(summary: PipelineSummary) -> list[str]:
     return said
 
 
-def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, now: float | None = None) -> str:
+def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) -> str:
     """Return the report as HTML, without scripts and fetching nothing.
 
     Args:
         summary: what it tells.
         robustness: address of the page on disturbances; None: there is none.
-        now: the date shown in it, in seconds since 1970; default: the present.
     """
     environment = page_templates()
     environment.filters["size"] = decimal
@@ -142,5 +140,4 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, no
         effect={(effect.perturbation, effect.system): effect for effect in shown},
         metric=metrics[0] if metrics else "",
         robustness=robustness,
-        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from ziggurat.evaluation.robustness import Effect, Robustness
 from ziggurat.report.template import page_templates
 
@@ -13,8 +11,8 @@ _WIDEST = 9.0
 """Length in rem of the bar of the greatest difference under a metric."""
 
 
-def robustness_page(results: Robustness, *, now: float | None = None) -> str:
-    """Return the page; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
+def robustness_page(results: Robustness) -> str:
+    """Return the page."""
     return (
         page_templates()
         .get_template("robustness.html")
@@ -24,7 +22,6 @@ def robustness_page(results: Robustness, *, now: float | None = None) -> str:
             width=lambda effect: _width(results, effect),
             worse=lambda effect: _worse(results, effect),
             summary=[_sentence(results, system) for system in results.systems],
-            made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
         )
     )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,8 +24,11 @@ __all__ = ["page_templates", "table_link"]
 _PACKED = 50_000  # characters; longer tables are compressed
 
 
-def page_templates() -> Environment:
-    """Return the templates of pages; `light` and `dark` are CSS with the colours of figures."""
+def page_templates(now: float | None = None) -> Environment:
+    """Return the templates of pages: `light` and `dark` are CSS with the colours of figures, `made` is the date.
+
+    `now`: the date, in seconds since 1970; default: the present.
+    """
     environment = Environment(
         loader=PackageLoader("ziggurat.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -37,7 +41,11 @@ def page_templates() -> Environment:
         "prose": _prose,
         "svg": _svg,
     }
-    environment.globals |= {"light": _variables(LIGHT), "dark": _variables(DARK)}
+    environment.globals |= {
+        "light": _variables(LIGHT),
+        "dark": _variables(DARK),
+        "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+    }
     return environment
 
 

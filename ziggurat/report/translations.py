@@ -125,8 +125,7 @@ def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None])
 
 def _translate(run: ReportRun, sentences: Sentences) -> Translated:
     translator = load_translator(run.folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TranslationWarning)  # the report has their number
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the report has their number
         found = translate_tagged(translator.translate, sentences.sources, sentences.tags)
     outputs = [translation.text for translation in found]
     return Translated(translator.origin, _search(translator.decoding), outputs, translator.notices["unfinished"])

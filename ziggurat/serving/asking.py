@@ -277,11 +277,6 @@ class _Part(Generic[Result]):
         answers = self.recorded.rendered(self._sentences, self._rank)
         self._advance(lambda: self._work.send(answers))
 
-    @property
-    def result(self) -> Result:
-        """Its result, once it has ended."""
-        return self._result
-
     def close(self) -> None:
         """Give the work up."""
         with contextlib.suppress(ValueError):  # a thread is at it: it ends with the thread
@@ -291,7 +286,7 @@ class _Part(Generic[Result]):
         try:
             self._sentences = step()
         except StopIteration as ended:
-            self._result: Result = ended.value
+            self.result: Result = ended.value
             self.ended, self.new = True, []
             return
         self.new = [each for each in dict.fromkeys(self._sentences) if each not in self.recorded.found]

@@ -52,15 +52,18 @@ class ModelSource:
     device: str = "auto"
     decoding: Mapping[str, Any] = field(default_factory=dict)
 
-    def weights(self) -> Path:
-        """Return the file with the weights. Raises CheckpointError where there is none."""
-        if is_served(self.path):
+    def located(self) -> tuple[Path, Path]:
+        """Return the file with the weights, and the folder with configuration and vocabularies.
+
+        Raises CheckpointError where there is none.
+        """
+        if self.is_exported:
             if self.which is not None:
                 raise ConfigError(f"{self.path}: an exported model has one set of weights; leave out `which`")
-            return self.path / SERVED_FILE
+            return self.path / SERVED_FILE, self.path
         from ziggurat.models.directory import locate_weights
 
-        return locate_weights(self.path, self.which)[0]
+        return locate_weights(self.path, self.which)
 
     def experiment(self) -> Experiment:
         """Return the model's configuration. Raises ConfigError for decoding settings that it cannot have."""
@@ -92,8 +95,7 @@ class ModelSource:
 
         Weights, configuration, vocabularies, and the shortlist, which may be anywhere.
         """
-        weights = self.weights()
-        folder = self.path if self.is_exported else self._folder()
+        weights, folder = self.located()
         try:
             found = [(path.name, *_seen(path)) for path in sorted(folder.iterdir()) if _of_model(path.name)]
         except OSError as error:
@@ -103,20 +105,14 @@ class ModelSource:
         every = repr((str(weights.resolve()), _seen(weights), found, seen))
         return hashlib.blake2b(every.encode(), digest_size=8).hexdigest()
 
-    def _folder(self) -> Path:
-        """Return the folder with configuration and vocabularies."""
-        from ziggurat.models.directory import locate_weights
-
-        return locate_weights(self.path, self.which)[1]
-
     def size(self) -> int:
         """Return the bytes of memory that the open model takes, as an estimate."""
-        return _seen(self.weights())[2] * (1 if is_served(self.path) else _COPIES)
+        return _seen(self.located()[0])[2] * (1 if self.is_exported else _COPIES)
 
     def open(self) -> Opened:
         """Open the model, in the thread that will use it."""
         version = self.version()
-        if is_served(self.path):
+        if self.is_exported:
             from ziggurat.decoding.served import ServedTranslator
 
             # CTranslate2's threads spin between two steps: one on every core keeps out those that take and answer
@@ -205,7 +201,7 @@ class ModelPool:
         self.models: dict[str, Model] = {}
         self.pairs: dict[tuple[str, str], Model] = {}
         for source in sources:
-            source.weights()  # a folder that is none is refused now, not at the first request
+            source.located()  # a folder that is none is refused now, not at the first request
             data = source.experiment().data
             pair = data.source_language, data.target_language
             name = source.name or "-".join(pair)

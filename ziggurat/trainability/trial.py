@@ -24,7 +24,8 @@ from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
 from ziggurat.data.batching import round_up
 from ziggurat.data.collate import Batch
-from ziggurat.data.corpus import MANIFEST, Store
+from ziggurat.data.corpus import Store
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.diagnosis.probe import measure

@@ -16,16 +16,16 @@ from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import sweep
 from ziggurat.errors import CheckpointError, ConfigError, ZigguratError
-from ziggurat.models.directory import (
+from ziggurat.models.directory import may_become_model_directory, read_weights, refuse_replacing, write_model_directory
+from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     MODEL_FILE,
-    may_become_model_directory,
-    read_weights,
-    refuse_replacing,
-    write_model_directory,
+    checkpoint_folders,
+    checkpoint_update,
+    mend_links,
+    read_meta,
 )
-from ziggurat.models.run_folder import checkpoint_folders, checkpoint_update, mend_links, read_meta
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.metrics import RunLog

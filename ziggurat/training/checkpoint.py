@@ -43,8 +43,6 @@ from ziggurat.training.shards import read_shards, write_shards
 __all__ = [
     "CHECKPOINT_FORMAT",
     "Checkpoint",
-    "Progress",
-    "checkpoint_folders",
     "latest_checkpoint",
     "load_checkpoint",
     "read_progress",

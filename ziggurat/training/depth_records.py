@@ -27,12 +27,12 @@ from ziggurat.diagnosis.views import heat_maps, scalars
 from ziggurat.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
 from ziggurat.models.device import random_state_kept
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, within_memory
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.objective import probe_loss
 from ziggurat.training.profile import profile_batch
+from ziggurat.training.run_state import Progress
 from ziggurat.training.update import UpdateResult
 
 __all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batch", "record_of"]
@@ -72,12 +72,11 @@ class DepthReporter:
             write_atomically(run / WARNINGS_FILE, "".join(w.line() for w in warned).encode())
 
     @property
-    def r(self) -> float | None:
-        """The latest r of the encoder (Bapna et al. 2018), or None."""
-        for record in reversed(self._records):
-            if "r" in record.values:
-                return record.values["r"].get("encoder")
-        return None
+    def shown_r(self) -> str:
+        """The latest r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
+        measured = next((record.values["r"] for record in reversed(self._records) if "r" in record.values), {})
+        r: float | None = measured.get("encoder")
+        return "" if r is None else f"r {r:.2g}  "
 
     @property
     def standing(self) -> list[str]:

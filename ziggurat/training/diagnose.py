@@ -18,12 +18,12 @@ from ziggurat.diagnosis.layer_worth import layer_measures, passes_needed, prunin
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.scores import evaluate
-from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
+from ziggurat.models.directory import OpenedModel, open_model
 from ziggurat.models.prune import LeftOut, unprunable
-from ziggurat.models.run_folder import locked
+from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, locked
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.threads import share_cores
-from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.depth_records import measured, probe_batch, record_of
 from ziggurat.training.directions import directions_of
 from ziggurat.training.objective import probe_loss, settle_precision
@@ -143,8 +143,8 @@ def _pruned_bleu(
 
     def bleu(without_layers: str | None) -> float:
         translator = load_translator(path, which=which, device=str(opened.model.device), without_layers=without_layers)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)  # a stack that lacks layers may not end its sentences
+        # A stack that lacks layers may not end its sentences.
+        with warnings.catch_warnings(action="ignore", category=TranslationWarning):
             outputs = [found.text for found in translate_tagged(translator.translate, sources, tags)]
         scores = []
         for language, own in found_in:

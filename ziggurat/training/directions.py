@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from ziggurat.data.corpus import Store
 from ziggurat.models.run_folder import checkpoint_name
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.dev_loss import DevLoss
+from ziggurat.training.run_state import Progress
 
 __all__ = ["Direction", "DirectionScores", "Validation", "directions_of", "loss_over"]
 

@@ -6,15 +6,12 @@ For a GPU they are page-locked in the loader's thread and copied one update ahea
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
 from ziggurat.training.processes import Processes
@@ -24,7 +21,7 @@ __all__ = ["fed", "loader_of", "send_ahead"]
 
 def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
     """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""
-    processes = processes or Processes()
+    processes, limit = processes or Processes(), experiment.model.embedding.limit
     return Loader(
         store.train,
         store.source,
@@ -32,17 +29,11 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
         experiment.training.batch,
         seed=experiment.training.seed,
         data=experiment.data,
-        longest=_longest(experiment),
+        longest=None if limit is None else limit - 1,
         links=experiment.training.loss.alignment is not None,
         rank=processes.rank,
         count=processes.count,
     )
-
-
-def _longest(experiment: Experiment) -> int | None:
-    """Return the most pieces of a sentence that the model can read; None: there is no limit."""
-    embedding = experiment.model.embedding
-    return embedding.max_positions - 1 if embedding.positions == "learned" else None
 
 
 def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
@@ -95,10 +86,4 @@ def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream
 
 def _with_each(group: Group, function: Callable[[Tensor], Tensor]) -> Group:
     """Return `group` with `function` applied to every tensor of its batches."""
-    return group._replace(batches=[_mapped(batch, function) for batch in group.batches])
-
-
-def _mapped(batch: Batch, function: Callable[[Tensor], Tensor]) -> Batch:
-    values: dict[str, Any] = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    values |= {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
-    return replace(batch, **values)
+    return group._replace(batches=[batch.with_each(function) for batch in group.batches])

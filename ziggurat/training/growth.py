@@ -17,12 +17,12 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.checksums import made_by
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
-from ziggurat.models.directory import open_model, refuse_replacing, weights, write_model_directory
+from ziggurat.models.directory import open_model, refuse_replacing, write_model_directory
 from ziggurat.models.grow import Deepening, added_layers, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import whole
-from ziggurat.training.checkpoint import Progress
+from ziggurat.models.tensors import weights, whole
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import peak_update
 
 __all__ = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,10 +16,11 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
-from ziggurat.models.directory import load_weights, open_model, read_weights, weights
+from ziggurat.models.directory import open_model, read_weights
 from ziggurat.models.low_rank import BASE, is_update
 from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.models.tensors import load_weights, weights
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
@@ -35,23 +35,6 @@ from ziggurat.training.sharded import Sharded
 __all__ = ["Learner"]
 
 
-@dataclass(frozen=True)
-class _Stage:
-    """The model of one stage of growth and all that refers to its parameters; growing replaces the whole of it.
-
-    Attributes:
-        number: of the stage, from 0.
-        parallel: the model, and how its gradients are computed.
-        optimiser: of its parameters.
-        passes: context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
-    """
-
-    number: int
-    parallel: Parallel
-    optimiser: Optimiser
-    passes: AbstractContextManager[None]
-
-
 class Learner:
     """Model and optimiser of a run.
 
@@ -60,6 +43,13 @@ class Learner:
         store: gives the sizes of the vocabularies.
         device: where the model is trained.
         processes: all that train it.
+
+    Attributes:
+        parallel: the model, and how its gradients are computed.
+        optimiser: of its parameters.
+        passes: context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
+
+    Growing replaces all three.
     """
 
     def __init__(
@@ -69,32 +59,17 @@ class Learner:
         self.store = store
         self.device = device
         self.processes = processes or Processes()
-        self._stage = self._make_stage(0, self._build(0))
-
-    @property
-    def parallel(self) -> Parallel:
-        """The model, and how its gradients are computed."""
-        return self._stage.parallel
-
-    @property
-    def optimiser(self) -> Optimiser:
-        """The optimiser of the model's parameters."""
-        return self._stage.optimiser
-
-    @property
-    def passes(self) -> AbstractContextManager[None]:
-        """Context of updates, in which the model's passes are replayed from CUDA graphs if so configured."""
-        return self._stage.passes
+        self._take(0, self._build(0))
 
     @property
     def model(self) -> Seq2Seq:
         """The model in training, on the device; with FSDP each process holds a part of every parameter."""
-        return self._stage.parallel.model
+        return self.parallel.model
 
     @property
     def architecture(self) -> ModelConfig:
         """Architecture of the model at its present depth."""
-        return stage_model(self.experiment, self._stage.number)
+        return stage_model(self.experiment, self._stage)
 
     @property
     def depth(self) -> tuple[int, int]:
@@ -160,21 +135,21 @@ class Learner:
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:
         """Load a checkpoint's weights and moments, at its depth. Raises CheckpointError when it does not fit."""
         number = checkpoint.progress.stage
-        if number != self._stage.number:
-            self._stage = self._make_stage(number, self._build(number))
+        if number != self._stage:
+            self._take(number, self._build(number))
         base = read_weights(run / BASE / MODEL_FILE) if self._adapts else {}
         load_weights(self.model, {**base, **checkpoint.weights}, str(run))
         self.optimiser.load_state(checkpoint.optimiser)
 
     def grow(self) -> str | None:
         """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
-        growth, number = self.experiment.training.growth, self._stage.number + 1
+        growth, number = self.experiment.training.growth, self._stage + 1
         assert growth is not None
         depths, moments = (self.architecture, stage_model(self.experiment, number)), self.optimiser.state()
         model = self._build(number)
-        # Weights are copied before the stage is made: FSDP cuts up the parameters that it is given.
+        # Weights are copied before the model is taken: FSDP cuts up the parameters that it is given.
         added = carry_weights(growth, self.parallel.weights(), depths, model)
-        self._stage = self._make_stage(number, model)
+        self._take(number, model)
         # Compiled layers and DDP refer to themselves: the old model would stay in memory until Python looks for cycles.
         gc.collect()
         carry_moments(growth, moments, depths, self.optimiser)
@@ -200,15 +175,14 @@ class Learner:
             self.store.source.size,
             self.store.target.size,
             seed=training.seed,
-            exact_dropout=training.exact_dropout,
         )
         as_trained(model, training, seed=training.seed)
         model.to(self.device)
         model.decoder.aligned = AlignmentHead.of(training.loss.alignment)
         return model
 
-    def _make_stage(self, number: int, model: Seq2Seq) -> _Stage:
-        """Return the stage of `model`; the order matters."""
+    def _take(self, stage: int, model: Seq2Seq) -> None:
+        """Train `model`, that of `stage`, from now on: make what refers to its parameters; the order matters."""
         training = self.experiment.training
         # (1) Settings that change how layers run, before anything wraps the layers.
         set_recompute(model, training.recompute)
@@ -217,11 +191,13 @@ class Learner:
         # (2) Roles, while every parameter is whole and found under its own name.
         roles = parameter_roles(model)
         scales = parameter_scales(model, self.experiment.model)
-        passes = GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
+        self.passes: AbstractContextManager[None] = (
+            GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
+        )
         # (3) FSDP replaces the model's parameters by their parts, and the optimiser must own those.
-        parallel = _parallel(model, training, self.processes)
-        optimiser = Optimiser(model, roles, training.optimiser, scales=scales, seed=training.seed)
-        return _Stage(number, parallel, optimiser, passes)
+        self.parallel = _parallel(model, training, self.processes)
+        self.optimiser = Optimiser(model, roles, training.optimiser, scales=scales, seed=training.seed)
+        self._stage = stage
 
 
 def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> Parallel:

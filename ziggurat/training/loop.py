@@ -20,7 +20,6 @@ from ziggurat.nn.precision import precision_notice
 from ziggurat.terminal import safe
 from ziggurat.tracking.trackers import open_trackers
 from ziggurat.training.average import average_ended
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthProbe, DepthReporter
 from ziggurat.training.feeding import fed
 from ziggurat.training.fitting import refuse_too_large
@@ -31,6 +30,7 @@ from ziggurat.training.processes import joined, lost
 from ziggurat.training.progress import ProgressLine, Reporter, introduction
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import other_files_notice
+from ziggurat.training.run_state import Progress
 from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import TrainingResult, ends_after, finished, how_to_go_on
 from ziggurat.training.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
@@ -83,7 +83,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
     if setup.processes.first and begins:
         model, precision = setup.experiment.model, setup.experiment.training.precision
-        if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff), always=True):
+        if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)):
             log.say(told)
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
     for notice in filter(None, about):

@@ -30,6 +30,7 @@ from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.attention import KeptWeights
+from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.precision import training_precision
 from ziggurat.nn.quantised import quantise
 from ziggurat.training.guidance import with_guidance
@@ -50,14 +51,17 @@ __all__ = [
 
 
 def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:
-    """Change a model as built into the one that is trained, in place: low-rank updates of its maps, quantised products.
+    """Change a model as built into the one that is trained, in place: low-rank updates, quantised products, dropout.
 
     `seed`: of the updates' initial values; None: they are left without values. Raises ConfigError as `adapt` does.
     """
     if training.lora is not None:
-        adapt(model, training.lora, seed=seed, exact_dropout=training.exact_dropout)
+        adapt(model, training.lora, seed=seed)
     if training.quantise is not None:
         quantise(model)
+    for module in model.modules():
+        if isinstance(module, Dropout):
+            module.exact = training.exact_dropout
 
 
 class Objective(nn.Module):

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
-from ziggurat.models.directory import weights
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
 from ziggurat.training.loss import LossSums
 from ziggurat.training.memory import MemoryGuard, Shortage
 from ziggurat.training.objective import Objective, add_gradients, with_layer_drop

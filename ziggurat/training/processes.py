@@ -107,11 +107,6 @@ class Processes:
         dist.all_gather(gathered, padded, group=self.group)
         return [json.loads(bytes(g[: int(n)].tolist())) for g, n in zip(gathered, sizes, strict=True)]
 
-    def wait(self) -> None:
-        """Return when every process has called this."""
-        if self.count > 1:
-            self.sums([0.0])
-
     def first_does(self, work: Callable[[], object]) -> None:
         """Run `work` in the first process while the others wait.
 

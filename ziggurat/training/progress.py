@@ -16,14 +16,14 @@ from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
+from ziggurat.training.directions import Validation
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import finished, share_done, time_left
 from ziggurat.training.update import UpdateResult
-from ziggurat.training.validate import Validation
-from ziggurat.training.window import UpdateWindow, shown_r
+from ziggurat.training.window import UpdateWindow
 
 __all__ = ["ProgressLine", "Reporter", "introduction"]
 
@@ -75,15 +75,15 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def update(self, p: Progress, share: float | None, window: UpdateWindow, depth: DepthReporter | None) -> None:
+    def update(self, p: Progress, share: float | None, window: UpdateWindow, depth: DepthReporter) -> None:
         """Show the state of the run, `share` of which is done; the newest warning about its depth comes first."""
         if self._bar.disable:
             return
         loss, norm = (x / window.updates if window.updates else math.nan for x in (window.loss, window.grad_norm))
-        warning = f"WARNING {depth.standing[-1]}  " if depth is not None and depth.standing else ""
+        warning = f"WARNING {depth.standing[-1]}  " if depth.standing else ""
         detail = (
             f"{warning}update {p.update}  loss {loss:.3f}  rate {window.rate:.1e}  gradient {norm:.2f}  "
-            f"{shown_r(depth)}{window.tokens_per_second:,.0f} tokens/s  {time_left(p, share)} left"
+            f"{depth.shown_r}{window.tokens_per_second:,.0f} tokens/s  {time_left(p, share)} left"
         )
         self._bar.update(self._task, completed=share or 0.0, detail=detail)
 
@@ -97,7 +97,7 @@ class Reporter:
         log: receives the lines.
         config: section `training`.
         new_window: returns an UpdateWindow that continues the sums it is given; with {} an empty one.
-        depth: knows the latest measures of depth; None: there are none.
+        depth: knows the latest measures of depth.
         begun: progress at the start; a window that was open there is continued.
         stages: `data.stages`.
     """
@@ -109,14 +109,13 @@ class Reporter:
         log: RunLog,
         config: TrainingConfig,
         new_window: Callable[[Mapping[str, float]], UpdateWindow],
-        depth: DepthReporter | None = None,
-        begun: Progress | None = None,
-        stages: Sequence[StageConfig] = (),
+        depth: DepthReporter,
+        begun: Progress,
+        stages: Sequence[StageConfig],
     ) -> None:
         self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
         self._depth, self._stages = depth, stages
         self._epoch_batches: int | None = None
-        begun = begun or Progress()
         self._new_window = new_window
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
@@ -152,8 +151,7 @@ class Reporter:
         if self._window.tried:
             over = finished(p, self._config) is not None and not p.validation_due
             self._record(p, partial=True, track=over)
-        if self._depth is not None:
-            self._depth.ended()
+        self._depth.ended()
 
     def _record(self, p: Progress, *, partial: bool, track: bool = True) -> None:
         self._metrics.write("train", p.update, self._window.record(p), partial=partial, track=track)

@@ -8,17 +8,12 @@ from pathlib import Path
 from ziggurat.config import TrainingConfig
 from ziggurat.data.collate import Batch
 from ziggurat.errors import CheckpointError, TrainingError
-from ziggurat.models.directory import CHECKPOINTS
-from ziggurat.training.checkpoint import (
-    Checkpoint,
-    Progress,
-    checkpoint_folders,
-    load_checkpoint,
-    same_for_all,
-)
+from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders
+from ziggurat.training.checkpoint import Checkpoint, load_checkpoint, same_for_all
 from ziggurat.training.divergence import all_finite, find_fault, highest_nll, remember_loss
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.update import AdaptiveClipper, Guard, UpdateResult
 

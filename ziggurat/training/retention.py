@@ -10,7 +10,8 @@ from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.workspace import discard, sweep, tidy
 from ziggurat.errors import CheckpointError
 from ziggurat.models.run_folder import CHECKPOINTS, best_link, checkpoint_folders, checkpoint_update, link, ranked
-from ziggurat.training.checkpoint import Progress, read_progress
+from ziggurat.training.checkpoint import read_progress
+from ziggurat.training.run_state import Progress
 
 __all__ = ["clear_leftovers", "prune", "set_aside"]
 

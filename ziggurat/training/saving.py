@@ -20,11 +20,12 @@ from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_name, read_meta, write_meta
 from ziggurat.models.tensors import local
-from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
+from ziggurat.training.checkpoint import Checkpoint, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import prune
+from ziggurat.training.run_state import Progress
 from ziggurat.training.store_check import StoreCheck
 
 __all__ = ["Buffers", "Saver"]

@@ -13,7 +13,7 @@ from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
-from ziggurat.training.checkpoint import Progress
+from ziggurat.training.run_state import Progress
 
 __all__ = [
     "TrainingResult",

@@ -26,7 +26,7 @@ from ziggurat.models.low_rank import BASE
 from ziggurat.models.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
-from ziggurat.training.checkpoint import Checkpoint, Progress, latest_checkpoint, same_for_all
+from ziggurat.training.checkpoint import Checkpoint, latest_checkpoint, same_for_all
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
@@ -38,6 +38,7 @@ from ziggurat.training.objective import settle_precision
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
+from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import refuse_endless
 from ziggurat.training.store_check import StoreCheck
 from ziggurat.training.validate import Validator, settings_of_scores
@@ -167,18 +168,18 @@ def position_limit(experiment: Experiment, store: Store) -> int | None:
 
     Raises ConfigError when a pair of the training or the dev set is longer.
     """
-    embedding = experiment.model.embedding
-    if embedding.positions != "learned":
+    limit = experiment.model.embedding.limit
+    if limit is None:
         return None
     tables = [table for table in (store.train, store.dev) if table is not None and len(table)]
     longest = 1 + max(int(lengths.max()) for t in tables for lengths in (t.source_lengths, t.target_lengths))
-    if longest > embedding.max_positions:
+    if longest > limit:
         raise ConfigError(
             f"the longest sentence of the training and dev sets has {longest} tokens, "
-            f"`model.embedding.max_positions` is {embedding.max_positions}; raise it, or lower "
+            f"`model.embedding.max_positions` is {limit}; raise it, or lower "
             "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
         )
-    return embedding.max_positions
+    return limit
 
 
 def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None = None) -> str:

@@ -12,9 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.errors import TrainingError
-from ziggurat.models.directory import load_weights, weights
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import whole
+from ziggurat.models.tensors import load_weights, weights, whole
 from ziggurat.training.loss import LossSums
 from ziggurat.training.memory import Shortage
 from ziggurat.training.parallel import Parallel, UpdateSize

@@ -29,7 +29,7 @@ from ziggurat.training.directions import DirectionScores, Validation, directions
 from ziggurat.training.objective import autocast
 from ziggurat.training.processes import Processes
 
-__all__ = ["Validation", "Validator", "settings_of_scores"]
+__all__ = ["Validator", "settings_of_scores"]
 
 
 Result = TypeVar("Result")
@@ -226,8 +226,8 @@ class Validator:
             device=model.device,
             before_step=go_on,
         )
-        with autocast(model.device, self.config.precision), warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)  # counted instead
+        counted = warnings.catch_warnings(action="ignore", category=TranslationWarning)
+        with autocast(model.device, self.config.precision), counted:
             mine = slice(self.processes.rank, None, self.processes.count)
             longest = None if self.longest is None else self.longest[mine]
             found = translate_tagged(translator.translate, self.sources[mine], self.tags[mine], longest)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthReporter
+from ziggurat.training.run_state import Progress
 from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import time_left
 from ziggurat.training.update import UpdateResult
 
-__all__ = ["UpdateWindow", "shown_r"]
+__all__ = ["UpdateWindow"]
 
 # Attributes of a window, and their names in checkpoints (`Progress.window`).
 _SUMS = (
@@ -126,7 +126,7 @@ class UpdateWindow:
             "target_tokens": p.target_tokens,
         }
 
-    def line(self, p: Progress, share: float | None, depth: DepthReporter | None = None) -> str:
+    def line(self, p: Progress, share: float | None, depth: DepthReporter) -> str:
         """Return one line for the log; `share` of the training is done."""
         v = self.record(p)
         # The record counts finished epochs; the epoch of the latest update is the last of them where it has just ended.
@@ -136,12 +136,7 @@ class UpdateWindow:
         aligned = f"alignment {v['alignment_loss']:.3f}  " if self.aligned else ""
         return (
             f"update {p.update}  epoch {epoch}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
-            f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {shown_r(depth)}"
+            f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {depth.shown_r}"
             f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
             f"{duration(p.seconds)}  {time_left(p, share)} left"
         )
-
-
-def shown_r(depth: DepthReporter | None) -> str:
-    """Return r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
-    return "" if depth is None or depth.r is None else f"r {depth.r:.2g}  "

@@ -71,10 +71,10 @@ def attend(
         dropout: on the attention weights.
         need_weights: also return the weights before dropout.
 
-    The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs more
-    than explicit products at sentence length, and with dropout, for which it has no kernel, at any; elsewhere, and for
-    long inputs, its memory use wins. On a GPU flash
-    attention hides the future itself and, in half types without dropout, padding; it takes no bias.
+    The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs more than
+    explicit products at sentence length, and with dropout, for which it has no kernel, at any; elsewhere, and for long
+    inputs, its memory use wins. On a GPU flash attention hides the future itself and, in half types without dropout,
+    padding; it takes no bias.
     """
     bias = None if mask is None else mask.bias
     p = dropout.p if dropout.training else 0.0
