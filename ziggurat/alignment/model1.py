@@ -108,7 +108,7 @@ class _Text:
 
 def _sums(ids: NDArray[np.int64], shares: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], Floats]:
     """Return the ids of which the shares do not sum to 0, ascending, and the sums; `size`: number of ids."""
-    sums: NDArray[Any]  # numpy's types take the sums for counts
+    sums: Any  # numpy's types take the sums for counts
     if 16 * len(ids) + 10_000 < size:  # most words are rare, and a vector of all ids for each would take hours
         present, places = np.unique(ids, return_inverse=True)
         sums = np.bincount(places, shares, len(present))

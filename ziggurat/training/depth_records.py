@@ -74,8 +74,8 @@ class DepthReporter:
     @property
     def shown_r(self) -> str:
         """The latest r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
-        measured = next((record.values["r"] for record in reversed(self._records) if "r" in record.values), {})
-        r: float | None = measured.get("encoder")
+        measured = (record.values["r"].get("encoder") for record in reversed(self._records) if "r" in record.values)
+        r: float | None = next(measured, None)
         return "" if r is None else f"r {r:.2g}  "
 
     @property
