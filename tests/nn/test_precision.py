@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -82,6 +84,7 @@ def test_a_gpu_is_faster_in_bf16_where_it_has_it(
     chosen: str, has_bf16: bool, said: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bf16)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     found = precision_notice(chosen, torch.device("cuda"), WIDTHS)
     assert ("this GPU is faster in bf16" in found) == said == bool(found)
 
