@@ -116,8 +116,9 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
         log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training; {waited})")
     if signals.heeded is not None and advice:
         log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
-    if signals.heeded is None and setup.processes.first:
-        average_ended(setup.run, setup.experiment.training, log)
+    if signals.heeded is None:
+        # The others wait here, not in NCCL, which they leave together, and whose watchdog would end them before long.
+        setup.processes.first_does(lambda: average_ended(setup.run, setup.experiment.training, log))
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)
 
 
