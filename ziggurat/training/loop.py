@@ -77,7 +77,6 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         log.say(profiled)
     if setup.fitted:
         log.say(setup.fitted)
-    validator = setup.validator
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
     begins = not start.progress.update  # a resumed run can change neither its data nor its precision
     about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
@@ -85,7 +84,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         model, precision = setup.experiment.model, setup.experiment.training.precision
         if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)):
             log.say(told)
-    about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
+    about += [*rank_anew(start.progress, setup.experiment), *(setup.validator.notices if setup.validator else [no_dev])]
     for notice in filter(None, about):
         log.say(notice, "yellow")
 
@@ -117,7 +116,7 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
     if signals.heeded is not None and advice:
         log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
     if signals.heeded is None:
-        # The others wait here, not in NCCL, which they leave together, and whose watchdog would end them before long.
+        # The others wait here, not in NCCL, whose watchdog would end them before long.
         setup.processes.first_does(lambda: average_ended(setup.run, setup.experiment.training, log))
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)
 
