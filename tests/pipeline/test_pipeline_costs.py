@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import tiny_experiment
-from tests.pipeline.conftest import whole
+from tests.pipeline.conftest import parsed, whole
 from ziggurat.config.load import change_section
-from ziggurat.pipeline.amounts import Lines, lines_of
+from ziggurat.data.readers import CorpusReader
+from ziggurat.pipeline.amounts import Amounts, Lines, lines_of
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.table import steps_of
@@ -35,7 +36,11 @@ GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 60
     ],
 )
 def test_training_takes_no_more_updates_than_it_has(
-    changes: dict[str, Any], seconds: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any],
+    seconds: float,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cost = SimpleNamespace(
         length=(10, 10),
@@ -48,7 +53,8 @@ def test_training_takes_no_more_updates_than_it_has(
     experiment = tiny_experiment(tmp_path)
     model = change_section(experiment.model, {"encoder": {"layers": 4}}, "model")
     training = change_section(experiment.training, {"growth": GROWTH, **changes}, "training")
-    found = Costs({"student": experiment.model_copy(update={"model": model, "training": training})}).training("student")
+    student = experiment.model_copy(update={"model": model, "training": training})
+    found = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student")
     assert found.seconds == pytest.approx(seconds)
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
 
@@ -119,3 +125,15 @@ def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read
     content = whole()
     content["bitext"]["train"] = [{"path": "all.parquet"}]
     assert expected(content)["clean"] == "about 70 pairs"
+
+
+def test_the_bitext_tells_lengths_until_there_are_stores(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[CorpusReader | None] = []
+    monkeypatch.setattr("ziggurat.cost.estimate.estimate_cost", lambda experiment, sizes, text: told.append(text))
+    there = road(whole())
+    Costs({"student": tiny_experiment(place)}, Amounts(there)).of("student")
+    [reader] = told
+    assert reader is not None
+    assert [str(path) for part in reader.files for path in part] == ["data/train.qlo", "data/train.qhi"]

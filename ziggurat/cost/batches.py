@@ -24,7 +24,7 @@ __all__ = ["ASSUMED_LENGTH", "Batches", "expected_batches"]
 ASSUMED_LENGTH = 30
 """Tokens of a sentence, end-of-sentence included, where there is neither a store nor text."""
 _BYTES_PER_TOKEN = 4
-"""German has 4.2, English 3.6 (8,000 joint pieces of Tatoeba); other scripts have more, of which fewer tokens come."""
+"""Bytes of UTF-8 a token, of 8,000 joint pieces: German 4.2, English 3.6 (Tatoeba) and 4.0, Japanese 4.7 (Tanaka)."""
 _SAMPLE = 1_000_000
 """Number of pairs read of a larger store."""
 _LONGEST = 4096
@@ -62,7 +62,7 @@ def expected_batches(experiment: Experiment, text: CorpusReader | None = None) -
 
     Args:
         experiment: the configuration.
-        text: a corpus as long as the one that will be trained on; None: the first of `data.train`.
+        text: a corpus whose sentences are as long as those of training; None: the first of `data.train`.
 
     Raises DataError where the store is damaged, has a pair that does not fit into a batch, or lacks what stages or
     modifiers ask for.

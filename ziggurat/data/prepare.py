@@ -204,7 +204,7 @@ def _build(
 def _shown(
     blocks: Iterator[EncodedBlock], phase: str, corpora: Sequence[Corpus], progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Yield `blocks`, and show how many of the pairs of `corpora` they are of: a merge may take an hour."""
+    """Yield `blocks`, and show how many of the pairs of `corpora` they are of: a large merge takes long."""
     done, total = 0, sum(corpus.read for corpus in corpora)
     for block in blocks:
         yield block

@@ -23,8 +23,8 @@ def usable_device(name: str, setting: str) -> torch.device:
         device = _named(name, setting)
     if device.type == "cuda":
         # On Hopper and Blackwell it is torch's first choice (2.11 and later, with CUDA 13). It makes a plan for each
-        # new shape, which takes up to a second, and batches have thousands of shapes; it refuses a bias that needs a
-        # gradient, as relative positions do; and with a bias its gradients may be NaN
+        # new shape (others measured 25 ms to half a second), and batches have thousands of shapes; it refuses a bias
+        # that needs a gradient, as relative positions do; and with a bias its gradients may be NaN
         # (github.com/pytorch/pytorch/issues/196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
     return device

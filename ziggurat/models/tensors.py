@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "WEIGHTS_FORMAT",
     "check_fit",
+    "is_cut_up",
     "load_weights",
     "local",
     "part_begins",
@@ -60,14 +61,14 @@ _TYPES = {
 }
 
 
-def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
+def is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
     """Return whether it is a DTensor; known by a method, since importing the class takes a second."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
     """Return the part of a tensor cut up over processes (a DTensor) that is in this one, or the tensor itself."""
-    return tensor.to_local() if _is_cut_up(tensor) else tensor
+    return tensor.to_local() if is_cut_up(tensor) else tensor
 
 
 def part_begins(tensor: Tensor) -> int:
@@ -75,7 +76,7 @@ def part_begins(tensor: Tensor) -> int:
 
     Of n rows and N processes each has ceil(n / N), as `torch.chunk` cuts, until none are left.
     """
-    if not _is_cut_up(tensor) or not tensor.numel():
+    if not is_cut_up(tensor) or not tensor.numel():
         return 0
     rows, mesh = tensor.shape[0], tensor.device_mesh
     return min(rows, mesh.get_local_rank() * -(-rows // mesh.size())) * (tensor.numel() // rows)
@@ -83,13 +84,13 @@ def part_begins(tensor: Tensor) -> int:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor that is cut up over processes, which call this together; any other tensor itself."""
-    return tensor.full_tensor() if _is_cut_up(tensor) else tensor
+    return tensor.full_tensor() if is_cut_up(tensor) else tensor
 
 
 def placed_as(tensor: Tensor, like: Tensor) -> Tensor:
     """Return a whole `tensor`, which every process has, where and cut up as `like` is, in its own dtype."""
     on_device = tensor.to(like.device)
-    if not _is_cut_up(like):
+    if not is_cut_up(like):
         return on_device
     from torch.distributed.tensor import distribute_tensor
 

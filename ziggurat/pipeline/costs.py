@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import ModelName
-from ziggurat.data.readers import CorpusReader
-from ziggurat.pipeline.amounts import Lines
+from ziggurat.pipeline.amounts import Amounts, Lines
 from ziggurat.pipeline.step import Expected
 from ziggurat.pipeline.wording import errors_worded
 
@@ -33,13 +32,12 @@ class Costs:
 
     Args:
         experiments: what each is trained by.
-        text: the bitext as it comes in, which tells the lengths of sentences until a model's store is there; None: it
-            is not fetched yet.
+        amounts: knows the bitext, which tells the lengths of sentences until a model's store is there.
     """
 
-    def __init__(self, experiments: dict[ModelName, Experiment], text: CorpusReader | None = None) -> None:
+    def __init__(self, experiments: dict[ModelName, Experiment], amounts: Amounts) -> None:
         self._experiments = experiments
-        self._text = text
+        self._amounts = amounts
         self._known: dict[ModelName, Cost] = {}
 
     def of(self, name: ModelName) -> Cost:
@@ -51,7 +49,7 @@ class Costs:
             experiment = self._experiments[name]
             with errors_worded(name):
                 sizes = vocabulary_sizes(experiment.data)
-                self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._text)
+                self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._amounts.reader(0))
         return self._known[name]
 
     def training(self, name: ModelName) -> Expected:

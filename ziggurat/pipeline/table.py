@@ -38,7 +38,7 @@ def _steps(road: Road) -> Iterator[Step]:
     """Yield all steps but the report, each after those that it depends on."""
     config = road.config
     trained: list[ModelName] = [n for n in MODELS if (m := getattr(config, n)) is not None and m.existing is None]
-    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road).reader(0))
+    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road))
 
     def model(name: ModelName) -> Iterator[Step]:
         if name in trained:

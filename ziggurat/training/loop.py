@@ -70,8 +70,8 @@ def train(
 
 def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     """Log what is about to be trained; profile ADMIN's omegas where training starts from initialised weights."""
-    begun = [f"starting from the weights of {start.origin}"] if start.origin else []
-    for line in [*begun, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
+    origin = [f"starting from the weights of {start.origin}"] if start.origin else []
+    for line in [*origin, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
         log.say(line)
     if start.initialised and (profiled := setup.learner.profile()):
         log.say(profiled)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ziggurat.data.collate import Batch
-from ziggurat.models.tensors import whole
+from ziggurat.models.tensors import is_cut_up, whole
 from ziggurat.training.memory import Shortage
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
@@ -103,8 +103,8 @@ def train_update(
         parallel.drop_gradients()
         return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in parallel.model.parameters() if p.grad is not None]
-    # As torch.nn.utils.get_total_norm computes it, which refuses the grouped kernels on devices that lack them (mps).
-    norm = whole(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+    # None: grouped kernels where the device has them. FSDP's parts have them, too, which PyTorch takes only when asked.
+    norm = whole(torch.nn.utils.get_total_norm(gradients, foreach=is_cut_up(gradients[0]) or None))
     # (2) Figures, in one transfer: the only time that the CPU waits for a GPU.
     guided = sums.nll.new_zeros(2) if sums.alignment is None else sums.alignment.to(sums.nll.dtype)
     *mine, norm_here = torch.cat([torch.stack([sums.objective, sums.nll]), guided, norm[None]]).tolist()
