@@ -214,6 +214,37 @@ def test_a_step_that_fails_ends_only_the_lines_under_way(
     assert asker.engine.state.status == "ready"
 
 
+def test_a_model_that_fails_each_time_is_opened_anew_and_ready_only_when_it_translates(
+    make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "_RETRY", (0.0, 0.0))
+    broken, opened, step = [True], [0], copying.model.step
+
+    def opening() -> Opened:
+        opened[0] += 1
+        return Opened(copying, 1)
+
+    def failing(*arguments: Any) -> Any:
+        if broken[0]:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return step(*arguments)
+
+    monkeypatch.setattr(copying.model, "step", failing)
+    asker, found = make(opening), []
+    for _ in range(5):
+        asker.ask(LINES[0])
+        assert all(isinstance(result, ModelFailed) for result in asker.wait())
+        found.append((asker.engine.state.status, opened[0]))
+    # The third failure closes it. Opening alone does not prove that it works.
+    assert found == [("ready", 1), ("ready", 1), ("failed", 1), ("failed", 2), ("failed", 3)]
+    assert "3 times without a translation" not in asker.engine.state.reason
+    assert "5 times without a translation" in asker.engine.state.reason
+    broken[0] = False
+    asker.ask(LINES[0])
+    assert texts(asker.wait()[-1:]) == [LINES[0]]
+    assert (asker.engine.state.status, asker.engine.state.reason) == ("ready", "")
+
+
 def test_a_changed_model_is_loaded_again_and_no_line_is_lost(
     make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,10 @@ _COLLECT = 0.003
 """Seconds in which lines for CTranslate2 are collected: those of one burst of requests make one batch."""
 _RETRY = (1.0, 60.0)
 """Seconds after which a model that could not be opened is tried again: at first, and at most."""
+_LOST = 3
+"""Failures without a line translated between after which a model has failed: a GPU's error lasts as long as its process."""
 _CHANGED = 2.0
 """Seconds between two looks at whether the files of a model have changed."""
-
 _FAILED = "failed while it translated"
 
 _COMPUTING = Turns()
@@ -104,7 +105,7 @@ class Engine:
         self._opened: Opened | None = None
         self._batch: LineBatch | None = None
         self._options = SearchOptions()
-        self._retry, self._retry_at, self._looked = _RETRY[0], 0.0, 0.0
+        self._retry, self._retry_at, self._looked, self._in_a_row = _RETRY[0], 0.0, 0.0, 0
         self._unload = self._closing = self._stale = False
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._thread.start()
@@ -175,7 +176,7 @@ class Engine:
         self.state.last_used = time.monotonic()
         self.state.lines += len(finished)
         if finished:
-            self.state.status, self.state.reason = "ready", ""
+            self._in_a_row, self.state.status, self.state.reason = 0, "ready", ""
         self.state.tokens += sum(len(t.hypotheses[0].tokens) for _, t in finished)
         self.queue.measured(len(finished), time.perf_counter() - began)
         for line, translation in finished:
@@ -201,8 +202,9 @@ class Engine:
         except Exception:
             self._retry_at, self._retry = now + self._retry, min(2 * self._retry, _RETRY[1])
             raise
-        self.state.status, self.state.reason, self._retry = "ready", "", _RETRY[0]
-        self.state.aligned = self._opened.aligned
+        if self._in_a_row < _LOST:  # else its first translation tells
+            self.state.status, self.state.reason = "ready", ""
+        self._retry, self.state.aligned = _RETRY[0], self._opened.aligned
         return True
 
     def _look(self) -> None:
@@ -276,10 +278,16 @@ class Engine:
             room -= 1
 
     def _failed(self, error: Exception) -> None:
-        """Let the lines fail that were under way, or all if the model is not open."""
+        """Let the lines fail that were under way, or all if the model is not open; close one that fails each time."""
         what, told = _FAILED, _FAILED
+        self._in_a_row += bool(self._opened)
         if self._opened is None:
             what, told = "could not be opened", "could not be opened; the server's log has the reason"
+        elif self._in_a_row >= _LOST:
+            what = told = f"{_FAILED}, {self._in_a_row} times without a translation between; it will be opened anew"
+            self._opened, self._retry_at = None, time.monotonic() + self._retry
+            self._closed()
+        if self._opened is None:
             self.state.status, self.state.reason = "failed", told
         self.state.failures += 1
         self._say(f"{self.name}: {what}: {printable(str(error), 1000)}")
