@@ -32,7 +32,7 @@ _COLLECT = 0.003
 _RETRY = (1.0, 60.0)
 """Seconds after which a model that could not be opened is tried again: at first, and at most."""
 _LOST = 3
-"""Failures without a line translated between after which a model has failed: a GPU's error lasts as long as its process."""
+"""Failures without a translation between after which a model has failed: a GPU's error lasts as long as its process."""
 _CHANGED = 2.0
 """Seconds between two looks at whether the files of a model have changed."""
 _FAILED = "failed while it translated"
