@@ -23,7 +23,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
@@ -218,6 +220,42 @@ def table() -> None:
                 row = [name, f"{size:.1f} M", f"{budget // 60}", f"{r['updates']:,}", f"{r['dev'][-1][1]:.3f}"]
                 row += [f"{r['bleu']:.1f}", f"{r['chrf']:.1f}", f"{rates[name]:,.0f}" if name in rates else ""]
                 print("| " + " | ".join(row) + " |")
+    if all((RESULTS / f"{name.replace(' ', '-')}-{BUDGETS[-1]}.json").exists() for name in SYSTEMS):
+        for name in list(SYSTEMS)[1:]:
+            crossing(name)
+
+
+def crossing(name: str) -> None:
+    """Print when a system would have the dev loss of 6-6, by two extrapolations of their difference at equal time.
+
+    The difference at the later system's validations, from the first budget on, as a straight line over the logarithm of
+    time, which crosses zero, and as a power of time, which does not.
+    """
+    times, losses = curve(name)
+    shallow_times, shallow = curve("6-6")
+    late = (times >= 0.99 * BUDGETS[0] / 60) & (times <= shallow_times[-1])
+    logs = np.log(times[late])
+    lead = losses[late] - np.interp(logs, np.log(shallow_times), shallow)
+    slope, level = np.polyfit(logs, lead, 1)
+    said = f"{name} beside 6-6: {lead[0]:+.3f} nats after {times[late][0]:.0f} core minutes, {lead[-1]:+.3f} at the end"
+    if lead[-1] > 0 > slope:
+        said += f"; a straight line over log time reaches 0 after {np.exp(-level / slope):.0f} core minutes"
+    if (lead > 0).all():
+        said += f"; as a power of time it goes with {np.polyfit(logs, np.log(lead), 1)[0]:.2f}"
+    print(said)
+
+
+def curve(name: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return core minutes and dev losses of a system's validations, both `[validations]`."""
+    system, cost, at = SYSTEMS[name], cost_file()[name], 0
+    r = json.loads((RESULTS / f"{name.replace(' ', '-')}-{BUDGETS[-1]}.json").read_text("utf-8"))
+    dev = np.array(r["dev"])
+    minutes = np.zeros(len(dev))
+    depths = [*(layers for layers, _ in system.stages), system.layers]
+    for end, layers in zip([*r["stages"], r["updates"]], depths, strict=True):
+        minutes += np.clip(dev[:, 0] - at, 0, end - at) * cost[str(layers)] / 60
+        at = end
+    return minutes, dev[:, 1]
 
 
 def main() -> None:
