@@ -6,6 +6,7 @@ import tracemalloc
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import write_model_directory
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import DecoderState, Seq2Seq
 from ziggurat.models.tensors import weights
 from ziggurat.nn.packed import make_fast
 
@@ -269,6 +270,45 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
         tracemalloc.stop()
     # 1,800 translations that were kept would take megabytes; Python itself keeps some thousand freed tuples.
     assert late < early + 600_000
+
+
+def test_where_memory_runs_out_the_rest_is_translated_in_smaller_batches(
+    tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"{text} {number}" for number in range(4) for text in TEXTS]
+    translator = Translator(tiny_model, tokenizer, tokenizer, DecodingConfig(max_length={"limit": 12}))
+    wanted = [t.text for t in translator.translate(texts)]
+    start, step, steps, failed, finished = tiny_model.start, tiny_model.step, [0], [0], list[int]()
+
+    def started(*arguments: Any, **options: Any) -> DecoderState:
+        steps[0] = 0
+        return start(*arguments, **options)
+
+    def cramped(tokens: torch.Tensor, state: DecoderState) -> torch.Tensor:
+        steps[0] += 1
+        if len(tokens) > 6 and steps[0] > 2:  # caches are short at first
+            failed[0] += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return step(tokens, state)
+
+    monkeypatch.setattr(tiny_model, "start", started)
+    monkeypatch.setattr(tiny_model, "step", cramped)
+    translator.on_finished = finished.append
+    with pytest.warns(TranslationWarning, match=r"memory ran out.*`decoding\.batch_tokens=\d+`"):
+        found = [t.text for t in translator.translate_stream(texts, window=20)]
+    assert found == wanted
+    assert translator.notices["too_large"] == failed[0] >= 2
+    assert sum(finished) == sum(map(bool, texts))  # none is counted twice
+    failed[0] = 0
+    translator.translate(texts, batch_tokens=6)  # where as few as that are asked for, nothing fails
+    assert failed[0] == 0
+
+    def broken(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(tiny_model, "step", broken)  # not even one at a time
+    with pytest.raises(torch.OutOfMemoryError):
+        translator.translate(texts)
 
 
 def test_lines_before_a_fault_of_the_stream_are_translated(copying: Translator) -> None:

@@ -13,12 +13,15 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import SourcePart
+from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import Notices, check_tag, count_untagged, in_parts
 from ziggurat.decoding.request import RuleOptions, SamplingOptions, SearchSettings, Sentence
+from ziggurat.decoding.scorers import Scorer
+from ziggurat.decoding.search import search_by_steps
 from ziggurat.decoding.terminology import Terminology, phrase_ids
 from ziggurat.decoding.words import boundary_ids, ends_in_word
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.errors import ConfigError, DataError, out_of_memory, printable
 
 __all__ = ["LineExtras", "TranslationCall", "line_extras"]
 
@@ -162,6 +165,45 @@ class TranslationCall:
         rules = replace(self.settings.rules, boundary=boundary_ids(self.target))
         self.settings = replace(self.settings, rules=rules)
         self._complete = complete
+
+    def search(
+        self,
+        scorer: Callable[[], Scorer],
+        sentences: Sequence[Sentence],
+        notices: Notices,
+        on_finished: Callable[[int], object],
+    ) -> list[list[IdHypothesis]]:
+        """Return the results of each sentence, in the order of the input.
+
+        Where memory runs out, what is left is searched for again, from then on half as much at a time; `notices` counts
+        it. The results are the same, up to rounding.
+        """
+        # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
+        left = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
+        found: dict[int, list[IdHypothesis]] = {}
+        while left:
+            try:
+                for settled in search_by_steps(scorer(), [sentences[i] for i in left], self.settings):
+                    found.update((left[place], results) for place, results in settled.items())
+                    on_finished(len(settled))
+            except Exception as error:  # PyTorch's CPU allocator raises RuntimeError
+                longest = max(len(sentences[i].source) for i in left if i not in found)
+                if not out_of_memory(error) or not self._halve(len(left) - len(found), longest, notices):
+                    raise
+            # Out here nothing holds the error any more, in whose frames are the tensors of that search.
+            left = [i for i in left if i not in found]
+        return [found[i] for i in range(len(sentences))]
+
+    def _halve(self, count: int, longest: int, notices: Notices) -> bool:
+        """Let the search take half as many of `count` sentences at a time; return whether that is possible."""
+        settings = self.settings
+        together = min(count, settings.batch_sentences, settings.batch_tokens // longest)
+        if together < 2:
+            return False
+        tokens = together * longest // 2
+        self.settings = replace(settings, batch_tokens=tokens)
+        notices.add("too_large", f"memory ran out; the search goes on with `decoding.batch_tokens={tokens}`")
+        return True
 
     def segmented(
         self, texts: Sequence[str], extras: LineExtras, notices: Notices

@@ -16,7 +16,7 @@ Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -29,36 +29,37 @@ from ziggurat.decoding.scorers import Scorer
 from ziggurat.decoding.state import Admission, LiveSentence, SearchState, holes_filled, padded
 from ziggurat.errors import ConfigError, ZigguratError
 
-__all__ = ["NonFiniteScoreError", "Search", "search"]
+__all__ = ["NonFiniteScoreError", "Search", "search", "search_by_steps"]
 
 
 class NonFiniteScoreError(ZigguratError):
     """The model gave NaN (or no finite score at all) for the next token: its weights or its input are broken."""
 
 
-@torch.inference_mode()
-def search(
-    scorer: Scorer,
-    sentences: Sequence[Sentence],
-    settings: SearchSettings,
-    on_finished: Callable[[int], object] = lambda count: None,
-) -> list[list[IdHypothesis]]:
-    """Return up to `settings.n_best` results per sentence, best first and at least one, in the order of the input.
-
-    Sentences enter in the order given: sorted by length, they share batches with little padding. `on_finished` is
-    called with the number of sentences that a step has settled, for a progress bar. Raises NonFiniteScoreError, and
-    ConfigError where the settings need the scorer's attention and it offers none.
-    """
+def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings) -> list[list[IdHypothesis]]:
+    """Return the results of each sentence, in the order of the input; see `search_by_steps`."""
     found: dict[int, list[IdHypothesis]] = {}
+    for settled in search_by_steps(scorer, sentences, settings):
+        found.update(settled)
+    return [found[number] for number in range(len(sentences))]
+
+
+@torch.inference_mode()
+def search_by_steps(
+    scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings
+) -> Iterator[dict[int, list[IdHypothesis]]]:
+    """Yield the results of the sentences that a step settles, by number: up to `n_best`, best first and at least one.
+
+    Sentences enter in the order given: sorted by length, they share batches with little padding. Raises
+    NonFiniteScoreError, and ConfigError where the settings need the scorer's attention and it offers none.
+    """
     for numbers in searched_together(sentences, settings.beam_size):
         running = Search(scorer, [sentences[number] for number in numbers], settings)
         left = len(numbers)
         while left:
             if settled := running.step():
-                found.update((numbers[place], results) for place, results in settled.items())
-                on_finished(len(settled))
                 left -= len(settled)
-    return [found[number] for number in range(len(sentences))]
+                yield {numbers[place]: results for place, results in settled.items()}
 
 
 class Search:

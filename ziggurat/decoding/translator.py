@@ -1,6 +1,6 @@
 """Translation of text: lines are segmented, searched for in batches, and joined to exactly one result per line.
 
-The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `search` over a
+The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
 `Scorer` (hypotheses of token ids) -> `Assembler` (text). `load_translator` opens the models.
 """
 
@@ -23,7 +23,6 @@ from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, refuse_single, windows, without_nul
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
-from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import Shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
@@ -51,10 +50,11 @@ class Translator:
 
     `notices` counts what was not translated in the ordinary way: `blank_lines` (not shown to the model), `long_lines`
     (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing), `untagged` (no
-    tag, where the model has those of several languages). The first of each kind gives a warning, except for blank
-    lines. `on_finished` is called with the number of sentences that a step of the search has finished, for a progress
-    bar; a line in several parts is several sentences, a blank one is none. `about_precision` returns what `auto` has
-    chosen and, if told to, what would be faster, for which it may measure.
+    tag, where the model has those of several languages); and `too_large`, how often memory ran out, so that the rest
+    of a call was translated in smaller batches. The first of each kind gives a warning, except for blank lines.
+    `on_finished` is called with the number of sentences that a step of the search has finished, for a progress bar; a
+    line in several parts is several sentences, a blank one is none. `about_precision` returns what `auto` has chosen
+    and, if told to, what would be faster, for which it may measure.
     """
 
     def __init__(
@@ -225,11 +225,8 @@ class Translator:
         """Translate `texts`, all in memory at once."""
         # (1) Segment the lines; `owned` are the parts of each, none for a blank line.
         owned, parts, sentences = call.segmented(texts, extras, self.notices)
-        # (2) Search, longest first: little padding, and a batch that does not fit into memory fails at once, not after
-        # an hour.
-        order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        results = search(self.scorer(), [sentences[i] for i in order], call.settings, self.on_finished)
-        found = dict(zip(order, results, strict=True))
+        # (2) Search.
+        found = call.search(self.scorer, sentences, self.notices, self.on_finished)
         # (3) Join the parts of each line.
         assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
         translations = []
