@@ -214,6 +214,32 @@ def test_a_step_that_fails_ends_only_the_lines_under_way(
     assert asker.engine.state.status == "ready"
 
 
+def test_where_memory_runs_out_fewer_lines_are_translated_at_a_time(
+    make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "SLOTS", 32)
+    step, live = copying.model.step, list[int]()
+
+    def cramped(tokens: Any, state: Any) -> Any:
+        live.append(len(tokens))
+        if len(tokens) > 4:
+            raise RuntimeError("CUDA error: out of memory")
+        return step(tokens, state)
+
+    gate = threading.Event()
+    monkeypatch.setattr(copying.model, "step", cramped)
+    asker = make(lambda: (gate.wait(30), Opened(copying, 1))[1])
+    for number in range(64):
+        asker.ask(f"{LINES[0]} {number}")
+    gate.set()
+    results = asker.wait()
+    assert [n for n, found in enumerate(results) if isinstance(found, ModelFailed)] == list(range(32 + 16 + 8))
+    assert texts(results[56:]) == [f"{LINES[0]} {number}" for number in range(56, 64)]
+    assert sorted(set(live), reverse=True)[:4] == [32, 16, 8, 4]
+    # More failures in a row than end a model: but it was never lost.
+    assert (asker.engine.state.status, asker.engine.state.failures) == ("ready", 3)
+
+
 def test_a_model_that_fails_each_time_is_opened_anew_and_ready_only_when_it_translates(
     make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

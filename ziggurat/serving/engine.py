@@ -1,8 +1,4 @@
-"""The thread that translates the lines of one model, of all requests together.
-
-A search starts with as many slots as lines wait, and gives way to a larger one when more come: a slot is memory that is
-set aside.
-"""
+"""The thread that translates the lines of one model, of all requests together."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.errors import ZigguratError, printable
+from ziggurat.errors import ZigguratError, out_of_memory, printable
 from ziggurat.serving.batches import LineBatch, batch_of
 from ziggurat.serving.queue import FairQueue, Late, SearchOptions, Turns
 
@@ -23,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Engine", "EngineState", "ModelFailed", "Opened"]
 
-SLOTS = (8, 16, 32, 64)
-"""Lines in a search at a time, by demand."""
+SLOTS = 64
+"""Most lines in a search at a time; half as many each time that memory runs out."""
 _PATIENCE = 0.5
 """Seconds that a line with other options waits before no more lines join the search that keeps it out."""
 _COLLECT = 0.003
@@ -107,6 +103,7 @@ class Engine:
         self._options = SearchOptions()
         self._retry, self._retry_at, self._looked, self._in_a_row = _RETRY[0], 0.0, 0.0, 0
         self._unload = self._closing = self._stale = False
+        self._slots = SLOTS
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._thread.start()
 
@@ -182,7 +179,7 @@ class Engine:
         for line, translation in finished:
             line.finish(translation)
         if not self._batch.lines:
-            self._batch = None  # the next one has as many slots as are needed then
+            self._batch = None  # the next one may have other options
 
     def _ready(self) -> bool:
         """Open the model, again if its files have changed; return whether it can translate.
@@ -204,7 +201,7 @@ class Engine:
             raise
         if self._in_a_row < _LOST:  # else its first translation tells
             self.state.status, self.state.reason = "ready", ""
-        self._retry, self.state.aligned = _RETRY[0], self._opened.aligned
+        self._retry, self._slots, self.state.aligned = _RETRY[0], SLOTS, self._opened.aligned
         return True
 
     def _look(self) -> None:
@@ -232,17 +229,15 @@ class Engine:
         self._say(f"{self.name}: loaded again, since its files have changed")
 
     def _begin(self) -> None:
-        """Begin a search with the options of the line whose turn it is, and slots for those that wait."""
+        """Begin a search with the options of the line whose turn it is."""
         first = self.queue.first()
         if first is None or self._opened is None:
             return
         translator, self._options = self._opened.translator, first.options
-        slots = next((size for size in SLOTS if size >= len(self.queue)), SLOTS[-1])
         if isinstance(translator, ServedTranslator):
             time.sleep(_COLLECT)
-            slots = SLOTS[-1]  # which cost nothing there
         try:
-            self._batch = batch_of(translator, self._options, slots, aligned=self._opened.aligned)
+            self._batch = batch_of(translator, self._options, self._slots, aligned=self._opened.aligned)
         except ZigguratError as error:  # what its request asks for
             if (taken := self.queue.take(self._options)) is not None:
                 taken.finish(error)
@@ -262,9 +257,8 @@ class Engine:
             for ticket in gone:
                 batch.lines.pop(ticket, None)
         room = batch.slots - len(batch.lines)
-        crowded = len(self.queue) > room and batch.slots < SLOTS[-1]  # it drains, and a larger search follows
         waited = self.queue.oldest(other_than=self._options)
-        if batch.lines and (crowded or self._stale or (waited is not None and now - waited > _PATIENCE)):
+        if batch.lines and (self._stale or (waited is not None and now - waited > _PATIENCE)):
             return
         while room > 0 and (taken := self.queue.take(self._options)) is not None:
             try:
@@ -280,10 +274,14 @@ class Engine:
     def _failed(self, error: Exception) -> None:
         """Let the lines fail that were under way, or all if the model is not open; close one that fails each time."""
         what, told = _FAILED, _FAILED
-        self._in_a_row += bool(self._opened)
         if self._opened is None:
             what, told = "could not be opened", "could not be opened; the server's log has the reason"
-        elif self._in_a_row >= _LOST:
+        elif self._batch is not None and self._batch.slots > 1 and out_of_memory(error):
+            self._slots = self._batch.slots // 2
+            what = f"{_FAILED}; from now on it takes at most {self._slots} at a time"
+        else:
+            self._in_a_row += 1
+        if self._in_a_row >= _LOST and self._opened is not None:
             what = told = f"{_FAILED}, {self._in_a_row} times without a translation between; it will be opened anew"
             self._opened, self._retry_at = None, time.monotonic() + self._retry
             self._closed()
