@@ -1,6 +1,6 @@
 """The table and the figure of the depth benchmark, from the runs so far: `python experiments/depth-benchmark/table.py`.
 
-Prints Markdown, and draws docs/images/what-depth-is-worth.svg. Means over seeds with standard errors; differences of
+Prints Markdown, with the rates that are still to be tried, and draws docs/images/what-depth-is-worth.svg. Means over seeds with standard errors; differences of
 BLEU and chrF from plain pre-norm by Welch's t-test over seeds (on the second corpus, with one seed each, by paired
 bootstrap over sentences), p-values corrected for the number of methods (Holm 1979).
 """
@@ -21,8 +21,8 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from methods import DEPTHS, LONG, METHODS, UPDATES  # noqa: E402
-from run import MAIN, PLAIN, Run, missing, rate_of, result_of  # noqa: E402
+from methods import CLIMBED, DEPTHS, LONG, METHODS, UPDATES  # noqa: E402
+from run import MAIN, PLAIN, Run, climbing, missing, rate_of, result_of  # noqa: E402
 
 from ziggurat.evaluation.metrics import TestSet  # noqa: E402
 from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
@@ -176,6 +176,14 @@ def second_corpus() -> None:
         print("| " + " | ".join([method, *row]) + " |")
 
 
+def open_searches() -> None:
+    """Print the full runs that would go on looking for rates."""
+    for depth in CLIMBED:
+        wanted = [run for method in METHODS for run in climbing(method, depth) if not result_of(run).exists()]
+        if wanted:
+            print(f"\nRates still to be tried at {depth}: " + ", ".join(f"{r.method} {r.rate:g}" for r in wanted))
+
+
 def main() -> None:
     """Print the table, and draw the figure."""
     of = {depth: {method: found(method, depth) for method in METHODS} for depth in DEPTHS}
@@ -204,6 +212,7 @@ def main() -> None:
         ]
         print("| " + " | ".join(row) + " |")
     second_corpus()
+    open_searches()
     if any(here.runs for here in main_depth.values()):
         draw(of, cost)
 

@@ -354,7 +354,7 @@ def test_manifold_connections_follow_the_equations(streams: int, mixing: str) ->
             for kind, f in zip(kinds, functions, strict=True):
                 h = manifold_reference(h, f, kind)  # type: ignore[arg-type]
             expected[b, t] = h
-        torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])

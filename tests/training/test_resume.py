@@ -81,6 +81,54 @@ def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path,
     assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
 
 
+LATER: dict[str, dict[str, Any]] = {
+    "streams-values": {
+        "residual": "manifold_hyper",
+        "wiring": {"streams": 3, "mixing": "permutations", "stream_start": "normal"},
+        "attention": {"value_residual": "learned", "cross_value_residual": "single"},
+    },
+    "mudd-gpas-ranges": {
+        "residual": "pre",
+        "encoder": {"history": "mudd"},
+        "decoder": {"layers": 3, "ranges": [{"layers": 1, "residual": "post"}]},
+        "wiring": {"gpas": True},
+    },
+    "siamese-keel": {
+        "encoder": {"residual": "siamese"},
+        "decoder": {"residual": "keel"},
+        "attention": {"qk_norm": "rms", "value_norm": "rms"},
+    },
+    "attention-residuals": {
+        "residual": "none",
+        "encoder": {"history": "attention_residuals"},
+        "decoder": {"history": "block_attention_residuals"},
+        "combination": {"unit": "sublayer"},
+    },
+    "sub-ln-hybrid": {
+        "encoder": {"residual": "sub_ln"},
+        "decoder": {"residual": "hybrid"},
+        "init": {"kind": "magneto"},
+    },
+    "transfer": {"residual": "pre", "transfer": {"width": 8, "encoder_layers": 1, "decoder_layers": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [pytest.param(c, id=n, marks=() if i < 2 else pytest.mark.slow) for i, (n, c) in enumerate(LATER.items())],
+)
+def test_three_updates_and_three_more_are_six_with_later_kinds(
+    choices: dict[str, Any], tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Their parameters, moments and factors are all in a checkpoint."""
+    six = tiny_experiment(tiny_folder, threads=1, stop={"updates": 6}, checkpoint={"every_updates": 3, "keep_last": 2})
+    six = six.model_copy(update={"model": change_section(six.model, choices, "model")})
+    go(tmp_path / "whole", six)
+    go(tmp_path / "halves", change_section(six, {"training": {"stop": {"updates": 3}}}, ""))
+    go(tmp_path / "halves", six, resume=True)
+    assert final_bytes(tmp_path / "halves", 6) == final_bytes(tmp_path / "whole", 6)
+
+
 @pytest.mark.slow
 def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path, tmp_path: Path) -> None:
     drop = {"encoder": {"layers": 6, "layer_drop": 0.8}}
