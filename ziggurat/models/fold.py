@@ -48,8 +48,7 @@ def fold(
       alphas differ. With one epsilon for both there is an error of the order of epsilon.
     - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
-    - `transfer`: the factor of a stack's branches goes into the maps by which its sub-layers write, that of the logits
-      into gain and bias of the norm before the output projection.
+    - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
 
     `post` and `pre` stay as they are. The two stacks may be of different kinds; attention, histories and the rest of
     the configuration are kept. Only evaluation is the same: in training, norms and matrices of the folded model would
