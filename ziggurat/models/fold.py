@@ -50,9 +50,8 @@ def fold(
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
     - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
 
-    `post` and `pre` stay as they are. The two stacks may be of different kinds; attention, histories and the rest of
-    the configuration are kept. Only evaluation is the same: in training, norms and matrices of the folded model would
-    learn at other speeds, and LayerDrop would skip a layer with its omega.
+    `post` and `pre` stay as they are. The two stacks may be of different kinds; all else is kept. Only evaluation is
+    the same: in training, norms and matrices would learn at other speeds, and LayerDrop would skip a layer's omega.
 
     Args:
         config: of the model.
