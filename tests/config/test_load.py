@@ -57,6 +57,11 @@ def test_every_mistake_is_reported_at_once() -> None:
     assert "training.sed" in str(error.value)
 
 
+def test_a_file_for_a_pipeline_is_known_as_one() -> None:
+    with pytest.raises(ConfigError, match=r"^my.yaml: `bitext` is a section of files for `ziggurat pipeline`$"):
+        parse_experiment("folder: a\nbitext: {train: []}\nstudent: {}", "my.yaml")
+
+
 def test_missing_section_and_key() -> None:
     with pytest.raises(ConfigError, match="`data` is missing"):
         parse_experiment("", "x.yaml")

@@ -146,6 +146,8 @@ def prepare(
     experiment = load_named(config, overrides or [])
     for notice in language_notices(experiment.data):
         say(f"warning: {notice}")
+    if not experiment.data.dev:
+        say("no `data.dev`: runs will not be validated, nor keep their best weights; docs/tutorial.md holds pairs out")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -76,6 +76,8 @@ def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[s
     try:
         return root.model_validate(content)
     except ValidationError as error:
+        if root is Experiment and "bitext" in content:
+            raise ConfigError(f"{name}: `bitext` is a section of files for `ziggurat pipeline`") from None
         found = error.errors()
         said = [_explain(e, name, lines, overridden, root) for e in found[:_MAX_ERRORS]]
         raise ConfigError("\n".join([*said, *_and_more(found)])) from None

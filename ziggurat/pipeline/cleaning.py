@@ -46,6 +46,7 @@ def clean_step(road: Road) -> Step:
     """Return the step that cleans the training corpora: `train/CORPUS.LANGUAGE`, `held-out/SET.LANGUAGE`."""
     config = road.config
     held = config.bitext.hold_out or HoldOutConfig()
+    wanted = held.dev + held.test
     after = of_fetch(*(corpus.fetch for corpus in config.bitext.train))
     if config.bitext.dev or config.test:
         after["sets"] = ["*"]  # training pairs are compared with them
@@ -62,7 +63,6 @@ def clean_step(road: Road) -> Step:
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
             for as_data in data.train:
                 cleaner_of(data, as_data)
-        wanted = held.dev + held.test
         given = Amounts(road).given() if wanted else None
         if given is not None and not given.rough and given.number <= wanted:
             only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
@@ -70,7 +70,7 @@ def clean_step(road: Road) -> Step:
 
     return Step(
         "clean",
-        f"cleans the bitext: {', '.join(road.bitext_names()[:5])}",
+        f"cleans the bitext: {', '.join(road.bitext_names()[:5])}{f'; holds out {wanted:,} pairs' if wanted else ''}",
         {
             "languages": list(road.languages),
             "cleaning": config.cleaning.model_dump(mode="json", exclude_defaults=True, exclude={"max_pieces"}),
