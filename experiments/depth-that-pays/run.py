@@ -203,6 +203,7 @@ def speed(store: str, work: Path, rounds: int = 3) -> None:
             found[name].append(tokens / (time.perf_counter() - began))
     medians = {name: statistics.median(values) for name, values in found.items()}
     about = {"processor": processor(), "threads": torch.get_num_threads(), "commit": commit(), "length": length}
+    about |= {"rounds": rounds}
     write_atomically(RESULTS / "speed.json", (json.dumps({**about, "tokens/s": medians}, indent=1) + "\n").encode())
 
 
