@@ -2,7 +2,7 @@
 
 Prints Markdown, with the rates that are still to be tried, and draws docs/images/what-depth-is-worth.svg. Means over
 seeds with standard errors; differences of BLEU and chrF from plain pre-norm by Welch's t-test over seeds (on the second
-corpus, with one seed each, by paired bootstrap over sentences), p-values corrected for the number of methods (Holm 1979).
+corpus, with one seed each, by paired bootstrap over sentences), p-values corrected for the number of methods (Holm).
 """
 
 from __future__ import annotations
