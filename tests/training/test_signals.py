@@ -21,7 +21,7 @@ from tests.cli.conftest import tiny_config
 from tests.conftest import forkserver, tiny_experiment
 from tests.training.runs import QUIET, outcome, records
 from ziggurat.config import Experiment
-from ziggurat.decoding.search import search
+from ziggurat.decoding.search import search_by_steps
 from ziggurat.errors import CheckpointError
 from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.training import saving
@@ -189,7 +189,7 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     def update(*arguments: Any, **options: Any) -> Any:
         if next(updates) == number:
             signal.raise_signal(signal.SIGTERM)
-            for place in ("ziggurat.training.dev_loss.batch_loss", "ziggurat.decoding.translator.search"):
+            for place in ("ziggurat.training.dev_loss.batch_loss", "ziggurat.decoding.call.search_by_steps"):
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
@@ -231,13 +231,13 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
 
     def noted_search(scorer: Any, *arguments: Any) -> Any:
         scorer.step = noted("step", scorer.step)
-        return search(scorer, *arguments)
+        return search_by_steps(scorer, *arguments)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(GracefulStop, "_handle", hear)
     patch.setattr("ziggurat.training.loop.train_update", noted("update", train_update))
     patch.setattr("ziggurat.training.dev_loss.batch_loss", noted("batch", batch_loss))
-    patch.setattr("ziggurat.decoding.translator.search", noted_search)
+    patch.setattr("ziggurat.decoding.call.search_by_steps", noted_search)
     main(["train", config, "--run", run])
 
 

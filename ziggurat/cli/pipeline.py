@@ -201,9 +201,9 @@ def _total(expected: dict[str, Expected], *, begun: bool) -> str:
     if not expected:
         return "nothing to do"
     unknown = len(expected) - len(known)
-    more = f" without {counted(unknown, 'step')} whose time is not known before" if unknown else ""
+    more = f", without {counted(unknown, 'step')} whose time is not known before" if unknown else ""
     done = ", what is done of the one begun included" if begun else ""
-    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}{done}"
+    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{done}{more}"
 
 
 def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
