@@ -116,7 +116,7 @@ def spreads(experiment: Experiment, sizes: list[Size]) -> list[float]:
     return [spread(found, name) for name in STATES]
 
 
-@pytest.mark.parametrize("history", ["latest", "top_only"])
+@pytest.mark.parametrize("history", ["latest", pytest.param("top_only", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("axis", SIZES)
 def test_the_first_updates_change_models_of_every_size_alike(experiment: Experiment, axis: str, history: str) -> None:
     """The coordinate check: with a base, changes stay as they are; without, they grow by three times and more.
