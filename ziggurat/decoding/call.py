@@ -176,7 +176,7 @@ class TranslationCall:
         """Return the results of each sentence, in the order of the input.
 
         Where memory runs out, what is left is searched for again, from then on half as much at a time; `notices` counts
-        it. The results are the same, up to rounding.
+        it. The results are the same, up to rounding. Raises as `search_by_steps`, and where one sentence is too much.
         """
         # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
         left = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))

@@ -281,10 +281,10 @@ class Engine:
             what = f"{_FAILED}; from now on it takes at most {self._slots} at a time"
         else:
             self._in_a_row += 1
-        if self._in_a_row >= _LOST and self._opened is not None:
-            what = told = f"{_FAILED}, {self._in_a_row} times without a translation between; it will be opened anew"
-            self._opened, self._retry_at = None, time.monotonic() + self._retry
-            self._closed()
+            if self._in_a_row >= _LOST:
+                what = told = f"{_FAILED}, {self._in_a_row} times without a translation between; it will be opened anew"
+                self._opened, self._retry_at = None, time.monotonic() + self._retry
+                self._closed()
         if self._opened is None:
             self.state.status, self.state.reason = "failed", told
         self.state.failures += 1
