@@ -75,7 +75,7 @@ def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
 
 
 @contextlib.contextmanager
-def here(workers: int, when_killed: str) -> Iterator[Callable[..., Future[Any]]]:
+def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
     """Stand in for the pool of processes: do it at once, in this one."""
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:

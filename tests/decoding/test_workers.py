@@ -122,11 +122,11 @@ def test_what_came_before_an_unreadable_line_is_given_first() -> None:
 @pytest.mark.usefixtures("forked_workers")
 def test_a_dead_worker_is_one_plain_error() -> None:
     def wait_for_the_dead() -> None:
-        with worker_pool(2, when_killed="; so it is") as submit:
+        with worker_pool(2, way_out="use fewer") as submit:
             submit(time.sleep, 60)
             submit(os._exit, 9).result()
 
-    with pytest.raises(DataError, match=r"a worker process was killed.*`--workers`.*; so it is") as caught:
+    with pytest.raises(DataError, match="a worker process was killed.*: use fewer$") as caught:
         wait_for_the_dead()
     assert caught.value.__suppress_context__
 

@@ -227,6 +227,14 @@ def test_stacks_of_different_kinds() -> None:
     assert residuals_of(plain) == ("post", "pre")
 
 
+def test_ranges_of_layers_that_all_become_pre_norm_fold() -> None:
+    ranges = [{"layers": 1, "residual": "layer_scale"}, {"layers": 1, "residual": "ln_scaling"}]
+    config = config_of("pre", encoder={"ranges": ranges}, decoder={"residual": "ln_scaling", "ranges": ranges[:1]})
+    plain, _ = check_exact(random_model(config), config)
+    assert residuals_of(plain) == ("pre", "pre")
+    assert plain.encoder.ranges == plain.decoder.ranges == []
+
+
 @pytest.mark.parametrize("residual", ["post", "pre"])
 def test_plain_models_stay_as_they_are(residual: str) -> None:
     config = config_of(residual)

@@ -92,7 +92,7 @@ def write_data(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def here(workers: int, when_killed: str) -> Iterator[Callable[..., Future[Any]]]:
+def here(workers: int, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
     """Stand in for the pool of processes: do it at once, in this one."""
 
     def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:

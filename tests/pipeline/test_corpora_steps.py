@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +65,34 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     pipeline_of(road(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
     assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
     assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel are in") for line in said)
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_processes_clean_as_one_does(
+    place: Path, road: Callable[..., Road], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.cleaning.pair_score.LEAST_PAIRS", 20)
+    monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", 25)  # the last line again falls into another block
+    for code in ("qlo", "qhi"):
+        path = place / f"data/train.{code}"
+        path.write_text("".join(f"{line}\n" for line in [*lines(path), lines(path)[3], ""]), "utf-8")
+    train = [
+        {"source": "data/train.qlo", "target": "data/train.qhi", "name": name, "filters": filters}
+        for name, filters in (("a", {"pair_score": {"min": 0.4}}), ("b", {"max_characters": 60, "duplicates": True}))
+    ]
+    config = text(bitext={"train": train, "hold_out": {"dev": 7, "test": 9}}, test=None)
+    found = []
+    for pairs_of_worker in (1000, 20):
+        monkeypatch.setattr("ziggurat.pipeline.cleaning._PAIRS_OF_WORKER", pairs_of_worker)
+        pipeline_of(road(config)).run(Selection(last="clean"))
+        files = sorted(path for path in (place / "w/clean").rglob("*") if path.is_file())
+        found.append({path.relative_to(place): path.read_bytes() for path in files if path.name != "manifest.json"})
+        shutil.rmtree(place / "w")
+    assert found[0] == found[1]
+    dropped = [json.loads(found[1][Path("w/clean/report.json")])["corpora"][name]["dropped"] for name in ("a", "b")]
+    assert dropped[0]["pair_score"]
+    assert dropped[0]["duplicate"] == dropped[0]["empty"] == 1
+    assert dropped[1]["too_long"]
 
 
 def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road: Callable[..., Road]) -> None:

@@ -13,14 +13,32 @@ import pytest
 
 from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import parsed, whole
+from ziggurat.config.filters import FilterConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.readers import CorpusReader
 from ziggurat.pipeline.amounts import Amounts, Lines, lines_of
-from ziggurat.pipeline.costs import Costs
+from ziggurat.pipeline.costs import Costs, cleaning
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.table import steps_of
 
 GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 6000}]}
+
+
+def test_cleaning_takes_what_its_filters_take() -> None:
+    pairs = Lines(1_000_000)
+
+    def seconds(workers: int, **filters: Any) -> float:
+        found = cleaning(pairs, FilterConfig.model_validate(filters), workers).seconds
+        assert found is not None
+        return found
+
+    assert seconds(2) == pytest.approx(seconds(1) / 2)
+    languages, scored = seconds(1, languages={}) - seconds(1), seconds(1, pair_score={}) - seconds(1)
+    assert min(languages, scored) > seconds(1)
+    # A score is learnt from so many pairs at most, by one process.
+    assert seconds(4, pair_score={}) > seconds(1, pair_score={}) / 4
+    assert seconds(1, pair_score={"pairs": 2_000_000}) == pytest.approx(seconds(1, pair_score={"pairs": 1_000_000}))
+    assert cleaning(None, FilterConfig(), 1).seconds is None
 
 
 @pytest.mark.parametrize(

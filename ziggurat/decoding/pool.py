@@ -40,13 +40,15 @@ def _left_to_parent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[..., Future[Any]]]:
+def worker_pool(
+    workers: int, *, way_out: str = "use fewer `--workers` or a smaller `batch_tokens`"
+) -> Iterator[Callable[..., Future[Any]]]:
     """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
     The first task starts the processes. The end of the block, by an interrupt too, ends them at once, in the middle of
     their tasks. Ctrl-C and the end of the terminal are left to this process.
 
-    Raises DataError, with `when_killed` at its end, where a worker died.
+    Raises DataError, with `way_out` at its end, where a worker died.
     """
     # The pool's semaphores start multiprocessing's resource tracker, which must not take Ctrl-C either.
     with _left_to_parent():
@@ -76,10 +78,7 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
     try:
         yield submit
     except BrokenProcessPool:
-        raise DataError(
-            "a worker process was killed, perhaps for want of memory: use fewer `--workers` or a smaller "
-            f"`batch_tokens`{when_killed}"
-        ) from None
+        raise DataError(f"a worker process was killed, perhaps for want of memory: {way_out}") from None
     finally:
         # Before `shutdown`, which would wait for the tasks under way.
         for process in started:

@@ -54,7 +54,8 @@ Launcher = Callable[[], AbstractContextManager[Run]]
 @contextlib.contextmanager
 def processes(workers: int) -> Iterator[Run]:
     """Context with `workers` processes of this machine, which are ended with it: a shard is complete or absent."""
-    with worker_pool(workers, when_killed=". What was done is kept") as submit:
+    way_out = "use fewer `--workers` or a smaller `batch_tokens`. What was done is kept"
+    with worker_pool(workers, way_out=way_out) as submit:
 
         def run(
             do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]

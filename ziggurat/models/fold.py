@@ -50,8 +50,9 @@ def fold(
     - `ln_scaling` to `pre`: 1/sqrt(l) goes into gain and bias of the norms before the sub-layers of layer l.
     - `transfer`: a stack's factor goes into the maps by which sub-layers write, that of the logits into the last norm.
 
-    `post` and `pre` stay as they are. The two stacks may be of different kinds; all else is kept. Only evaluation is
-    the same: in training, norms and matrices would learn at other speeds, and LayerDrop would skip a layer's omega.
+    `post` and `pre` stay as they are. The two stacks may be of different kinds, and so may ranges of layers that all
+    become `pre`; all else is kept. Only evaluation is the same: in training, norms and matrices would learn at other
+    speeds, and LayerDrop would skip a layer's omega.
 
     Args:
         config: of the model.
@@ -67,8 +68,8 @@ def fold(
         raise NotPlainError(reasons)
     values = config.model_dump()
     values["residual"] = decoder.kind
-    values["encoder"] |= {"residual": encoder.kind if encoder.kind != decoder.kind else None}
-    values["decoder"] |= {"residual": None}
+    values["encoder"] |= {"residual": encoder.kind if encoder.kind != decoder.kind else None, "ranges": []}
+    values["decoder"] |= {"residual": None, "ranges": []}
     for name, stack in (("encoder", encoder), ("decoder", decoder)):
         if stack.epsilon is not None:
             values[name] |= {"layer_norm_epsilon": stack.epsilon}
@@ -143,31 +144,31 @@ class _Stack:
         self.tensors, self.reasons, self.entries = tensors, reasons, entries
         self.name = "decoder" if decoder else "encoder"
         self.stack: StackConfig = config.decoder if decoder else config.encoder
-        self.kind = config.decoder_residual if decoder else config.encoder_residual
+        self.kinds = config.residuals(decoder=decoder)
 
     def fold(self) -> _Folded:
         if self.config.transfer is not None:
             self._base()
-        if self.stack.ranges:
-            self._refuse("`ranges`: layers of several kinds have no plain form")
-        if self.config.wiring.gpas and "wiring.gpas" in RESIDUALS[self.kind].options:
+        if self.config.wiring.gpas and any("wiring.gpas" in RESIDUALS[kind].options for kind in self.kinds):
             self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
-        match RESIDUAL[self.kind].folding:
-            case "post" | "pre" as plain:
-                return _Folded(plain)
+        kind, foldings = self.kinds[-1], {RESIDUAL[kind].folding for kind in self.kinds}
+        if len(set(self.kinds)) > 1 and not foldings <= {"pre", "branch_vector", "norm_constant"}:
+            self._refuse("`ranges`: layers of several kinds have no plain form, unless each becomes pre-norm")
+            return _Folded(kind)
+        match RESIDUAL[kind].folding:
+            case "pre" | "branch_vector" | "norm_constant":
+                return self._pre()
+            case "post":
+                return _Folded("post")
             case "skip_vector":
                 return self._skip_vector()
             case "alpha":
                 planned, above = self.config.planned_encoder_layers, self.config.planned_decoder_layers
                 return self._skip_constant(deepnorm_constants(planned, above, self.decoder)[0])
-            case "branch_vector":
-                return self._branch_vector()
-            case "norm_constant":
-                return self._norm_constant()
             case None:
                 foldable = ", ".join(kind for kind, row in RESIDUAL.items() if row.folding is not None)
-                self._refuse(f"`residual: {self.kind}` has no plain form; {foldable} have")
-                return _Folded(self.kind)
+                self._refuse(f"`residual: {kind}` has no plain form; {foldable} have")
+                return _Folded(kind)
             case other:
                 assert_never(other)
 
@@ -246,9 +247,8 @@ class _Stack:
 
     def _is_entry(self, sublayer: _Sublayer) -> bool:
         """Return whether the stack's input feeds this sub-layer alone, and may get a factor."""
-        first = sublayer.prefix == f"{self.name}.layers.0.self_attn"
         plain = self.stack.history == "latest" and (self.decoder or not self._is_mixed())
-        return self.entries is not None and first and plain
+        return self.entries is not None and plain and sublayer.prefix == f"{self.name}.layers.0.self_attn"
 
     def _skip_constant(self, skip: float) -> _Folded:
         """Divide norms' inputs by the one skip factor of the stack, which a norm undoes but for its epsilon."""
@@ -272,16 +272,16 @@ class _Stack:
             if (values := self.tensors.pop(f"decoder.final_norm.norm.{name}", None)) is not None:
                 self.tensors[f"decoder.final_norm.{name}"] = values * last
 
-    def _branch_vector(self) -> _Folded:
+    def _pre(self) -> _Folded:
         for sublayer in self._sublayers():
-            self._write(sublayer, self.tensors.pop(f"{sublayer.prefix}_residual.branch"))
-        return _Folded("pre")
-
-    def _norm_constant(self) -> _Folded:
-        for sublayer in self._sublayers():
-            norm, layer = f"{sublayer.prefix}_residual.in_norm", int(sublayer.prefix.split(".")[2]) + 1
-            for name in self._parameters(f"{norm}.norm"):
-                self.tensors[name.replace(".in_norm.norm.", ".in_norm.")] = self.tensors.pop(name) / layer**0.5
+            residual, layer = f"{sublayer.prefix}_residual", int(sublayer.prefix.split(".")[2])
+            folding = RESIDUAL[self.kinds[layer]].folding
+            if folding == "branch_vector":
+                self._write(sublayer, self.tensors.pop(f"{residual}.branch"))
+            elif folding == "norm_constant":
+                for name in self._parameters(f"{residual}.in_norm.norm"):
+                    plain = name.replace(".in_norm.norm.", ".in_norm.")
+                    self.tensors[plain] = self.tensors.pop(name) / (layer + 1) ** 0.5
         return _Folded("pre")
 
     def _write(self, sublayer: _Sublayer, factor: Tensor) -> None:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator
-from heapq import heappush, heapreplace
-from itertools import compress
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
+from numpy.typing import NDArray
 
-from ziggurat.cleaning.held_out import NOTHING, HeldOut, side_hashes
+from ziggurat.cleaning.pair_score import read_pair_score
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.pipeline_corpora import BitextCorpus, HoldOutConfig
 from ziggurat.data.cleaner import Examples, Scorers, cleaner_of, cleaners_of
-from ziggurat.data.comparisons import MANY, Comparisons, TraceMaker, overlap_notices
+from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
 from ziggurat.data.encoding import CleanedBlock, compared
+from ziggurat.data.files import write_atomically
 from ziggurat.data.inputs import (
     Corpus,
     count_pairs,
@@ -28,18 +30,26 @@ from ziggurat.data.inputs import (
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.sampling import train_pair_scores
+from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
-from ziggurat.pipeline.costs import PAIRS_CLEANED, by_rate
+from ziggurat.pipeline.costs import cleaning
+from ziggurat.pipeline.held_out_pairs import HeldOutPairs
 from ziggurat.pipeline.road import Progress, Road, write_sides
-from ziggurat.pipeline.step import Step, write_document
+from ziggurat.pipeline.step import Expected, Step, write_document
 from ziggurat.pipeline.wording import errors_worded, worded
+from ziggurat.small_files import read_bounded
+from ziggurat.threads import usable_cpus
 
 __all__ = ["clean_step"]
 
 _OF_TEXT = {"format", "columns", "fetch", "filters", "scores"}
 """Keys of a corpus that what is left of it depends on, besides its files."""
+_PAIRS_OF_WORKER = 50_000
+"""Fewer are not worth the start of a process: with all filters some 10,000 are cleaned a second."""
+_MOST_WORKERS = 24
+"""Reading, comparing and writing, which one process does, keep no more busy."""
 
 
 def clean_step(road: Road) -> Step:
@@ -84,9 +94,14 @@ def clean_step(road: Road) -> Step:
         after,
         lambda: corpus_files(road, config.bitext.train, "bitext.train"),
         ("train/*", "held-out/*", "report.json"),
-        lambda: by_rate(Amounts(road).given(), PAIRS_CLEANED),
+        lambda: _cost(road),
         check,
     )
+
+
+def _cost(road: Road) -> Expected:
+    given = Amounts(road).given()
+    return cleaning(given, road.config.cleaning, _workers(given.number if given else 0))
 
 
 def _form(corpus: BitextCorpus) -> dict[str, Any]:
@@ -124,7 +139,7 @@ class _Cleaning:
     """One call of the step."""
 
     def __init__(self, road: Road, held: HoldOutConfig) -> None:
-        self._road, self._taken = road, _Taken(held)
+        self._road, self._taken = road, HeldOutPairs(held)
         self._progress = Progress(road.say, "pairs")
 
     def run(self, folder: Path) -> None:
@@ -138,13 +153,15 @@ class _Cleaning:
         cleaners_of(data, training)
         count_pairs(corpora, self._progress.phase)
         scorers = train_pair_scores(training, data, self._progress.phase)
-        comparisons, traces = Comparisons.of_all(data, corpora), TraceMaker(data)
+        comparisons = Comparisons.of_all(data, corpora)
         # (2) Clean.
-        for number, (name, corpus) in enumerate(zip(names, training, strict=True)):
-            blocks = self._blocks(number, corpus, data, scorers, traces, comparisons)
-            place = road.sides("clean", "cleaned" if taken else "train", name)
-            corpus.kept = write_sides(place, taken.seeing(blocks))
-            corpus.overlap = comparisons.overlaps(number)
+        with _cleaning(data, scorers, sum(corpus.read for corpus in training), folder) as cleaned:
+            for number, (name, corpus) in enumerate(zip(names, training, strict=True)):
+                tasks = (_Task(number, *block) for block in corpus.scored_blocks())
+                blocks = self._compared(cleaned(tasks), corpus, comparisons)
+                place = road.sides("clean", "cleaned" if taken else "train", name)
+                corpus.kept = write_sides(place, taken.seeing(blocks))
+                corpus.overlap = comparisons.overlaps(number)
         if not sum(corpus.kept for corpus in training):
             counts = sum((corpus.dropped for corpus in training), Counter[str]())
             raise nothing_left(sum(corpus.read for corpus in training), counts, training)
@@ -173,30 +190,18 @@ class _Cleaning:
         reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
         write_document(folder / "report.json", {"corpora": reports, "notices": notices})
 
-    def _blocks(
-        self,
-        number: int,
-        corpus: Corpus,
-        data: DataConfig,
-        scorers: Scorers,
-        traces: TraceMaker,
-        comparisons: Comparisons,
+    def _compared(
+        self, blocks: Iterator[CleanedBlock], corpus: Corpus, comparisons: Comparisons
     ) -> Iterator[PairBlock]:
-        """Yield what is left of a corpus, and count the rest in it."""
-        cleaner = cleaner_of(data, corpus.config, scorers)
+        """Yield what comparisons with others leave of a corpus's blocks, and count the rest in it."""
         done = 0
-        for lines, unwanted in corpus.scored_blocks():
-            dropped, examples = Counter[str](), Examples()
-            first, second, mended = cleaner.mended(*lines, data.unicode)
-            source, target, _ = cleaner.clean(first, second, dropped, unwanted, examples)
-            block = CleanedBlock(number, len(lines[0]), dropped, int(mended.sum()), examples, source, target, target,
-                                 traces.make(number, source, target), None)  # fmt: skip
-            block = compared(block, comparisons, lambda of, place: (of.source[place], of.target[place]))
+        for cleaned in blocks:
+            block = compared(cleaned, comparisons, lambda of, place: (of.source[place], of.target[place]))
             corpus.dropped.update(block.dropped)
             corpus.repaired += block.repaired
             corpus.examples.join(block.examples)
             yield block.source, block.target
-            done += len(lines[0])
+            done += block.read
             self._progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
 
     @staticmethod
@@ -210,6 +215,73 @@ class _Cleaning:
         }
 
 
+class _Task(NamedTuple):
+    """A block of a training corpus."""
+
+    corpus: int
+    lines: PairBlock
+    unwanted: NDArray[np.bool_] | None
+    """Pairs that a score of another tool rules out, [pairs]."""
+
+
+class _BlockCleaner:
+    """Cleans blocks of training corpora, each by itself.
+
+    Args:
+        data: the section `data`.
+        scorers: the pair scores.
+    """
+
+    def __init__(self, data: DataConfig, scorers: Scorers) -> None:
+        self._unicode, self._traces = data.unicode, TraceMaker(data)
+        self._cleaners = [cleaner_of(data, corpus, scorers) for corpus in data.train]
+
+    def __call__(self, task: _Task) -> CleanedBlock:
+        """Return what the filters leave of a block, and what comparisons look at."""
+        number, lines, unwanted = task
+        cleaner, dropped, examples = self._cleaners[number], Counter[str](), Examples()
+        first, second, mended = cleaner.mended(*lines, self._unicode)
+        source, target, _ = cleaner.clean(first, second, dropped, unwanted, examples)
+        counts = len(lines[0]), dropped, int(mended.sum()), examples
+        return CleanedBlock(number, *counts, source, target, target, self._traces.make(number, source, target), None)
+
+
+@contextlib.contextmanager
+def _cleaning(
+    data: DataConfig, scorers: Scorers, pairs: int, folder: Path
+) -> Iterator[Callable[[Iterable[_Task]], Iterator[CleanedBlock]]]:
+    """Yield the function that cleans blocks, in order; in processes of their own where there are many pairs."""
+    if (workers := _workers(pairs)) == 1:
+        yield partial(map, _BlockCleaner(data, scorers))
+        return
+    with TemporaryDirectory(dir=folder) as name:
+        # By files, which a worker reads once: a pair score holds a lexicon.
+        given, languages = Path(name), tuple(scorers)
+        write_atomically(given / "data.json", data.model_dump_json().encode())
+        for number, scorer in enumerate(scorers.values()):
+            write_atomically(given / f"pair-score-{number}", scorer.content())
+        with worker_pool(workers, way_out="let it use fewer CPUs (`taskset -c 0-3 ziggurat pipeline ...`)") as submit:
+            yield lambda tasks: in_order(partial(submit, _clean, given, languages), tasks, 2 * workers)
+
+
+def _workers(pairs: int) -> int:
+    """Return the number of processes that clean so many pairs."""
+    return max(1, min(usable_cpus(), pairs // _PAIRS_OF_WORKER, _MOST_WORKERS))
+
+
+def _clean(folder: Path, languages: tuple[tuple[str, str], ...], task: _Task) -> CleanedBlock:
+    """Clean a block in a worker."""
+    return _opened(folder, languages)(task)
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: Path, languages: tuple[tuple[str, str], ...]) -> _BlockCleaner:
+    """Open the filters, once in a worker's life."""
+    data = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
+    scorers = {pair: read_pair_score(folder / f"pair-score-{number}") for number, pair in enumerate(languages)}
+    return _BlockCleaner(data, scorers)
+
+
 def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
     """Return the notice on a corpus of which nothing is left; what comes after goes on without it."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
@@ -220,79 +292,3 @@ def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
     """Yield the pairs of two text files."""
     corpus = CorpusConfig(source=str(files[0]), target=str(files[1]), format="text")
     yield from CorpusReader.of(corpus, "clean", ("", "")).blocks()
-
-
-class _Taken:
-    """The pairs that are held out: a random choice that depends on nothing but the pairs.
-
-    Case, punctuation and blanks do not count: a pair that differs from another in nothing else is the same one.
-    """
-
-    def __init__(self, sizes: HoldOutConfig) -> None:
-        self._sizes = sizes
-        self._wanted = sizes.dev + sizes.test
-        # Those of the smallest hash, and these hashes, negative, as a heap with the largest in front.
-        self._chosen: dict[int, tuple[str, str]] = {}
-        self._heap: list[int] = []
-        self._texts = HeldOut()
-
-    def __bool__(self) -> bool:
-        return bool(self._wanted)
-
-    def seeing(self, blocks: Iterator[PairBlock]) -> Iterator[PairBlock]:
-        """Yield the blocks, having looked at their pairs."""
-        for block in blocks:
-            if self._wanted:
-                self._see(block)
-            yield block
-
-    def _see(self, block: PairBlock) -> None:
-        sides = side_hashes(*block)
-        # A pair without letters and digits on a side tests nothing.
-        for number in np.flatnonzero((sides != NOTHING).all(1)):
-            key, pair = -xxhash.xxh3_64_intdigest(sides[number].tobytes()), (block[0][number], block[1][number])
-            full = len(self._heap) == self._wanted
-            if (known := self._chosen.get(key)) is not None:
-                self._chosen[key] = min(known, pair)  # whichever came first
-            elif not full or key > self._heap[0]:
-                self._chosen[key] = pair
-                if full:
-                    del self._chosen[heapreplace(self._heap, key)]
-                else:
-                    heappush(self._heap, key)
-
-    def write(self, road: Road) -> None:
-        """Write the sets. Raises DataError where there are too few pairs."""
-        if len(self._heap) < self._wanted:
-            raise DataError(
-                f"bitext.hold_out: asks for {self._wanted:,} pairs, but cleaning leaves only {len(self._heap):,} that "
-                "differ in more than case and punctuation"
-            )
-        pairs = [self._chosen[key] for key in sorted(self._heap, reverse=True)]
-        for name, chosen in (("dev", pairs[: self._sizes.dev]), ("test", pairs[self._sizes.dev :])):
-            if chosen:
-                block = [source for source, _ in chosen], [target for _, target in chosen]
-                write_sides(road.sides("clean", "held-out", name), [block])
-                self._texts.add_pairs(name, [block])
-
-    def without(self, block: PairBlock) -> PairBlock:
-        """Return the pairs of a block that have neither side in common with what is held out."""
-        _, either = self._texts.look(side_hashes(*block))
-        source, target = (list(compress(side, ~either)) for side in block)
-        return source, target
-
-    def nothing_left(self, dropped: int) -> DataError:
-        """Return the error where no pair is left to train on, of `dropped` that cleaning had left."""
-        return DataError(
-            f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that are "
-            "held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, `test`)"
-        )
-
-    def notices(self, dropped: int) -> list[str]:
-        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out."""
-        if (more := dropped - self._wanted) < max(1, MANY * self._wanted):
-            return []
-        return [
-            f"{more:,} more pairs have a side of the {self._wanted:,} that are held out, case and punctuation aside, "
-            "and were dropped (bitext.hold_out)"
-        ]

@@ -6,10 +6,12 @@ follows from the same arithmetic. Steps on text go by rates that were measured o
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.filters import FilterConfig
 from ziggurat.config.pipeline import ModelName
 from ziggurat.pipeline.amounts import Amounts, Lines
 from ziggurat.pipeline.step import Expected
@@ -18,10 +20,13 @@ from ziggurat.pipeline.wording import errors_worded
 if TYPE_CHECKING:
     from ziggurat.cost.estimate import Cost
 
-__all__ = ["PAIRS_ALIGNED", "PAIRS_CLEANED", "PAIRS_PREPARED", "Costs", "by_rate"]
+__all__ = ["PAIRS_ALIGNED", "PAIRS_PREPARED", "Costs", "by_rate", "cleaning"]
 
-PAIRS_CLEANED, PAIRS_PREPARED, PAIRS_ALIGNED = 60_000, 25_000, 5_000
-"""Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences, the usual filters)."""
+PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
+"""Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
+_PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 60_000, 19_000, 27_000, 3_300
+"""Pairs a second of the usual filters, of `languages`, and of the pair score, which is learnt first, on one core of an
+Intel Xeon with AVX-512 (short sentences)."""
 _UNKNOWN = "is not known yet"
 _OF_TRAINING_SPEED = 0.2
 """Arithmetic of a search a second, as a share of that of training: its products are small and wait for each other."""
@@ -97,6 +102,20 @@ class Costs:
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + target * cost.forward.target)
         return Expected(work / (cost.time.flops / cost.time.seconds), said=f"{lines} pairs; a rough estimate")
+
+
+def cleaning(lines: Lines | None, filters: FilterConfig, workers: int) -> Expected:
+    """Return what so many pairs take to clean in so many processes; None: their number is not known."""
+    expected = by_rate(lines, _PAIRS_FILTERED)
+    if lines is None:
+        return expected
+    each, learning = 1 / _PAIRS_FILTERED, 0.0
+    if filters.languages is not None:
+        each += 1 / _PAIRS_IDENTIFIED
+    if filters.pair_score is not None:  # by one process, of pairs that it cleans for that
+        learning = min(lines.number, filters.pair_score.pairs) * (each + 1 / _PAIRS_LEARNT)
+        each += 1 / _PAIRS_SCORED
+    return replace(expected, seconds=learning + each * lines.number / workers)
 
 
 def by_rate(lines: Lines | None, rate: float) -> Expected:
