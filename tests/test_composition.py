@@ -239,7 +239,10 @@ def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     first = [
         stack
         for decoder, stack in enumerate((built_as.encoder, built_as.decoder))
-        if built_as.value_residuals(decoder=bool(decoder)) or stack.history == "mudd" or stack.ranges
+        if built_as.value_residuals(decoder=bool(decoder))
+        or stack.history == "mudd"
+        or stack.ranges
+        or "keel" in built_as.residuals(decoder=bool(decoder))
     ]
     for layers in (3, 7):
         sized = {**choices, "encoder.layers": layers, "decoder.layers": layers, "wiring.planned_encoder_layers": 7}
