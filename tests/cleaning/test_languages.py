@@ -26,6 +26,11 @@ def test_confidences_are_those_of_py3langid() -> None:
     assert likeliest([*TEXTS, "12 !"]) == ["de", "en", "fr", "ru", None]
 
 
+def test_text_in_another_language_has_no_confidence() -> None:
+    found = confidences(TEXTS, "de")
+    assert found[0] > 0.9 > 0.01 > found[1:].max()
+
+
 def test_text_that_says_little_passes() -> None:
     assert confidences(["", "123 %", "OK", "Oui"], "de", min_letters=4).tolist() == [1.0, 1.0, 1.0, 1.0]
     assert confidences(["Bonjour à tous"], "de", min_letters=12).max() < 1.0  # 12 letters
