@@ -244,7 +244,7 @@ def test_a_model_that_fails_each_time_is_opened_anew_and_ready_only_when_it_tran
     make: Make, copying: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine_module, "_RETRY", (0.0, 0.0))
-    broken, opened, step = [True], [0], copying.model.step
+    broken, opened, step, meanwhile = [True], [0], copying.model.step, list[str]()
 
     def opening() -> Opened:
         opened[0] += 1
@@ -252,6 +252,7 @@ def test_a_model_that_fails_each_time_is_opened_anew_and_ready_only_when_it_tran
 
     def failing(*arguments: Any) -> Any:
         if broken[0]:
+            meanwhile.append(asker.engine.state.status)
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return step(*arguments)
 
@@ -263,6 +264,7 @@ def test_a_model_that_fails_each_time_is_opened_anew_and_ready_only_when_it_tran
         found.append((asker.engine.state.status, opened[0]))
     # The third failure closes it. Opening alone does not prove that it works.
     assert found == [("ready", 1), ("ready", 1), ("failed", 1), ("failed", 2), ("failed", 3)]
+    assert meanwhile == ["ready", "ready", "ready", "failed", "failed"]
     assert "3 times without a translation" not in asker.engine.state.reason
     assert "5 times without a translation" in asker.engine.state.reason
     broken[0] = False
