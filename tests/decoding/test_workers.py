@@ -126,7 +126,7 @@ def test_a_dead_worker_is_one_plain_error() -> None:
             submit(time.sleep, 60)
             submit(os._exit, 9).result()
 
-    with pytest.raises(DataError, match="a worker process was killed.*: use fewer$") as caught:
+    with pytest.raises(DataError, match=r"a worker process was killed.*: use fewer$") as caught:
         wait_for_the_dead()
     assert caught.value.__suppress_context__
 
