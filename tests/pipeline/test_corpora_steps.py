@@ -95,7 +95,9 @@ def test_processes_clean_as_one_does(
     assert dropped[1]["too_long"]
 
 
-def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road: Callable[..., Road]) -> None:
+def test_pairs_held_out_share_no_side_with_what_is_trained_on(
+    place: Path, road: Callable[..., Road], said: list[str]
+) -> None:
     low, high = ((place / f"data/train.{code}").read_text("utf-8") for code in ("qlo", "qhi"))
     (place / "data/train.qlo").write_text(low + low + low.replace(".", " !"), "utf-8")
     (place / "data/train.qhi").write_text(high + high.replace(".", " !") + high, "utf-8")
@@ -113,6 +115,11 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road:
         (place / f"data/train.{code}").write_text("".join(f"{x}\n" for x in lines(place / f"data/train.{code}")[::-1]))
     pipeline_of(road(config)).run(UNTIL_TEXT)
     assert (pairs(place, "held-out/dev"), pairs(place, "held-out/test")) == before
+    assert not any("left to train on" in line for line in said)
+    pipeline_of(road(config, "bitext.hold_out.dev=100")).run(UNTIL_TEXT)
+    few = len(pairs(place, "train/train"))
+    assert few < 109
+    assert f"warning: 109 pairs are held out and {few} left to train on (bitext.hold_out)" in said
     with pytest.raises(DataError, match=r"bitext.hold_out: asks for 309 pairs, but cleaning leaves only"):
         pipeline_of(road(config, "bitext.hold_out.dev=300")).run(UNTIL_TEXT)
     with pytest.raises(

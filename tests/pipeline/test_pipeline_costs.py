@@ -121,6 +121,13 @@ def test_text_that_is_not_there_yet_is_bounded_by_what_it_is_made_from(
     assert said["filter"] == f"at most {4 + lines} pairs{rough}"
 
 
+def test_a_plan_tells_that_most_pairs_are_held_out(place: Path, expected: Callable[..., dict[str, str]]) -> None:
+    content = whole()
+    for number, few in ((60, False), (61, True)):
+        content["bitext"]["hold_out"] = {"dev": number, "test": 0}
+        assert expected(content)["clean"].endswith("most of which are held out and not trained on") == few
+
+
 def test_of_what_is_still_to_be_fetched_nothing_is_known_but_its_limit(
     place: Path, expected: Callable[..., dict[str, str]]
 ) -> None:

@@ -159,6 +159,8 @@ def _report_text(report: dict[str, Any], out: Path) -> str:
     if "quantized" in report:
         same = report["quantized"]
         lines.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")
+        if 2 * same["identical"] < same["lines"] and "gate" not in report:
+            lines[-1] += "; so few that BLEU should be compared: `--verify TEXT --reference ITS_TRANSLATION`"
     if "gate" in report:
         gate = report["gate"]
         lines.append(f"BLEU {gate['before']:.2f} before, {gate['after']:.2f} after (tolerance {gate['tolerance']})")

@@ -156,7 +156,7 @@ def translate(
 
     With `n_best=N` the text output is `line ||| translation ||| score`, up to N lines for each input line.
 
-    Example: `ziggurat translate runs/a < test.de > test.en`
+    Example: `ziggurat translate runs/a < test.de > output.en`
     """
     from ziggurat.decoding.engines import TRIAL_LINES, WORTH_LINES
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines

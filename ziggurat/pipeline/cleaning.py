@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,8 +101,12 @@ def clean_step(road: Road) -> Step:
 
 
 def _cost(road: Road) -> Expected:
-    given = Amounts(road).given()
-    return cleaning(given, road.config.cleaning, _workers(given.number if given else 0))
+    given, held = Amounts(road).given(), road.config.bitext.hold_out
+    wanted = 0 if held is None else held.dev + held.test
+    expected = cleaning(given, road.config.cleaning, _workers(given.number if given else 0))
+    if given is None or 2 * wanted <= given.number:
+        return expected
+    return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
 
 
 def _form(corpus: BitextCorpus) -> dict[str, Any]:
@@ -180,7 +185,7 @@ class _Cleaning:
             left = sum(corpus.kept for corpus in training)
             if not left:
                 raise taken.nothing_left(before)
-            unseen = taken.notices(before - left)
+            unseen = taken.notices(before - left, left)
         # (4) Tell.
         found = side_notices(corpora, data) + overlap_notices(training, data)
         notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen

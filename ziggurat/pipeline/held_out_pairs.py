@@ -85,11 +85,14 @@ class HeldOutPairs:
             "held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, `test`)"
         )
 
-    def notices(self, dropped: int) -> list[str]:
-        """Return a notice where `dropped`, the pairs left out of training, are many more than those held out."""
-        if (more := dropped - self._wanted) < max(1, MANY * self._wanted):
-            return []
-        return [
-            f"{more:,} more pairs have a side of the {self._wanted:,} that are held out, case and punctuation aside, "
-            "and were dropped (bitext.hold_out)"
-        ]
+    def notices(self, dropped: int, left: int) -> list[str]:
+        """Return notices where few pairs are left, or `dropped`, those not trained on, are many more than held out."""
+        found = []
+        if (more := dropped - self._wanted) >= max(1, MANY * self._wanted):
+            found.append(
+                f"{more:,} more pairs have a side of the {self._wanted:,} that are held out, case and punctuation "
+                "aside, and were dropped (bitext.hold_out)"
+            )
+        if left < self._wanted:
+            found.append(f"{self._wanted:,} pairs are held out and {left:,} left to train on (bitext.hold_out)")
+        return found
