@@ -160,7 +160,7 @@ class _Cleaning:
         scorers = train_pair_scores(training, data, self._progress.phase)
         comparisons = Comparisons.of_all(data, corpora)
         # (2) Clean.
-        with _cleaning(data, scorers, sum(corpus.read for corpus in training), folder) as cleaned:
+        with _block_cleaning(data, scorers, sum(corpus.read for corpus in training), folder) as cleaned:
             for number, (name, corpus) in enumerate(zip(names, training, strict=True)):
                 tasks = (_Task(number, *block) for block in corpus.scored_blocks())
                 blocks = self._compared(cleaned(tasks), corpus, comparisons)
@@ -252,7 +252,7 @@ class _BlockCleaner:
 
 
 @contextlib.contextmanager
-def _cleaning(
+def _block_cleaning(
     data: DataConfig, scorers: Scorers, pairs: int, folder: Path
 ) -> Iterator[Callable[[Iterable[_Task]], Iterator[CleanedBlock]]]:
     """Yield the function that cleans blocks, in order; in processes of their own where there are many pairs."""
