@@ -24,9 +24,9 @@ __all__ = ["PAIRS_ALIGNED", "PAIRS_PREPARED", "Costs", "by_rate", "cleaning"]
 
 PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
 """Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
-_PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 60_000, 19_000, 27_000, 3_300
-"""Pairs a second of the usual filters, of `languages`, and of the pair score, which is learnt first, on one core of an
-Intel Xeon with AVX-512 (short sentences)."""
+_PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200
+"""Pairs a second of the usual filters with reading and writing, of `languages`, and of the pair score, which is learnt
+first, on one core of an Intel Xeon with AVX-512 (short sentences)."""
 _UNKNOWN = "is not known yet"
 _OF_TRAINING_SPEED = 0.2
 """Arithmetic of a search a second, as a share of that of training: its products are small and wait for each other."""
