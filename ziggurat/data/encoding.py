@@ -27,7 +27,43 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
 from ziggurat.errors import DataError
 
-__all__ = ["CleanedBlock", "Encoder", "block_text", "compared", "encode_corpora", "store_block"]
+__all__ = ["BlockCleaner", "CleanedBlock", "Encoder", "block_text", "compared", "encode_corpora", "store_block"]
+
+
+class BlockCleaner:
+    """Cleans blocks of one split, each by itself.
+
+    Args:
+        config: the data section.
+        split: `train` or `dev`.
+        scorers: the pair scores, where a filter goes by them.
+    """
+
+    def __init__(self, config: DataConfig, split: str, scorers: Scorers | None = None) -> None:
+        self._config, self._scorers, self._training = config, scorers, split == "train"
+        self._traces = TraceMaker(config) if self._training else None
+        self._cleaners: dict[int, Cleaner] = {}
+
+    def _cleaner(self, corpus: int) -> Cleaner:
+        if corpus not in self._cleaners:
+            of_corpus = cleaner_of(self._config, self._config.train[corpus], self._scorers) if self._training else None
+            self._cleaners[corpus] = of_corpus or Cleaner.only_empty()
+        return self._cleaners[corpus]
+
+    def cleaned(self, corpus: int, lines: PairBlock, unwanted: Mask | None) -> tuple[CleanedBlock, Mask, Mask]:
+        """Return the pairs of a block that the filters leave, without links, and masks over the block.
+
+        The masks [pairs] are of the pairs left, and of those that were repaired. `unwanted`: mask of the pairs to be
+        dropped for a score that another tool gave them.
+        """
+        dropped, examples, cleaner = Counter[str](), Examples(), self._cleaner(corpus)
+        first, second, repaired = cleaner.mended(*lines, self._config.unicode)
+        source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
+        # A development target is the reference of scores, so it is stored as it stands in the file.
+        reference = target if self._training else list(compress(lines[1], kept))
+        traces = None if self._traces is None else self._traces.make(corpus, source, target)
+        counts = len(lines[0]), dropped, int(repaired.sum()), examples
+        return CleanedBlock(corpus, *counts, source, target, reference, traces, None), kept, repaired
 
 
 class Encoder:
@@ -51,39 +87,24 @@ class Encoder:
     ) -> None:
         self.words = words_of(config, tokenizers)
         """Words of both sides that alignments count."""
-        self._config, self._tokenizers, self._threads, self._scorers = config, tokenizers, threads, scorers
-        self._training = split == "train"
-        self._traces = TraceMaker(config) if self._training else None
-        self._cleaners: dict[int, Cleaner] = {}
+        self._tokenizers, self._threads, self._training = tokenizers, threads, split == "train"
+        self._cleaner = BlockCleaner(config, split, scorers)
         self._tracer = LinkTracer(self.words, tokenizers) if config.aligned(split) else None
         self._has_text = not self._training or config.subword.regularisation is not None
-
-    def _cleaner(self, corpus: int) -> Cleaner:
-        if corpus not in self._cleaners:
-            of_corpus = cleaner_of(self._config, self._config.train[corpus], self._scorers) if self._training else None
-            self._cleaners[corpus] = of_corpus or Cleaner.only_empty()
-        return self._cleaners[corpus]
 
     def cleaned(
         self, corpus: int, lines: PairBlock, links: list[list[Link]] | None, unwanted: Mask | None
     ) -> CleanedBlock:
         """Return the pairs of a block that the filters leave, in the form in which they are segmented.
 
-        `unwanted`: mask of the pairs to be dropped for a score that another tool gave them.
+        `unwanted`: see BlockCleaner.cleaned.
         """
-        dropped, examples, cleaner = Counter[str](), Examples(), self._cleaner(corpus)
-        first, second, repaired = cleaner.mended(*lines, self._config.unicode)
-        source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
-        # A development target is the reference of scores, so it is stored as it stands in the file.
-        reference = target if self._training else list(compress(lines[1], kept))
-        traced = None
+        block, kept, repaired = self._cleaner.cleaned(corpus, lines, unwanted)
         if self._tracer is not None:
             if links is not None:  # they count the words of the text as it was
                 links = [[] if mended else known for known, mended in zip(links, repaired, strict=True)]
-            traced = self._tracer.traced(links, lines, kept, (source, target))
-        traces = None if self._traces is None else self._traces.make(corpus, source, target)
-        counts = len(lines[0]), dropped, int(repaired.sum()), examples
-        return CleanedBlock(corpus, *counts, source, target, reference, traces, traced)
+            block.links = self._tracer.traced(links, lines, kept, (block.source, block.target))
+        return block
 
     def text(self, block: CleanedBlock, place: int) -> tuple[str, str]:
         """Return a pair of a block as its ids will spell it."""

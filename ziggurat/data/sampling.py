@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.cleaning.pair_score import PairScorer
+from ziggurat.cleaning.pair_score import PairScorer, read_pair_score
 from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaner import Cleaner, Scorers, cleaners_of
+from ziggurat.data.files import write_atomically
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
 
-__all__ = ["Picks", "even_shares", "sampled_blocks", "train_pair_scores"]
+__all__ = ["Picks", "even_shares", "read_pair_scores", "sampled_blocks", "train_pair_scores", "write_pair_scores"]
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
@@ -43,6 +45,25 @@ def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: P
         progress("learn pair score", 0, None)
         found[languages] = PairScorer.train(pairs)
     return found
+
+
+def write_pair_scores(folder: Path, scorers: Scorers, config: DataConfig) -> None:
+    """Write the pair scores into a folder, for `read_pair_scores`."""
+    files = _pair_score_files(config)
+    for languages, scorer in scorers.items():
+        write_atomically(folder / files[languages], scorer.content())
+
+
+def read_pair_scores(folder: Path, config: DataConfig) -> Scorers:
+    """Return the pair scores in a folder. Raises DataError where one is damaged."""
+    files = {languages: folder / name for languages, name in _pair_score_files(config).items()}
+    return {languages: read_pair_score(file) for languages, file in files.items() if file.exists()}
+
+
+def _pair_score_files(config: DataConfig) -> dict[tuple[str, str], str]:
+    """Return the name of the file with the pair score of each direction."""
+    directions = dict.fromkeys(map(config.languages_of, config.train))
+    return {languages: f"pair-score-{number}" for number, languages in enumerate(directions)}
 
 
 def sampled_blocks(

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from ziggurat.alignment.aligner import read_aligner
 from ziggurat.alignment.links import Link
-from ziggurat.cleaning.pair_score import read_pair_score
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Mask
 from ziggurat.data.comparisons import Comparisons
@@ -28,6 +27,7 @@ from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.passes import Learnt, learn
 from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
+from ziggurat.data.sampling import read_pair_scores, write_pair_scores
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.word_links import HmmLinks, words_of
 from ziggurat.data.workspace import building, tidy
@@ -125,8 +125,7 @@ class _Parts:
 
     def _learn(self, directory: Path, progress: Progress) -> None:
         learnt = learn(self.corpora, self.config, directory, progress)
-        for languages, scorer in learnt.scorers.items():
-            write_atomically(directory / _pair_score_files(self.config)[languages], scorer.content())
+        write_pair_scores(directory, learnt.scorers, self.config)
         for corpus in self.corpora:
             if isinstance(corpus.maker, HmmLinks):
                 write_atomically(directory / "aligner", corpus.maker.aligner.content())
@@ -235,12 +234,5 @@ def _opened(learnt: str, split: str) -> tuple[DataConfig, Encoder, HmmLinks | No
     aligner = None
     if config.aligned(split) and (folder / "aligner").exists():
         aligner = HmmLinks(read_aligner(folder / "aligner"), config.alignment.symmetrise)
-    files = {languages: folder / name for languages, name in _pair_score_files(config).items()}
-    scorers = {languages: read_pair_score(file) for languages, file in files.items() if file.exists()}
+    scorers = read_pair_scores(folder, config)
     return config, Encoder(config, load_tokenizers(folder), split, 1, scorers), aligner
-
-
-def _pair_score_files(config: DataConfig) -> dict[tuple[str, str], str]:
-    """Return the name of the file with the pair score of each direction."""
-    directions = dict.fromkeys(map(config.languages_of, config.train))
-    return {languages: f"pair-score-{number}" for number, languages in enumerate(directions)}

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.cleaning.pair_score import read_pair_score
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.pipeline_corpora import BitextCorpus, HoldOutConfig
-from ziggurat.data.cleaner import Examples, Scorers, cleaner_of, cleaners_of
-from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
-from ziggurat.data.encoding import CleanedBlock, compared
+from ziggurat.data.cleaner import Scorers, cleaner_of, cleaners_of
+from ziggurat.data.comparisons import Comparisons, overlap_notices
+from ziggurat.data.encoding import BlockCleaner, CleanedBlock, compared
 from ziggurat.data.files import write_atomically
 from ziggurat.data.inputs import (
     Corpus,
@@ -30,7 +29,7 @@ from ziggurat.data.inputs import (
     side_notices,
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
-from ziggurat.data.sampling import train_pair_scores
+from ziggurat.data.sampling import read_pair_scores, train_pair_scores, write_pair_scores
 from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.amounts import Amounts
@@ -228,44 +227,22 @@ class _Task(NamedTuple):
     """Pairs that a score of another tool rules out, [pairs]."""
 
 
-class _BlockCleaner:
-    """Cleans blocks of training corpora, each by itself.
-
-    Args:
-        data: the section `data`.
-        scorers: the pair scores.
-    """
-
-    def __init__(self, data: DataConfig, scorers: Scorers) -> None:
-        self._unicode, self._traces = data.unicode, TraceMaker(data)
-        self._cleaners = [cleaner_of(data, corpus, scorers) for corpus in data.train]
-
-    def __call__(self, task: _Task) -> CleanedBlock:
-        """Return what the filters leave of a block, and what comparisons look at."""
-        number, lines, unwanted = task
-        cleaner, dropped, examples = self._cleaners[number], Counter[str](), Examples()
-        first, second, mended = cleaner.mended(*lines, self._unicode)
-        source, target, _ = cleaner.clean(first, second, dropped, unwanted, examples)
-        counts = len(lines[0]), dropped, int(mended.sum()), examples
-        return CleanedBlock(number, *counts, source, target, target, self._traces.make(number, source, target), None)
-
-
 @contextlib.contextmanager
 def _block_cleaning(
     data: DataConfig, scorers: Scorers, pairs: int, folder: Path
 ) -> Iterator[Callable[[Iterable[_Task]], Iterator[CleanedBlock]]]:
     """Yield the function that cleans blocks, in order; in processes of their own where there are many pairs."""
     if (workers := _workers(pairs)) == 1:
-        yield partial(map, _BlockCleaner(data, scorers))
+        cleaner = BlockCleaner(data, "train", scorers)
+        yield partial(map, lambda task: cleaner.cleaned(*task)[0])
         return
     with TemporaryDirectory(dir=folder) as name:
         # By files, which a worker reads once: a pair score holds a lexicon.
-        given, languages = Path(name), tuple(scorers)
+        given = Path(name)
         write_atomically(given / "data.json", data.model_dump_json().encode())
-        for number, scorer in enumerate(scorers.values()):
-            write_atomically(given / f"pair-score-{number}", scorer.content())
+        write_pair_scores(given, scorers, data)
         with worker_pool(workers, way_out="let it use fewer CPUs (`taskset -c 0-3 ziggurat pipeline ...`)") as submit:
-            yield lambda tasks: in_order(partial(submit, _clean, given, languages), tasks, 2 * workers)
+            yield lambda tasks: in_order(partial(submit, _clean, given), tasks, 2 * workers)
 
 
 def _workers(pairs: int) -> int:
@@ -273,17 +250,16 @@ def _workers(pairs: int) -> int:
     return max(1, min(usable_cpus(), pairs // _PAIRS_OF_WORKER, _MOST_WORKERS))
 
 
-def _clean(folder: Path, languages: tuple[tuple[str, str], ...], task: _Task) -> CleanedBlock:
+def _clean(folder: Path, task: _Task) -> CleanedBlock:
     """Clean a block in a worker."""
-    return _opened(folder, languages)(task)
+    return _opened(folder).cleaned(*task)[0]
 
 
 @lru_cache(maxsize=1)
-def _opened(folder: Path, languages: tuple[tuple[str, str], ...]) -> _BlockCleaner:
+def _opened(folder: Path) -> BlockCleaner:
     """Open the filters, once in a worker's life."""
     data = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
-    scorers = {pair: read_pair_score(folder / f"pair-score-{number}") for number, pair in enumerate(languages)}
-    return _BlockCleaner(data, scorers)
+    return BlockCleaner(data, "train", read_pair_scores(folder, data))
 
 
 def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
