@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ziggurat"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A package may import those named here, itself, and nothing else of ziggurat.
-BASE = {"errors", "small_files", "duration", "terminal", "threads"}
+BASE = {"errors", "small_files", "duration", "processes", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "alignment": BASE,
@@ -76,6 +76,7 @@ ALLOWED = {
     "errors": set(),
     "small_files": {"errors"},
     "duration": set(),
+    "processes": {"errors"},
     "threads": set(),
     "terminal": set(),
     "__init__": {"decoding"},

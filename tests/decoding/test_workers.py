@@ -22,10 +22,10 @@ from tests.cli.conftest import ziggurat as ziggurat
 from ziggurat.config import DecodingConfig
 from ziggurat.decoding import workers
 from ziggurat.decoding.lines import TranslationWarning
-from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.translator import load_translator
 from ziggurat.decoding.workers import open_workers
 from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.processes import in_order, worker_pool
 
 SHORT: dict[str, Any] = {"max_length": {"limit": 6}, "min_length": 0}
 LINES = ["Su divusim ne gokun.", "Madona dogun.", "", "dogun su " * 9, "Ne madona.", " ", "Gokun!"]
@@ -137,7 +137,7 @@ def test_whatever_ends_the_block_ends_the_workers(ending: type[BaseException]) -
     seen: list[int] = []
 
     def work() -> None:
-        with worker_pool(1) as submit:
+        with worker_pool(1, way_out="") as submit:
             seen.append(submit(os.getpid).result())
             assert running(seen[0])
             submit(time.sleep, 60)
@@ -150,9 +150,9 @@ def test_whatever_ends_the_block_ends_the_workers(ending: type[BaseException]) -
 
 WORKING = """
 import time
-from ziggurat.decoding.pool import worker_pool
+from ziggurat.processes import worker_pool
 if __name__ == "__main__":
-    with worker_pool(2) as submit:
+    with worker_pool(2, way_out="") as submit:
         asked = [submit(time.sleep, seconds) for seconds in (0.0, 0.0, 600.0, 600.0)]
         {then}
         print("now", flush=True)

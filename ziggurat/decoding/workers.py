@@ -20,9 +20,9 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.decoding.call import LineExtras, line_extras
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, refuse_single, windows
-from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.processes import in_order, worker_pool
 
 __all__ = ["WINDOWS_PER_WORKER", "WorkerTranslator", "open_workers"]
 
@@ -146,7 +146,7 @@ def open_workers(
     """
     paths = [path] if isinstance(path, str | Path) else path
     opening = _Opening(tuple(map(str, paths)), workers, threads, which, without_layers, device, decoding)
-    with worker_pool(workers) as submit:
+    with worker_pool(workers, way_out="use fewer `--workers` or a smaller `batch_tokens`") as submit:
         yield WorkerTranslator(submit, opening)
 
 

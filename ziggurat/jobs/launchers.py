@@ -24,9 +24,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from ziggurat.decoding.pool import worker_pool
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.jobs.shards import Manifest, Shard
+from ziggurat.processes import worker_pool
 
 __all__ = ["Launcher", "Run", "cluster_library", "processes", "ray_actors"]
 

@@ -30,7 +30,6 @@ from ziggurat.data.inputs import (
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.sampling import read_pair_scores, train_pair_scores, write_pair_scores
-from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
@@ -39,6 +38,7 @@ from ziggurat.pipeline.held_out_pairs import HeldOutPairs
 from ziggurat.pipeline.road import Progress, Road, write_sides
 from ziggurat.pipeline.step import Expected, Step, write_document
 from ziggurat.pipeline.wording import errors_worded, worded
+from ziggurat.processes import in_order, worker_pool
 from ziggurat.small_files import read_bounded
 from ziggurat.threads import usable_cpus
 

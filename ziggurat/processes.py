@@ -40,9 +40,7 @@ def _left_to_parent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def worker_pool(
-    workers: int, *, way_out: str = "use fewer `--workers` or a smaller `batch_tokens`"
-) -> Iterator[Callable[..., Future[Any]]]:
+def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[Any]]]:
     """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
     The first task starts the processes. The end of the block, by an interrupt too, ends them at once, in the middle of
