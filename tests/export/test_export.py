@@ -21,6 +21,7 @@ from torch import Tensor
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from tests.small import small_config
+from ziggurat.cli.export import _report_text
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.results import Translation
@@ -418,3 +419,20 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     (tmp_path / "out" / "vmap.txt").unlink()
     with pytest.raises(CheckpointError, match=r"vmap\.txt"):
         ServedTranslator(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("same", "gate", "hinted"), [(49, {}, True), (50, {}, False), (1, {"before": 30.0, "after": 29.9}, False)]
+)
+def test_few_lines_as_before_are_told_where_bleu_was_not_compared(
+    same: int, gate: dict[str, float], hinted: bool, tmp_path: Path
+) -> None:
+    report: dict[str, Any] = {
+        "target": "ctranslate2",
+        "model": "m",
+        "verification": {"lines": 100, "text": "dev", "identical": 100, "ties": 0, "cut": 0},
+        "quantization": "int8",
+        "quantized": {"identical": same, "lines": 100},
+        **({"gate": {**gate, "tolerance": 0.2}} if gate else {}),
+    }
+    assert ("--reference" in _report_text(report, tmp_path)) == hinted
