@@ -24,6 +24,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +39,7 @@ from ziggurat.config import load_experiment  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
 from ziggurat.data.files import write_atomically  # noqa: E402
 from ziggurat.export.exporter import reachable  # noqa: E402
+from ziggurat.training.objective import settle_precision  # noqa: E402
 
 SEED = 1
 UPDATE_TOKENS = 2048
@@ -118,6 +120,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
         "model": system.model(plan.width),
         "training": {
             "seed": SEED,
+            "precision": "auto",
             "batch": {"max_tokens": UPDATE_TOKENS},
             # A teacher's translations are already smooth.
             "loss": {"label_smoothing": 0.0 if name in plan.students else 0.1},
@@ -131,7 +134,12 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "diagnostics": {"every_updates": None},
             "tensorboard": False,
         },
-        "decoding": {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}},
+        "decoding": {
+            "precision": "auto",
+            "beam_size": 4,
+            "endings": "beam",
+            "length_penalty": {"kind": "none", "alpha": 0.0},
+        },
     }
     write_atomically(study.config(name), yaml.safe_dump(config, sort_keys=False).encode())
     return study.config(name)
@@ -144,7 +152,7 @@ def updates_of(study: Study, name: str) -> int:
     file = study.results / "cost.json"
     cost: dict[str, float] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     if name not in cost:
-        experiment = load_experiment(study.config(name))
+        experiment = settle_precision(load_experiment(study.config(name)), torch.device("cpu"))
         seconds = seconds_in_turns({name: experiment}, Store.open(study.store(name)), 10, clock=time.process_time)
         cost[name] = statistics.median(seconds[name])
         write_atomically(file, (json.dumps(cost, indent=1) + "\n").encode())

@@ -148,11 +148,21 @@ def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("metric", "values", "best"),
-    [("bleu", [10.0, 30.0, 20.0], 2), ("loss", [3.0, 1.0, 2.0], 2), ("loss", [math.nan, 5.0, math.nan], 2)],
+    ("metric", "values", "best", "told"),
+    [
+        ("bleu", [10.0, 30.0, 20.0], 2, [True, True, False]),
+        ("loss", [3.0, 1.0, 2.0], 2, [True, True, False]),
+        ("loss", [math.nan, 5.0, math.nan], 2, [False, True, False]),
+    ],
 )
 def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
-    metric: str, values: list[float], best: int, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    metric: str,
+    values: list[float],
+    best: int,
+    told: list[bool],
+    tiny_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A NaN is never the best."""
     left = iter(values)
@@ -165,6 +175,8 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
     result = go(tiny_folder, tmp_path / "run", stop={"updates": 3}, validation=validation, checkpoint=checkpoint)
     assert (result.best, result.best_update) == (values[1], best)
     assert (tmp_path / "run" / "best").resolve().name == f"step-{best:08d}"
+    lines = (tmp_path / "run" / "log.txt").read_text("utf-8").splitlines()
+    assert [f"(best {metric})" in line for line in lines if "dev nll" in line] == told
     assert [f.name for f in checkpoint_folders(tmp_path / "run")] == [f"step-{n:08d}" for n in (best, 3)]
 
 

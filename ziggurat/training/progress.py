@@ -172,5 +172,6 @@ class Reporter:
         # A resumed run may begin with a validation that was due: before an update there is nothing to compare with.
         told = share >= _TOLD_SHARE and not self._first
         took = duration(seconds) + (f", all validations {share:.0%} of the time" if told else "")
-        text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{took}]"
+        best = f"  (best {self._config.validation.metric})" if better else ""
+        text = f"update {p.update}: {result.line()}{best}  [{took}]"
         self._log.say(text, "bold" if better else None)
