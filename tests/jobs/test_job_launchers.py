@@ -220,6 +220,22 @@ def job(
     return run_text_job(plan, task, lambda: map(Line, found), lambda results: b"".join(results), work)
 
 
+def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands() -> None:
+    """While one call counts its lines another one writes its plan."""
+
+    def begun(settings: dict[str, int], count: Callable[[], int]) -> int:
+        return fix_plan(Path("job"), "turn", settings, InputWatch(), 2, count).lines
+
+    def overtaken(settings: dict[str, int]) -> Callable[[], int]:
+        return lambda: begun(settings, lambda: 7) + 1
+
+    with pytest.raises(DataError, match=r"^job: was begun with other settings .*beam"):
+        begun({"beam": 4}, overtaken({"beam": 2}))
+    assert begun({"beam": 2}, overtaken({"beam": 9})) == 7
+    Path("job", "plan.json").unlink()
+    assert begun({"beam": 2}, overtaken({"beam": 2})) == 7
+
+
 class Turned:
     """The task: turns lines round. Its worker dies `deaths` times at shards with these first lines."""
 

@@ -5,6 +5,7 @@ Models and inputs are named by their content. A later call in the same folder mu
 
 from __future__ import annotations
 
+import fcntl
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import xxhash
 from ziggurat.config.experiment import shown
 from ziggurat.data.files import write_atomically
 from ziggurat.data.store_checks import InputWatch, differences
-from ziggurat.data.temporary import TEMPORARY
+from ziggurat.data.temporary import TEMPORARY, locked
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json, read_bounded
 
@@ -24,6 +25,7 @@ __all__ = ["PLAN_FILE", "Plan", "fix_plan"]
 
 PLAN_FILE = "plan.json"
 _FORMAT = 1
+_LOCK = f".{PLAN_FILE}.lock"
 
 
 @dataclass(frozen=True)
@@ -87,27 +89,40 @@ def fix_plan(
     Raises DataError for a folder with another plan, or with other things; what `count` raises.
     """
     path = folder / PLAN_FILE
-    known = _known(path, verb)
-    if known is not None and (changed := differences(known["settings"], settings, verb)):
-        names = shown([name.removeprefix(f"{verb}.") for name in changed])
-        raise DataError(
-            f"{folder}: was begun with other settings or files (there -> now): {names}. Continue with the same ones, "
-            "or name another folder"
-        )
-    lines = count() if known is None else known["lines"]
-    if known is None:
+    lines = _lines_known(path, verb, settings)
+    if lines is None:
+        counted = count()
         # Written only now: a folder with a plan has passed all checks.
         folder.mkdir(parents=True, exist_ok=True)
-        document = {"format": _FORMAT, "settings": settings, "lines": lines}
-        write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
+        # Another call may have made the folder its own meanwhile: whoever has the lock first.
+        with locked(folder / _LOCK, fcntl.LOCK_EX, ""):
+            lines = _lines_known(path, verb, settings)
+            if lines is None:
+                lines = counted
+                document = {"format": _FORMAT, "settings": settings, "lines": lines}
+                write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
     return Plan(folder, verb, settings, lines, shard_lines, watch)
+
+
+def _lines_known(path: Path, verb: str, settings: dict[str, Any]) -> int | None:
+    """Return the lines of the plan in the folder; None where there is no plan yet. Raises DataError for another one."""
+    known = _known(path, verb)
+    if known is None:
+        return None
+    if changed := differences(known["settings"], settings, verb):
+        names = shown([name.removeprefix(f"{verb}.") for name in changed])
+        raise DataError(
+            f"{path.parent}: was begun with other settings or files (there -> now): {names}. Continue with the same "
+            "ones, or name another folder"
+        )
+    return int(known["lines"])
 
 
 def _known(path: Path, verb: str) -> dict[str, Any] | None:
     """Return the plan in the folder, or None for a new or empty folder. Raises DataError for anything else."""
     folder = path.parent
     if not path.exists():
-        if not folder.exists() or (folder.is_dir() and all(TEMPORARY.fullmatch(p.name) for p in folder.iterdir())):
+        if not folder.exists() or (folder.is_dir() and all(_passing(p.name) for p in folder.iterdir())):
             return None
         if not path.exists():  # a call for another part may have written it, and its lock, before we looked around
             raise DataError(f"{folder}: exists and is no folder of a `{verb}`; name another one")
@@ -118,3 +133,8 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
     except (OSError, DataError, ValueError, KeyError, TypeError, OverflowError):
         pass
     raise DataError(f"{path}: damaged, or of another version of ziggurat; name another folder")
+
+
+def _passing(name: str) -> bool:
+    """Return whether a call that has not written its plan yet may have left a file of this name."""
+    return name == _LOCK or TEMPORARY.fullmatch(name) is not None
