@@ -139,6 +139,18 @@ def test_batches_keep_their_budget_without_being_split(folder: Path) -> None:
             assert batch.sentences * max(batch.source.shape[1], batch.target_in.shape[1]) <= BATCH.max_tokens
 
 
+def test_pairs_that_several_modifiers_change_fit_into_the_length_that_is_planned(folder: Path) -> None:
+    """The same factor twice would plan far too much, a factor of what another one leaves too little."""
+    every = {name: {"probability": 1.0} for name in ("no_end_punctuation", "upper_case", "title_case")}
+    store, pairs = modifier(folder, every)
+    sides = store.train.pairs(range(300))
+    found = pairs.modified(np.arange(300), 1, *sides, [])
+    assert len(found.texts) >= 265
+    assert all(text.isupper() and text[-1].isalnum() for texts in found.texts.values() for text in texts)
+    for room, ids in zip(pairs.lengths(1), (found.sources, found.targets), strict=True):
+        assert room.sum() < 1.15 * sum(map(len, ids))
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name: str) -> None:
     share = 0.02 if name in ("inline", "terms") else 1.0

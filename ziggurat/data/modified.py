@@ -210,15 +210,20 @@ class PairModifier:
         hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
         both = (self._table.source_lengths, self._table.target_lengths)
         stored = [lengths[indices].astype(np.int64) for lengths in both]
-        rooms = [
+        whole = [
             (one + np.where(partners >= 0, lengths[partners], 0).sum(axis=1)).astype(np.float64)
             for one, lengths in zip(stored, both, strict=True)
         ]
+        rooms = [one.copy() for one in whole]
+        recased = np.zeros(len(indices), bool)
         for number, (name, foretold) in enumerate(self._foretold.items()):
             rows = np.flatnonzero(hits[number] >= 0)
+            if name in _EVERY_WORD:  # upper case leaves title case, which comes later, nothing to change
+                rows = rows[~recased[rows]]
+                recased[rows] = True
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
-            for side in (0, 1):
-                rooms[side][rows] = rooms[side][rows] * foretold[side].ratio(ids[side]) + foretold[side].constant
+            for side in (0, 1):  # added up: factors upon factors would plan far too much or too little
+                rooms[side][rows] += whole[side][rows] * (foretold[side].ratio(ids[side]) - 1) + foretold[side].constant
         source, target = (
             np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
             for one, room in zip(stored, rooms, strict=True)
