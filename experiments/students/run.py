@@ -15,10 +15,12 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -43,6 +45,7 @@ from ziggurat.training.objective import settle_precision  # noqa: E402
 
 SEED = 1
 UPDATE_TOKENS = 2048
+CORES = len(os.sched_getaffinity(0))
 
 
 def ziggurat(*arguments: str | Path) -> None:
@@ -66,6 +69,11 @@ class Study:
     data: Path | None
     results: Path
     plan: Plan
+
+    @property
+    def models(self) -> list[str]:
+        """Names of what is exported and measured."""
+        return ["teacher", *(name for student in self.plan.students for name in (student, f"{student}-int8"))]
 
     def text(self, name: str) -> Path:
         """Return a file of text, which is cut to the plan's number of lines when it is first asked for."""
@@ -159,27 +167,25 @@ def updates_of(study: Study, name: str) -> int:
     return max(20, round(study.plan.systems[name].core_seconds / cost[name]))
 
 
-def train(study: Study, name: str) -> None:
-    """Prepare the data of a system and train it."""
+def make_ready(study: Study, name: str) -> None:
+    """Prepare the data of a system and write its configuration, unless its training has begun."""
     if study.run(name).exists():
-        _train(study.run(name), study.config(name))
         return
     write_config(study, name, 20)
     if not study.store(name).exists():
         ziggurat("prepare", study.config(name))
     write_config(study, name, updates_of(study, name))
-    _train(study.run(name), study.config(name))
 
 
-def _train(run: Path, config: Path, *more: str) -> None:
+def train(run: Path, config: Path, *changes: str, threads: int) -> None:
     """Train a run to its end, from where it is."""
     if not run.exists():
-        ziggurat("train", config, "--run", run, *more)
+        ziggurat("train", config, "--run", run, "--threads", str(threads), *changes)
         return
     last = run / "last"
     done = int(last.resolve().name.removeprefix("step-")) if last.exists() else 0
     if done < (load_experiment(run / "config.yaml").training.stop.updates or 0):
-        ziggurat("train", "--run", run, "--resume")
+        ziggurat("train", "--run", run, "--resume", "--threads", str(threads))
 
 
 def distil(study: Study) -> None:
@@ -201,8 +207,9 @@ def distil(study: Study) -> None:
     ziggurat("filter", *backward, "--source", sides[0], "--target", sides[1], "--out", study.work / "filtered")
 
 
-def fine_tune(study: Study, name: str) -> None:
-    """Train a student on for some updates, in int8."""
+def train_student(study: Study, name: str) -> None:
+    """Train a student on one core, then for some updates more in int8."""
+    train(study.run(name), study.config(name), threads=1)
     run = study.run(f"{name}-int8")
     updates = max(2, round(study.plan.tune_share * updates_of(study, name)))
     every = max(1, updates // 4)
@@ -214,7 +221,7 @@ def fine_tune(study: Study, name: str) -> None:
         f"training.checkpoint={{every_updates: {every}, keep_last: 1}}",
         f"training.validation={{every_updates: {every}, decode: false}}",
     ]
-    _train(run, study.config(name), *changes)
+    train(run, study.config(name), *changes, threads=1)
 
 
 def export(study: Study, name: str) -> None:
@@ -233,22 +240,23 @@ def export(study: Study, name: str) -> None:
 
 def everything(study: Study) -> None:
     """Bring each part about, unless it is there."""
-    train(study, "teacher")
-    train(study, "backward")
+    for name in ("teacher", "backward"):
+        make_ready(study, name)
+        train(study.run(name), study.config(name), threads=CORES)
     distil(study)
-    models = ["teacher"]
-    for name in study.plan.students:
-        train(study, name)
-        fine_tune(study, name)
-        models += [name, f"{name}-int8"]
-    for name in models:
+    for name in study.plan.students:  # before the first training, or that one would weigh on the costs measured
+        make_ready(study, name)
+    with ThreadPoolExecutor(CORES) as pool:
+        for done in [pool.submit(train_student, study, name) for name in study.plan.students]:
+            done.result()
+    for name in study.models:
         export(study, name)
     measure_all(study)
 
 
 def measure_all(study: Study) -> None:
     """Translate the test set by every model and engine, in turns; write the figures."""
-    models = ["teacher", *(name for student in study.plan.students for name in (student, f"{student}-int8"))]
+    models = study.models
     figures = measure(
         {name: (study.run(name), study.served(name)) for name in models},
         {name: study.work / f"{study.store(name.removesuffix('-int8')).name}.shortlist" for name in models},
