@@ -85,10 +85,10 @@ def _systems(width: int) -> dict[str, System]:
     return {
         "teacher": System(12, 6, 4 * width, 3300),
         "backward": System(3, 3, 4 * width, 500),
-        "6-6": System(6, 6, 4 * width, 1400),
-        "6-2": System(6, 2, inner(40, 16), 1400),
-        "12-1": System(12, 1, inner(56, 26), 1400),
-        "18-1": System(18, 1, inner(80, 38), 1400),
+        "6-6": System(6, 6, 4 * width, 1100),
+        "6-2": System(6, 2, inner(40, 16), 1100),
+        "12-1": System(12, 1, inner(56, 26), 1100),
+        "18-1": System(18, 1, inner(80, 38), 1100),
     }
 
 
