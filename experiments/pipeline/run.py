@@ -123,6 +123,12 @@ def noise_left(work: Path) -> dict[str, dict[str, int]]:
     return found
 
 
+def without_text(report: dict[str, Any]) -> dict[str, Any]:
+    """Return a report without its examples of dropped pairs: results are kept in the repository, text of corpora not."""
+    corpora = [{key: value for key, value in corpus.items() if key != "examples"} for corpus in report["corpora"]]
+    return {**report, "corpora": corpora}
+
+
 def main() -> None:
     """Run the experiment."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -145,7 +151,7 @@ def main() -> None:
         "minutes": (time.perf_counter() - began) / 60,
         "killed_after_seconds": killed,
         "noise": noise_left(work),
-        "report": json.loads((work / "road" / "report" / "report.json").read_bytes()),
+        "report": without_text(json.loads((work / "road" / "report" / "report.json").read_bytes())),
     }
     if given.like is not None:
         result["unlike"] = differences(work, given.like)
