@@ -1,4 +1,4 @@
-"""What is given away: the wheel alone, in an empty environment, is whole; no file of the tree holds text of a corpus."""
+"""What is given away: the wheel alone runs in an empty environment; no file of the tree holds text of a corpus."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def noise_left(work: Path) -> dict[str, dict[str, int]]:
 
 
 def without_text(report: dict[str, Any]) -> dict[str, Any]:
-    """Return a report without its examples of dropped pairs: results are kept in the repository, text of corpora not."""
+    """Return a report without its examples of dropped pairs: text of corpora does not belong in the repository."""
     corpora = [{key: value for key, value in corpus.items() if key != "examples"} for corpus in report["corpora"]]
     return {**report, "corpora": corpora}
 
