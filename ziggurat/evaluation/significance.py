@@ -69,6 +69,7 @@ def compare_scores(
         ),
         test_signature=_signature(resamplings, trials) if pairs else "",
         decimals=metric.decimals,
+        sentences=len(pooled[0]),
     )
 
 
