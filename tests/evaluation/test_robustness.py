@@ -135,7 +135,7 @@ def test_one_system_has_no_contests() -> None:
         ["chrf"],
         TestSet([["the dog"]]),
     )
-    assert found.contests == found.cost_differences == ()
+    assert found.contests == found.effect_differences == ()
     assert found.effects[0].undisturbed == pytest.approx(100)
 
 
@@ -153,14 +153,14 @@ def test_costs_of_two_systems_are_compared_on_the_same_resamples() -> None:
 
     resampled = [difference(rows) for rows in np.random.default_rng(12345).choice(40, size=(100, 40)).tolist()]
     observed, mean = difference(range(40)), sum(resampled) / 100
-    first, second = results.cost_differences
+    first, second = results.effect_differences
     assert (first.left, first.right, first.perturbation, first.metric) == ("a", "b", "mild", "BLEU")
     assert first.difference == pytest.approx(observed)
     assert first.p == pytest.approx((sum(abs(value - mean) >= abs(observed) for value in resampled) + 1) / 101)
     assert second.difference > 0  # a loses less
     assert [first.p_adjusted, second.p_adjusted] == holm([p for p in (first.p, second.p) if p is not None])
     page = robustness_page(results)
-    assert "what it costs" in page
+    assert "what is lost" in page
     assert f"{observed:+.2f}" in page
 
 
@@ -173,7 +173,7 @@ def test_few_cases_are_not_tested() -> None:
 
     trials = [cut(TRIALS[2], cases) for cases in (1, FEWEST_CASES - 1, FEWEST_CASES, 40)]
     found = judge(["a", "b"], ["", ""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)
-    for group in (found.effects[:4], found.effects[4:], found.contests, found.cost_differences):
+    for group in (found.effects[:4], found.effects[4:], found.contests, found.effect_differences):
         assert [one.p is None for one in group] == [True, True, False, False]
         assert [one.p_adjusted for one in group[2:]] == holm([one.p for one in group[2:] if one.p is not None])
     assert found.effects[0].difference < 0

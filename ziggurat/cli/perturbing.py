@@ -26,7 +26,7 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.evaluation.findings import FEWEST_CASES
 
 if TYPE_CHECKING:
-    from ziggurat.evaluation.robustness import Contest, CostDifference, Effect, Robustness
+    from ziggurat.evaluation.robustness import Contest, Effect, EffectDifference, Robustness
     from ziggurat.report.disturbed import DisturbedSet, SystemOutputs
 
 __all__ = ["PerturbOptions", "perturb_systems", "perturbation_names"]
@@ -192,7 +192,7 @@ def _text(results: Robustness) -> str:
         parts.append("\n".join([f"{metric}{direction}|{printable(signature, _LINE)}", aligned(rows)]))
         for title, between in (
             (f"{metric}, disturbed", results.contests),
-            (f"{metric}, what it costs", results.cost_differences),
+            (f"{metric}, disturbed - as it is", results.effect_differences),
         ):
             own = [one for one in between if one.metric == metric]
             if own:
@@ -206,7 +206,7 @@ def _text(results: Robustness) -> str:
     return "\n\n".join(parts)
 
 
-def _tested(found: Effect | Contest | CostDifference) -> tuple[str, str]:
+def _tested(found: Effect | Contest | EffectDifference) -> tuple[str, str]:
     """Return a difference with its mark, and its p-value."""
     p = found.p_adjusted
     mark = "*" if p is not None and p < _SIGNIFICANT else " "

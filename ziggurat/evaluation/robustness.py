@@ -18,7 +18,7 @@ from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 from ziggurat.evaluation.significance import RESAMPLINGS, holm, p_values, resampled_scores, two_sided_p
 
-__all__ = ["Contest", "CostDifference", "Disturbed", "Effect", "Harm", "Robustness", "Trial", "judge"]
+__all__ = ["Contest", "Disturbed", "Effect", "EffectDifference", "Harm", "Robustness", "Trial", "judge"]
 
 _EXAMPLES = 5
 _EXAMPLE_METRIC = "chrf"
@@ -79,7 +79,7 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class CostDifference:
+class EffectDifference:
     """How much less, or more, a perturbation costs one of two systems than the other under one metric."""
 
     left: str
@@ -94,7 +94,7 @@ class CostDifference:
     """Corrected for perturbations and pairs."""
 
 
-_Tested = TypeVar("_Tested", Effect, Contest, CostDifference)
+_Tested = TypeVar("_Tested", Effect, Contest, EffectDifference)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Robustness:
     perturbations: tuple[Disturbed, ...]
     effects: tuple[Effect, ...]
     contests: tuple[Contest, ...]
-    cost_differences: tuple[CostDifference, ...]
+    effect_differences: tuple[EffectDifference, ...]
     left_out: tuple[str, ...]
     """Perturbations that change no line."""
 
@@ -178,20 +178,20 @@ def judge(
     """
     effects: list[Effect] = []
     contests: list[Contest] = []
-    costs: list[CostDifference] = []
+    costs: list[EffectDifference] = []
     kinds = [scoring.metric(name) for name in metrics]
     names = [str(kind.from_sums(add_up(kind.statistics([scoring.references[0]])[0])).name) for kind in kinds]
     for name, shown in zip(metrics, names, strict=True):
         of_metric: list[Effect] = []
         between: list[Contest] = []
-        of_costs: list[CostDifference] = []
+        of_costs: list[EffectDifference] = []
         for trial in trials:
             metric = _metric(scoring, trial, name)
             tables = [metric.statistics(outputs) for outputs in zip(trial.found, trial.ideal, strict=True)]
             measured = _Measured(metric, shown, systems, trial, tables, resamplings)
             of_metric += _effects(measured)
             between += _contests(measured)
-            of_costs += _cost_differences(measured)
+            of_costs += _effect_differences(measured)
         for system in systems:
             effects += _corrected([effect for effect in of_metric if effect.system == system])
         contests += _corrected(between)
@@ -257,7 +257,7 @@ def _contests(of: _Measured) -> Iterator[Contest]:
         yield Contest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
 
 
-def _cost_differences(of: _Measured) -> Iterator[CostDifference]:
+def _effect_differences(of: _Measured) -> Iterator[EffectDifference]:
     """Yield by how much less a trial costs one system of each pair than the other; not corrected yet.
 
     A resample draws the same cases for both systems, disturbed and not.
@@ -270,7 +270,7 @@ def _cost_differences(of: _Measured) -> Iterator[CostDifference]:
     for left, right in combinations(range(len(changes)), 2):
         difference = changes[left] - changes[right]
         p = None if resampled is None else two_sided_p(difference, resampled[left] - resampled[right])
-        yield CostDifference(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
+        yield EffectDifference(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
 
 
 def _corrected(found: Sequence[_Tested]) -> list[_Tested]:
