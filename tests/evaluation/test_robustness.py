@@ -135,7 +135,7 @@ def test_one_system_has_no_contests() -> None:
         ["chrf"],
         TestSet([["the dog"]]),
     )
-    assert found.contests == found.effect_differences == ()
+    assert (found.contests, found.effect_differences) == ((), ())
     assert found.effects[0].undisturbed == pytest.approx(100)
 
 
