@@ -38,11 +38,14 @@ def test_a_model_as_text_json_and_page(
     for words in ("5 sentences; paired bootstrap", "BLEU|nrefs:1", "chrF2|nrefs:1", *PERTURBATIONS):
         assert words in out
     assert "difference" in out.splitlines()[4]
+    assert "too few: 30 cases are the fewest" in out
+    assert "*" not in out.partition("BLEU|")[2]
     status, out, errors = ziggurat(*call, "--perturb", "short,long", "--metrics", "chrf", "--json")
     assert status == 0, errors
     record = json.loads(out)
     assert [(p["name"], p["cases"]) for p in record["perturbations"]] == [("short", 1), ("long", 1)]
     assert [effect["metric"] for effect in record["effects"]] == ["chrF2", "chrF2"]
+    assert [effect["p_adjusted"] for effect in record["effects"]] == [None, None]
     html = page.read_text()
     assert "<b> sees" not in html  # escaped: it is text of the reference
     assert "script" not in html.replace("default-src", "")
@@ -59,7 +62,8 @@ def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple
     )
     assert status == 0, errors
     assert "Between systems, on disturbed lines" in out
-    assert "a − b" in out
+    assert "Between systems, what is lost" in out
+    assert out.count("a − b") == 4
 
 
 @pytest.mark.slow

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 
 import pytest
 
+from ziggurat.cli.compare_tables import comparison_text
 from ziggurat.errors import DataError
 from ziggurat.evaluation.comparison import Comparison, comparison_from_json
 from ziggurat.evaluation.findings import (
@@ -96,3 +98,25 @@ def test_verdicts(difference: float, adjusted: float, higher_is_better: bool, ve
     assert found.verdict("b", "a") == {"+": "-", "-": "+", "=": "="}[verdict]
     with pytest.raises(KeyError):
         found.verdict("a", "c")
+
+
+def test_no_verdict_of_few_sentences() -> None:
+    found = scores(1.0, 0.001)
+    assert [replace(found, sentences=count).verdict("a", "b") for count in (1, 29, 30)] == ["?", "?", "+"]
+    comparison = replace(sample(), scores=(replace(found, sentences=1),))
+    assert comparison_from_json(json.dumps(comparison.as_record()), "c.json") == comparison
+    earlier = comparison.as_record()
+    del earlier["scores"][0]["sentences"]
+    assert comparison_from_json(json.dumps(earlier), "c.json").scores[0].verdict("a", "b") == "+"
+
+
+@pytest.mark.parametrize("sentences", [1, 40])
+def test_tables_of_few_sentences_say_so(sentences: int) -> None:
+    pairs = tuple(Pair(a, b, 1.0, 0.001, 0.001, 0.001, 0.001) for a, b in (("a", "b"), ("a", "c"), ("b", "c")))
+    one = OverSeeds.of([1.0])
+    tested = Scores("M", "s", True, (one, one, one), pairs, "t", sentences=sentences)
+    names = tuple(SystemNotes(name, 1, ()) for name in "abc")
+    text = comparison_text(Comparison(names, sentences, 1, "13a", (tested,), (), (), (), (), ()))
+    assert "0.0010" in text  # as sacreBLEU has it
+    assert ("1 sentence: too few to tell" in text) == (sentences == 1)
+    assert ("row better than column" in text) == (sentences == 40)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import sacrebleu
 from sacrebleu.significance import PairedTest
 
+from ziggurat.evaluation.findings import FEWEST_CASES
 from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.robustness import Robustness, Trial, judge
 from ziggurat.evaluation.significance import holm
+from ziggurat.report.robustness import robustness_page
 
 WORDS = [
     "the",
@@ -95,15 +99,16 @@ def test_what_is_harmed_is_significant_and_what_is_not_is_not(results: Robustnes
     assert results.effect("a", "none", "BLEU").p_adjusted == 1
     strong = results.effect("a", "strong", "BLEU")
     assert strong.difference < -20
+    assert strong.p_adjusted is not None
     assert strong.p_adjusted < 0.05
     assert results.effect("a", "strong", "TER").difference > 20
     for system in results.systems:
         for metric in results.metrics:
             own = [e for e in results.effects if (e.system, e.metric) == (system, metric)]
-            assert [e.p_adjusted for e in own] == holm([e.p for e in own])
+            assert [e.p_adjusted for e in own] == holm([e.p for e in own if e.p is not None])
     between = [c for c in results.contests if c.metric == "BLEU"]
     assert [c.perturbation for c in between] == ["none", "weak", "strong"]
-    assert [c.p_adjusted for c in between] == holm([c.p for c in between])
+    assert [c.p_adjusted for c in between] == holm([c.p for c in between if c.p is not None])
     undisturbed = results.effect("a", "none", "BLEU").disturbed - results.effect("b", "none", "BLEU").disturbed
     assert between[0].difference == pytest.approx(undisturbed)
 
@@ -130,5 +135,54 @@ def test_one_system_has_no_contests() -> None:
         ["chrf"],
         TestSet([["the dog"]]),
     )
-    assert found.contests == ()
+    assert (found.contests, found.effect_differences) == ((), ())
     assert found.effects[0].undisturbed == pytest.approx(100)
+
+
+def test_costs_of_two_systems_are_compared_on_the_same_resamples() -> None:
+    """Against a plain loop over lines, with sacreBLEU's random numbers."""
+    mild, metric = trial("mild", (0.06, 0.1)), sacrebleu.BLEU()
+    results = judge(["a", "b"], ["", ""], [mild, TRIALS[1]], ["bleu"], TestSet([REFERENCES]), resamplings=100)
+
+    def difference(rows: Sequence[int]) -> float:
+        wanted, lost = [REFERENCES[row] for row in rows], []
+        for ideal, disturbed in zip(mild.ideal, mild.found, strict=True):
+            scores = [metric.corpus_score([lines[row] for row in rows], [wanted]).score for lines in (ideal, disturbed)]
+            lost.append(scores[0] - scores[1])
+        return lost[1] - lost[0]
+
+    resampled = [difference(rows) for rows in np.random.default_rng(12345).choice(40, size=(100, 40)).tolist()]
+    observed, mean = difference(range(40)), sum(resampled) / 100
+    first, second = results.effect_differences
+    assert (first.left, first.right, first.perturbation, first.metric) == ("a", "b", "mild", "BLEU")
+    assert first.difference == pytest.approx(observed)
+    assert first.p == pytest.approx((sum(abs(value - mean) >= abs(observed) for value in resampled) + 1) / 101)
+    assert second.difference > 0  # a loses less
+    assert [first.p_adjusted, second.p_adjusted] == holm([p for p in (first.p, second.p) if p is not None])
+    page = robustness_page(results)
+    assert "what is lost" in page
+    assert f"{observed:+.2f}" in page
+
+
+def test_few_cases_are_not_tested() -> None:
+    """All resamples of one case are equal: p would be 1/1001 whatever the difference."""
+
+    def cut(trial: Trial, cases: int) -> Trial:
+        found, ideal = ([lines[:cases] for lines in texts] for texts in (trial.found, trial.ideal))
+        return Trial(str(cases), "", trial.inputs[:cases], [REFERENCES[:cases]], found, ideal)
+
+    trials = [cut(TRIALS[2], cases) for cases in (1, FEWEST_CASES - 1, FEWEST_CASES, 40)]
+    found = judge(["a", "b"], ["", ""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)
+    for group in (found.effects[:4], found.effects[4:], found.contests, found.effect_differences):
+        assert [one.p is None for one in group] == [True, True, False, False]
+        assert [one.p_adjusted for one in group[2:]] == holm([one.p for one in group[2:] if one.p is not None])
+    assert found.effects[0].difference < 0
+    record = json.loads(json.dumps(found.as_record()))
+    assert record["effects"][0]["p_adjusted"] is None
+    page = robustness_page(found)
+    assert page.count("too few to tell") == 4 * 2
+    assert "Too few cases to tell: 1, 29." in page
+    one = [Trial("1", "", ["s"], [["the dog"]], [["a dog"]], [["the dog"]])]
+    alone = robustness_page(judge(["a"], [""], one, ["chrf"], TestSet([["the dog"]])))
+    assert "a: too few cases to tell: 1" in alone
+    assert "significantly worse" not in alone

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.evaluation.test_robustness import REFERENCES, TRIALS
 from tests.pipeline.conftest import whole
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
+from ziggurat.evaluation.metrics import TestSet
+from ziggurat.evaluation.robustness import Trial, judge
 from ziggurat.pipeline import summary
 from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.times import Times
 from ziggurat.report.pipeline import pipeline_page
 
@@ -34,3 +38,34 @@ def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_transla
     page = pipeline_page(summary._summary(road, [], Times(tmp_path / "times.json")))
     assert f'<p class="warning">{notice}</p>' in page
     assert "990 of 990 lines as the model in fp32,\n995 of 1,000 after quantisation" in page
+
+
+def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The undisturbed scores are not those of the whole test set, and rows differ in their lines."""
+    monkeypatch.setattr(summary, "_models", lambda road: [])
+    road = Road(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
+    (ideal, _), (outputs, _) = TRIALS[2].ideal, TRIALS[2].found
+    trials = [
+        Trial(name, "", REFERENCES[:cases], [REFERENCES[:cases]], [outputs[:cases]], [ideal[:cases]])
+        for name, cases in (("strong", 40), ("few", 9))
+    ]
+    judged = judge(["teacher"], [""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)
+    score = {"name": "chrF2", "value": 20.6, "signature": "s", "sentences": 500}
+    folder = road.at("evaluate")
+    folder.mkdir(parents=True)
+    for name, content in {
+        "scores.json": {"systems": [["teacher", "a model"]], "tests": {"babel": {"teacher": [score]}}},
+        "robustness.json": judged.as_record(),
+    }.items():
+        (folder / name).write_text(json.dumps(content))
+    evaluate = Step("evaluate", "evaluates", {}, lambda folder: None, {}, outputs=())
+    found = summary._summary(road, [evaluate], Times(tmp_path / "times.json"))
+    assert (found.disturbed_lines, found.cases) == (40, {"strong": 40, "few": 9})
+    page = pipeline_page(found)
+    assert "chrF2 on the first 40 lines of babel" in page
+    for cases, mark, effect in zip((40, 9), ("*", ""), found.effects, strict=True):
+        cell = f"{effect.undisturbed:.1f} → {effect.disturbed:.1f} ({effect.difference:+.1f}{mark})"
+        assert f'<td class="n">{cases}</td>\n<td class="n">{cell}</td>' in page
+    assert "fewer than 30 cases" in page

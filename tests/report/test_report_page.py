@@ -101,11 +101,14 @@ def test_hostile_sentences_are_text_in_every_translation(tmp_path: Path, monkeyp
     )
     sentences = Sentences(bad, [bad, "eins"], [bad, "one"], [None, None], "en")
     content = gather(runs, lambda: sentences)
+    assert content.translations is not None
     text = page(content)
     found = sound(text)
     assert "b" not in found.tags
     assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
     assert "&amp;lt;" in text  # what was escaped in the data stays as it was
+    assert "; 2 are too few to tell whether by chance." in text
+    assert text.count("<td>too few sentences to tell</td>") == len(content.translations.comparison.scores)
 
 
 @pytest.mark.parametrize("missing", ["everything", "validations", "bleu", "checkpoint"])

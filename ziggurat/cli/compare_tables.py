@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ziggurat.cli.output import counted
 from ziggurat.errors import printable
+from ziggurat.evaluation.findings import FEWEST_CASES
 
 if TYPE_CHECKING:
     from ziggurat.evaluation.comparison import Comparison
@@ -68,7 +69,13 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         shown_values = (f"{value:.4f}" for value in (values if several else values[::2]))
         rows.append([label, f"{pair.difference:+.{scores.decimals}f}", *shown_values])
     shown = [f"{scores.metric}: differences and p-values ({scores.test_signature})", aligned(rows)]
-    if len(originals) > 2:
+    if scores.too_few:
+        assert scores.sentences is not None
+        shown.append(
+            f"{counted(scores.sentences, 'sentence')}: too few to tell. With fewer than {FEWEST_CASES}, these p-values "
+            "come out far too small."
+        )
+    if len(originals) > 2 and not scores.too_few:
         matrix = [
             [printable(row), *("" if row == column else scores.verdict(row, column) for column in originals)]
             for row in originals

@@ -23,9 +23,10 @@ from ziggurat.cli.output import (
 )
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
 from ziggurat.errors import ConfigError, printable
+from ziggurat.evaluation.findings import FEWEST_CASES
 
 if TYPE_CHECKING:
-    from ziggurat.evaluation.robustness import Robustness
+    from ziggurat.evaluation.robustness import Contest, Effect, EffectDifference, Robustness
     from ziggurat.report.disturbed import DisturbedSet, SystemOutputs
 
 __all__ = ["PerturbOptions", "perturb_systems", "perturbation_names"]
@@ -185,20 +186,28 @@ def _text(results: Robustness) -> str:
             row = [disturbance.name, f"{disturbance.cases:,}"]
             for system in results.systems:
                 effect = results.effect(system, disturbance.name, metric)
-                mark = "*" if effect.p_adjusted < _SIGNIFICANT else " "
-                row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}"]
-                row += [f"{effect.difference:+.2f}{mark}", f"{effect.p_adjusted:.3f}"]
+                row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}", *_tested(effect)]
             rows.append(row)
         direction = "" if up else " (lower is better)"
         parts.append("\n".join([f"{metric}{direction}|{printable(signature, _LINE)}", aligned(rows)]))
-        contests = [contest for contest in results.contests if contest.metric == metric]
-        if contests:
-            rows = [[f"{metric}, disturbed", "", "difference", "adjusted p"]]
-            for c in contests:
-                mark = "*" if c.p_adjusted < _SIGNIFICANT else " "
-                label = f"{printable(c.left)} - {printable(c.right)}"
-                rows.append([c.perturbation, label, f"{c.difference:+.2f}{mark}", f"{c.p_adjusted:.3f}"])
-            parts.append(aligned(rows))
+        for title, between in (
+            (f"{metric}, disturbed", results.contests),
+            (f"{metric}, disturbed - as it is", results.effect_differences),
+        ):
+            own = [one for one in between if one.metric == metric]
+            if own:
+                labels = (f"{printable(one.left)} - {printable(one.right)}" for one in own)
+                lines = [[one.perturbation, label, *_tested(one)] for one, label in zip(own, labels, strict=True)]
+                parts.append(aligned([[title, "", "difference", "adjusted p"], *lines]))
+    if any(effect.p is None for effect in results.effects):
+        parts.append(f"too few: {FEWEST_CASES} cases are the fewest that tell a difference from chance")
     if results.left_out:
         parts.append(f"Left out, since they change no line: {', '.join(results.left_out)}")
     return "\n\n".join(parts)
+
+
+def _tested(found: Effect | Contest | EffectDifference) -> tuple[str, str]:
+    """Return a difference with its mark, and its p-value."""
+    p = found.p_adjusted
+    mark = "*" if p is not None and p < _SIGNIFICANT else " "
+    return f"{found.difference:+.2f}{mark}", "too few" if p is None else f"{p:.3f}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.jobs import JobOptions, model_choice, translation_job
 from ziggurat.cli.output import (
+    counted,
     line_progress,
     output_stream,
     pair_up,
@@ -21,6 +22,7 @@ from ziggurat.cli.output import (
 )
 from ziggurat.data.sides import Trigrams, resembles_more
 from ziggurat.errors import ConfigError
+from ziggurat.evaluation.findings import FEWEST_CASES
 
 if TYPE_CHECKING:
     from ziggurat.decoding.served import ServedTranslator
@@ -246,6 +248,11 @@ def score_system(
     # (3) Scores
     warn_of_sides(hypotheses, test_set)
     scores = score_outputs(test_set, hypotheses, scoring)
+    if scoring.confidence and len(hypotheses) < FEWEST_CASES:
+        say(
+            f"warning: {counted(len(hypotheses), 'sentence')}: too few for `--confidence`. With fewer than "
+            f"{FEWEST_CASES}, its intervals come out too narrow."
+        )
     if json:
         print_json([score.as_record() for score in scores])
     else:

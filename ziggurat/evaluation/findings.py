@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 __all__ = [
+    "FEWEST_CASES",
     "Bucket",
     "BucketTable",
     "Example",
@@ -23,6 +24,10 @@ __all__ = [
     "SentenceTable",
     "SystemNotes",
 ]
+
+FEWEST_CASES = 30
+"""Cases that a test of significance needs at least. Resamples of few cases are near copies of one another (of a single
+one, all are equal), so p-values come out far too small: docs/evaluate.md has figures."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +98,25 @@ class Scores:
     """The settings of the tests; empty with one system."""
     decimals: int = 2
     """Decimals of the scores to show."""
+    sentences: int | None = None
+    """Lines of the test set; None in a record of an earlier version."""
+
+    @property
+    def too_few(self) -> bool:
+        """Whether the sentences are too few to tell a difference from chance, whatever the p-values."""
+        return self.sentences is not None and self.sentences < FEWEST_CASES
 
     def verdict(self, row: str, column: str) -> str:
         """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.
 
+        With too few sentences to tell: `?`.
         By the adjusted p-value of the paired bootstrap, 0.05 at most; Table 3 of Liu et al. 2020 (P3) uses the plain
         one. Raises KeyError where there is no such pair.
         """
         for pair in self.pairs:
             if {pair.left, pair.right} == {row, column}:
+                if self.too_few:
+                    return "?"
                 if pair.bootstrap_adjusted >= 0.05 or pair.difference == 0:
                     return "="
                 left_is_better = (pair.difference > 0) == self.higher_is_better

@@ -3,7 +3,7 @@
 The undisturbed score is that of the translation that a system should give (ziggurat.data.perturbations), against the
 same references, so the difference belongs to the disturbance alone. It is tested by the paired bootstrap (Koehn 2004);
 p-values are corrected for the number of tests of a system under a metric (Holm 1979), and those between systems for the
-number of perturbations and pairs.
+number of perturbations and pairs. Fewer than FEWEST_CASES are not tested: p is None.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
+from ziggurat.evaluation.findings import FEWEST_CASES
 from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
-from ziggurat.evaluation.significance import RESAMPLINGS, holm, p_values
+from ziggurat.evaluation.significance import RESAMPLINGS, holm, p_values, resampled_scores, two_sided_p
 
-__all__ = ["Contest", "Disturbed", "Effect", "Harm", "Robustness", "Trial", "judge"]
+__all__ = ["Contest", "Disturbed", "Effect", "EffectDifference", "Harm", "Robustness", "Trial", "judge"]
 
 _EXAMPLES = 5
 _EXAMPLE_METRIC = "chrf"
@@ -55,9 +56,9 @@ class Effect:
     disturbed: float
     difference: float
     """Disturbed minus undisturbed."""
-    p: float
-    """Of the paired bootstrap, two-sided."""
-    p_adjusted: float
+    p: float | None
+    """Of sacreBLEU's paired bootstrap; None: too few cases to tell."""
+    p_adjusted: float | None
     """Corrected for the perturbations of the system."""
 
 
@@ -71,9 +72,29 @@ class Contest:
     metric: str
     difference: float
     """Score of `left` minus that of `right`, both disturbed."""
-    p: float
-    p_adjusted: float
+    p: float | None
+    """Of sacreBLEU's paired bootstrap; None: too few cases to tell."""
+    p_adjusted: float | None
     """Corrected for perturbations and pairs."""
+
+
+@dataclass(frozen=True)
+class EffectDifference:
+    """How much less, or more, a perturbation costs one of two systems than the other under one metric."""
+
+    left: str
+    right: str
+    perturbation: str
+    metric: str
+    difference: float
+    """`Effect.difference` of `left` minus that of `right`: where more is better, positive if `left` loses less."""
+    p: float | None
+    """Of a paired bootstrap of this difference, two-sided; None: too few cases to tell."""
+    p_adjusted: float | None
+    """Corrected for perturbations and pairs."""
+
+
+_Tested = TypeVar("_Tested", Effect, Contest, EffectDifference)
 
 
 @dataclass(frozen=True)
@@ -118,6 +139,7 @@ class Robustness:
     perturbations: tuple[Disturbed, ...]
     effects: tuple[Effect, ...]
     contests: tuple[Contest, ...]
+    effect_differences: tuple[EffectDifference, ...]
     left_out: tuple[str, ...]
     """Perturbations that change no line."""
 
@@ -156,22 +178,24 @@ def judge(
     """
     effects: list[Effect] = []
     contests: list[Contest] = []
+    costs: list[EffectDifference] = []
     kinds = [scoring.metric(name) for name in metrics]
     names = [str(kind.from_sums(add_up(kind.statistics([scoring.references[0]])[0])).name) for kind in kinds]
     for name, shown in zip(metrics, names, strict=True):
         of_metric: list[Effect] = []
         between: list[Contest] = []
+        of_costs: list[EffectDifference] = []
         for trial in trials:
             metric = _metric(scoring, trial, name)
             tables = [metric.statistics(outputs) for outputs in zip(trial.found, trial.ideal, strict=True)]
-            of_metric += _effects(metric, shown, systems, trial, tables, resamplings)
-            between += _contests(metric, shown, systems, trial, [found for found, _ in tables], resamplings)
+            measured = _Measured(metric, shown, systems, trial, tables, resamplings)
+            of_metric += _effects(measured)
+            between += _contests(measured)
+            of_costs += _effect_differences(measured)
         for system in systems:
-            own = [effect for effect in of_metric if effect.system == system]
-            adjusted = holm([effect.p for effect in own])
-            effects += [replace(effect, p_adjusted=p) for effect, p in zip(own, adjusted, strict=True)]
-        adjusted = holm([contest.p for contest in between])
-        contests += [replace(contest, p_adjusted=p) for contest, p in zip(between, adjusted, strict=True)]
+            effects += _corrected([effect for effect in of_metric if effect.system == system])
+        contests += _corrected(between)
+        costs += _corrected(of_costs)
     return Robustness(
         tuple(systems),
         tuple(origins),
@@ -179,10 +203,11 @@ def judge(
         tuple(names),
         tuple(str(kind.signature()) for kind in kinds),
         tuple(kind.higher_is_better for kind in kinds),
-        f"paired bootstrap, {resamplings:,} resamplings, Holm",
+        f"paired bootstrap, {resamplings:,} resamplings, Holm, from {FEWEST_CASES} cases on",
         tuple(_harmed(scoring, trial, len(systems)) for trial in trials),
         tuple(effects),
         tuple(contests),
+        tuple(costs),
         tuple(left_out),
     )
 
@@ -193,37 +218,65 @@ def _metric(scoring: TestSet, trial: Trial, name: str) -> SegmentMetric:
     return test_set.metric(name)
 
 
-def _effects(
-    metric: SegmentMetric,
-    shown: str,
-    systems: Sequence[str],
-    trial: Trial,
-    tables: Sequence[Sequence[Statistics]],
-    resamplings: int,
-) -> Iterator[Effect]:
+@dataclass(frozen=True)
+class _Measured:
+    """A trial under one metric."""
+
+    metric: SegmentMetric
+    shown: str
+    systems: Sequence[str]
+    trial: Trial
+    tables: Sequence[Sequence[Statistics]]
+    """Of each system, of its disturbed translations and of the undisturbed ones."""
+    resamplings: int
+
+    def score(self, table: Statistics) -> float:
+        return float(self.metric.from_sums(add_up(table)).score)
+
+    @property
+    def tells(self) -> bool:
+        """Whether its cases are enough for tests."""
+        return len(self.trial.inputs) >= FEWEST_CASES
+
+
+def _effects(of: _Measured) -> Iterator[Effect]:
     """Yield the effect of a trial on each system; not corrected yet."""
-    for system, pair in zip(systems, tables, strict=True):
-        disturbed, undisturbed = (float(metric.from_sums(add_up(table)).score) for table in pair)
-        (p,) = p_values(metric, pair, "bs", resamplings)
-        yield Effect(system, trial.name, shown, undisturbed, disturbed, disturbed - undisturbed, p, p)
+    for system, pair in zip(of.systems, of.tables, strict=True):
+        disturbed, undisturbed = (of.score(table) for table in pair)
+        p = p_values(of.metric, pair, "bs", of.resamplings)[0] if of.tells else None
+        yield Effect(system, of.trial.name, of.shown, undisturbed, disturbed, disturbed - undisturbed, p, p)
 
 
-def _contests(
-    metric: SegmentMetric,
-    shown: str,
-    systems: Sequence[str],
-    trial: Trial,
-    tables: Sequence[Statistics],
-    resamplings: int,
-) -> Iterator[Contest]:
+def _contests(of: _Measured) -> Iterator[Contest]:
     """Yield the differences of all pairs of systems on a trial; not corrected yet."""
-    if len(systems) < 2:
-        return
-    scores = [float(metric.from_sums(add_up(table)).score) for table in tables]
-    pairs = combinations(range(len(systems)), 2)
-    for (left, right), p in zip(pairs, p_values(metric, tables, "bs", resamplings), strict=True):
-        difference = scores[left] - scores[right]
-        yield Contest(systems[left], systems[right], trial.name, shown, difference, p, p)
+    tables = [disturbed for disturbed, _ in of.tables]
+    scores = [of.score(table) for table in tables]
+    tested = iter(p_values(of.metric, tables, "bs", of.resamplings) if of.tells else [])
+    for left, right in combinations(range(len(tables)), 2):
+        difference, p = scores[left] - scores[right], next(tested, None)
+        yield Contest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
+
+
+def _effect_differences(of: _Measured) -> Iterator[EffectDifference]:
+    """Yield by how much less a trial costs one system of each pair than the other; not corrected yet.
+
+    A resample draws the same cases for both systems, disturbed and not.
+    """
+    changes = [of.score(disturbed) - of.score(undisturbed) for disturbed, undisturbed in of.tables]
+    resampled = None
+    if of.tells and len(changes) > 1:
+        scores = resampled_scores(of.metric, [table for pair in of.tables for table in pair], of.resamplings)
+        resampled = scores[::2] - scores[1::2]
+    for left, right in combinations(range(len(changes)), 2):
+        difference = changes[left] - changes[right]
+        p = None if resampled is None else two_sided_p(difference, resampled[left] - resampled[right])
+        yield EffectDifference(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
+
+
+def _corrected(found: Sequence[_Tested]) -> list[_Tested]:
+    """Return results with their p-values corrected for the number of those that were tested."""
+    adjusted = iter(holm([one.p for one in found if one.p is not None]))
+    return [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in found]
 
 
 def _harmed(scoring: TestSet, trial: Trial, systems: int) -> Disturbed:

@@ -18,10 +18,12 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from ziggurat.evaluation.findings import OverSeeds, Pair, Scores
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 
-__all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm", "p_values"]
+__all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm", "p_values", "resampled_scores", "two_sided_p"]
 
 RESAMPLINGS = 1000
 """Resamplings of the paired bootstrap: sacreBLEU's default, and the number in Liu et al. 2020 (P3)."""
@@ -69,6 +71,7 @@ def compare_scores(
         ),
         test_signature=_signature(resamplings, trials) if pairs else "",
         decimals=metric.decimals,
+        sentences=len(pooled[0]),
     )
 
 
@@ -118,6 +121,33 @@ def p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, cou
         for other, result in enumerate(of_systems[1:], start=first + 1):
             found.append(1.0 if scores[other] == scores[first] else float(result.p_value))
     return found
+
+
+def resampled_scores(metric: SegmentMetric, tables: Sequence[Statistics], count: int) -> np.ndarray:
+    """Return the score of each table of statistics on `count` resamples of its cases: `[tables, count]`.
+
+    A resample draws the same cases from all tables; they are the ones that sacreBLEU's paired bootstrap draws.
+    """
+    cases = len(tables[0])
+    drawn = np.random.default_rng(_seed()).choice(cases, size=(count, cases), replace=True)
+    arrays = [np.array(table, dtype=float) for table in tables]
+    return np.array([[metric.from_sums(array[rows].sum(0)).score for rows in drawn] for array in arrays], dtype=float)
+
+
+def two_sided_p(difference: float, resampled: np.ndarray) -> float:
+    """Return how likely a difference so large is where there is none, by its values on resamples.
+
+    These are shifted so that their mean is 0. Both tails count; sacreBLEU's test, which shifts absolute values, counts
+    about one.
+    """
+    beyond = int(np.sum(np.abs(resampled - resampled.mean()) >= abs(difference)))
+    return (beyond + 1) / (len(resampled) + 1)
+
+
+def _seed() -> int | None:
+    """Return the seed of sacreBLEU's tests; None where resamples are to differ every time."""
+    seed = os.environ.get("SACREBLEU_SEED", "12345")
+    return (None if seed.lower() == "none" else int(seed)) or None  # 0 is no seed there
 
 
 def _signature(resamplings: int, trials: int) -> str:

@@ -41,6 +41,8 @@ def report_step(road: Road, others: Sequence[Step], times: Path) -> Step:
 
 def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummary:
     """Return what the report tells, from what the other steps left."""
+    from ziggurat.evaluation.robustness import Effect
+
     steps = []
     for step in others:
         manifest, spent = read_manifest(road.at(step.name)), times.of(step.name)
@@ -49,6 +51,7 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
     names = {step.name for step in others}
     # Without the step, its folder may hold what an earlier version of the file asked for.
     evaluated = "evaluate" in names
+    robustness = (evaluated and read_document(road.at("evaluate", "robustness.json"))) or {}
     scores = (evaluated and read_document(road.at("evaluate", "scores.json"))) or {"systems": [], "tests": {}}
     return PipelineSummary(
         road.languages,
@@ -58,7 +61,9 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
         [(name, origin) for name, origin in scores["systems"]],
         scores["tests"],
         _speed(road, [name for name, _ in scores["systems"]]),
-        _effects(road) if evaluated else [],
+        [Effect(**effect) for effect in robustness.get("effects", [])],
+        robustness.get("sentences", 0),
+        {one["name"]: one["cases"] for one in robustness.get("perturbations", [])},
         {to: _export(road, to) for to in _targets(road)},
         {
             "ziggurat": __version__,
@@ -131,13 +136,6 @@ def _speed(road: Road, systems: Sequence[str]) -> list[SpeedRow]:
         lines, words, pieces = (found[key] / found["seconds"] for key in ("lines", "source_words", "target_pieces"))
         rows.append(SpeedRow(name, lines, words, pieces, found["threads"], found["bytes"]))
     return rows
-
-
-def _effects(road: Road) -> list[Any]:
-    from ziggurat.evaluation.robustness import Effect
-
-    found = read_document(road.at("evaluate", "robustness.json"))
-    return [] if found is None else [Effect(**effect) for effect in found["effects"]]
 
 
 def _targets(road: Road) -> list[str]:

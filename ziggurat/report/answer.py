@@ -110,9 +110,11 @@ def _tested(scores: Sequence[Scores]) -> str | None:
         return f"On the sentences translated for this report {pair.left} and {pair.right} have equal {first.metric}."
     left_is_better = (pair.difference > 0) == first.higher_is_better
     better, worse = (pair.left, pair.right) if left_is_better else (pair.right, pair.left)
-    p = max(pair.bootstrap_adjusted, pair.randomisation_adjusted)
     by = f"{abs(pair.difference):.1f} {first.metric}"
     where = "On the sentences translated for this report"
+    if first.too_few:
+        return f"{where} {better} is ahead of {worse} by {by}; {first.sentences} are too few to tell whether by chance."
+    p = max(pair.bootstrap_adjusted, pair.randomisation_adjusted)
     if p < _SIGNIFICANT:
         return f"{where} {better} is better than {worse} by {by}, which is not chance (p = {p:.3f})."
     return f"{where} {better} is ahead of {worse} by {by}, which may well be chance (p = {p:.2f})."

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from ziggurat.evaluation.findings import FEWEST_CASES
 from ziggurat.evaluation.robustness import Effect
 from ziggurat.report.template import page_templates
 
@@ -73,6 +74,8 @@ class PipelineSummary:
         scores: test set -> system -> sacreBLEU's scores (ziggurat.evaluation.scores.Score).
         speed: of the systems; none where it was not measured.
         effects: what disturbances cost (ziggurat.evaluation.robustness.Effect).
+        disturbed_lines: lines of the first test set that were disturbed, the first ones.
+        cases: perturbation -> how many cases of these lines it changes.
         exports: target -> what it was verified by.
         environment: versions and machine.
         notices: suspicious findings, such as sentences of a test set in training text.
@@ -86,6 +89,8 @@ class PipelineSummary:
     scores: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
     speed: Sequence[SpeedRow] = ()
     effects: Sequence[Effect] = ()
+    disturbed_lines: int = 0
+    cases: Mapping[str, int] = field(default_factory=dict)
     exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     notices: Sequence[str] = ()
@@ -140,4 +145,5 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
         effect={(effect.perturbation, effect.system): effect for effect in shown},
         metric=metrics[0] if metrics else "",
         robustness=robustness,
+        fewest=FEWEST_CASES,
     )

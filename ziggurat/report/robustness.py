@@ -41,8 +41,13 @@ def _sentence(results: Robustness, system: str) -> str:
     """Return which perturbations harm a system significantly, the worst first, under the first metric."""
     metric = results.metrics[0]
     own = [e for e in results.effects if e.system == system and e.metric == metric]
-    harmful = sorted((e for e in own if _worse(results, e) and e.p_adjusted < 0.05), key=lambda e: -abs(e.difference))
+    tested = [(effect, effect.p_adjusted) for effect in own if effect.p_adjusted is not None]
+    harmful = sorted((e for e, p in tested if _worse(results, e) and p < 0.05), key=lambda e: -abs(e.difference))
+    untested = ", ".join(effect.perturbation for effect in own if effect.p_adjusted is None)
+    rest = f" Too few cases to tell: {untested}." if untested else ""
+    if not tested:
+        return f"{system}:{rest.lower()}"
     if not harmful:
-        return f"{system}: no disturbance changes {metric} significantly for the worse."
+        return f"{system}: no disturbance changes {metric} significantly for the worse.{rest}"
     listed = ", ".join(f"{effect.perturbation} ({effect.difference:+.1f})" for effect in harmful)
-    return f"{system}: significantly worse {metric} with {listed}."
+    return f"{system}: significantly worse {metric} with {listed}.{rest}"
