@@ -22,9 +22,10 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -41,7 +42,7 @@ from ziggurat.config import load_experiment  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
 from ziggurat.data.files import write_atomically  # noqa: E402
 from ziggurat.export.exporter import reachable  # noqa: E402
-from ziggurat.training.objective import settle_precision  # noqa: E402
+from ziggurat.nn.precision import training_precision  # noqa: E402
 
 SEED = 1
 UPDATE_TOKENS = 2048
@@ -104,6 +105,12 @@ class Study:
         return self.work / "served" / name
 
 
+@cache
+def faster(width: int) -> Literal["fp32", "bf16"]:
+    """Return the precision in which this machine trains faster; named, since parts of a job might choose other ones."""
+    return training_precision(torch.device("cpu"), (width, 4 * width))
+
+
 def write_config(study: Study, name: str, updates: int) -> Path:
     """Write the configuration of a system; only its length is not known from the start."""
     plan, system = study.plan, study.plan.systems[name]
@@ -128,7 +135,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
         "model": system.model(plan.width),
         "training": {
             "seed": SEED,
-            "precision": "auto",
+            "precision": faster(plan.width),
             "batch": {"max_tokens": UPDATE_TOKENS},
             # A teacher's translations are already smooth.
             "loss": {"label_smoothing": 0.0 if name in plan.students else 0.1},
@@ -143,7 +150,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "tensorboard": False,
         },
         "decoding": {
-            "precision": "auto",
+            "precision": {"bf16": "bfloat16", "fp32": "float32"}[faster(plan.width)],
             "beam_size": 4,
             "endings": "beam",
             "length_penalty": {"kind": "none", "alpha": 0.0},
@@ -160,7 +167,7 @@ def updates_of(study: Study, name: str) -> int:
     file = study.results / "cost.json"
     cost: dict[str, float] = json.loads(file.read_text("utf-8")) if file.exists() else {}
     if name not in cost:
-        experiment = settle_precision(load_experiment(study.config(name)), torch.device("cpu"))
+        experiment = load_experiment(study.config(name))
         seconds = seconds_in_turns({name: experiment}, Store.open(study.store(name)), 10, clock=time.process_time)
         cost[name] = statistics.median(seconds[name])
         write_atomically(file, (json.dumps(cost, indent=1) + "\n").encode())
