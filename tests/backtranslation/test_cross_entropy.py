@@ -112,6 +112,7 @@ def test_what_cannot_be_filtered_is_refused(make_filter: MakeFilter, tmp_path: P
         ({"keep": 1.5}, ConfigError, "--keep 1.5"),
         ({"targets": (str(tmp_path / "few"),)}, DataError, "source has 44 lines, .*few has 1: they must pair up"),
         ({"targets": (str(tmp_path / "none"),)}, DataError, "--target: no such file"),
+        ({"decoding": {"precision": "auto"}}, ConfigError, "name the precision, `precision=float32`"),
     ):
         with pytest.raises(error, match=said):
             filtered(make_filter(**changes))
@@ -126,7 +127,7 @@ def test_what_cannot_be_filtered_is_refused(make_filter: MakeFilter, tmp_path: P
 def test_the_verb(ziggurat: Ziggurat, reverse: Path, make_filter: MakeFilter, tmp_path: Path) -> None:
     job = make_filter()
     texts = ("--source", *job.sources, "--target", *job.targets)
-    call = ("filter", reverse, *texts, "-o", tmp_path / "kept", "--device", "cpu", "--keep", "0.9")
+    call = ("filter", reverse, "precision=float32", *texts, "-o", tmp_path / "kept", "--device", "cpu", "--keep", "0.9")
     status, printed, errors = ziggurat(*call)
     assert status == 0, errors
     assert re.search(r"kept: 36 pairs of 44 lines; dropped: 4 cross_entropy, 2 empty, 1 nul, 1 too_long", printed)
@@ -135,8 +136,13 @@ def test_the_verb(ziggurat: Ziggurat, reverse: Path, make_filter: MakeFilter, tm
     found = json.loads(ziggurat(*call, "--json").out)
     assert (found["kept"], found["dropped"]["cross_entropy"]) == (36, 4)
     assert found["threshold"] <= found["median"] < 0
-    swapped = (*call[:2], "--reverse", *texts, "-o", tmp_path / "wrong", "--device", "cpu")
+    swapped = (*call[:3], "--reverse", *texts, "-o", tmp_path / "wrong", "--device", "cpu")
     assert "was it to be used without `--reverse`" in " ".join(ziggurat(*swapped).err.split())
-    for wrong, said in ((call[:2], "`--source FILE` is missing"), (call[:6], "`--out FOLDER` is missing")):
+    for wrong, said in (
+        (call[:3], "`--source FILE` is missing"),
+        (call[:7], "`--out FOLDER` is missing"),
+        ((*call, "kept.txt"), "`kept.txt` is not a decoding setting"),
+        ((*call, "precision=auto"), "name the precision"),
+    ):
         status, _, errors = ziggurat(*wrong)
         assert (status, said in errors) == (2, True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,7 @@ class FilterJob:
         threads: CPU threads of each worker, on which the last digits of a score depend.
         max_pieces: pairs with more subword pieces on a side, or more than a model has positions, are dropped.
         shard_lines: lines of a shard.
+        decoding: changes of the models' section `decoding`: `precision`, where that of the models is `auto`.
     """
 
     models: tuple[str, ...]
@@ -68,6 +69,7 @@ class FilterJob:
     threads: int = 1
     max_pieces: int = FilterConfig().max_pieces or 250
     shard_lines: int = _SHARD_LINES
+    decoding: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
@@ -107,7 +109,14 @@ def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
     if not 0 < job.keep <= 1:
         raise ConfigError(f"`--keep {job.keep:g}`: give a share above 0, at most 1, such as 0.95")
     (sources, targets), watch = job.files, InputWatch()
-    choice = ModelChoice(job.models, which=job.which, device=job.device, threads=job.threads, engine="torch")
+    choice = ModelChoice(
+        job.models,
+        which=job.which,
+        device=job.device,
+        threads=job.threads,
+        engine="torch",
+        decoding=dict(job.decoding),
+    )
     found = choice.identified()
     settings = {
         "keep": job.keep,

@@ -131,6 +131,7 @@ def backtranslate(
 
 def filter_corpus(
     model: Annotated[str, typer.Argument(help="Run or model directory that scores the pairs.")],
+    given: Annotated[list[str] | None, typer.Argument(help="Decoding settings: precision=float32.")] = None,
     source: Annotated[
         list[str] | None, typer.Option("--source", help="Source text, also .gz, .xz, .zst; file or glob.")
     ] = None,
@@ -179,6 +180,7 @@ def filter_corpus(
         threads=threads,
         max_pieces=max_length,
         shard_lines=shard_lines,
+        decoding=decoding_settings(given or [], "--source"),
     )
     with warnings_shown():
         report = finished(filter_pairs(job, options.work()), options)
