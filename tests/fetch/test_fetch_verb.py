@@ -342,7 +342,14 @@ def test_lists(fetch: Fetch) -> None:
     assert "europarl/v7/{a}-{b}" in every.out
     assert "657.6 MB" in every.out
     of_pair = fetch("--list", "en-de", "newstest")
-    assert "newstest/{year}/" in of_pair.out
+    assert "newstest/2013/en-de" in of_pair.out
+    assert "Any pair" not in of_pair.out
+    unknown = fetch("--list", "xx-yy").out.splitlines()
+    assert unknown[0] == "Any pair that the origin has; whether it has these languages is not known here:"
+    assert all("{a}-{b}" in line for line in unknown[1:])
+    assert all(one["any_pair"] for one in json.loads(fetch("--list", "xx-yy", "--json").out))
+    assert "multi30k/{set}/{a}-{b}" in every.out
+    assert "(any pair that its origin has)" in every.out
     assert "europarl" not in of_pair.out
     one = json.loads(fetch("--list", "local/zip/de-en", "--json").out)
     assert [entry["name"] for entry in one] == ["local/zip/de-en"]
