@@ -189,6 +189,8 @@ def _report_text(report: PrepareReport) -> str:
         if corpus.aligned is not None:
             lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
         lines += [f"       of {name}: {licence}" for name, licence in corpus.licences.items()]
+        if corpus.changed:
+            lines.append(f"       {' and '.join(corpus.changed)} changed since that was fetched; its licences stay")
         if corpus.repaired:
             lines.append(f"       {counted(corpus.repaired, 'pair')} mended")
         if corpus.carriage_returns:

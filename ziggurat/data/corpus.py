@@ -204,6 +204,7 @@ class _Part(Form):
 
     name: str
     licence: str
+    changed: list[str] = Field(default_factory=list)
 
 
 class _Corpus(Form):
