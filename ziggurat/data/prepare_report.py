@@ -27,6 +27,8 @@ class CorpusReport:
     """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
     """Files with a byte order mark, which was removed."""
+    short_rows: int = 0
+    """Rows of a TSV file that had too few columns (`row_columns`) and were left out."""
     aligned: int | None = None
     """Pairs in the store that have word alignments; None where no corpus was to have any."""
     licences: dict[str, str] = field(default_factory=dict)
@@ -89,6 +91,7 @@ def report_of(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds:
             CorpusReport(
                 split=split,
                 **{name: entry[name] for name in names},
+                short_rows=entry.get("short_rows", 0),
                 aligned=entry.get("aligned"),
                 licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
                 changed=list(dict.fromkeys(f for part in entry.get("origin", []) for f in part.get("changed", []))),
