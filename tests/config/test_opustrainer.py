@@ -11,6 +11,7 @@ from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.modifiers import TYPO_KINDS
 from ziggurat.config.notices import data_notices
+from ziggurat.config.pipeline_corpora import BitextCorpus
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
@@ -219,6 +220,9 @@ def test_rows_with_too_few_columns_are_left_out_and_counted(tmp_path: Path) -> N
 def test_rows_cannot_be_left_out_of_one_file_of_two(corpus: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         CorpusConfig.model_validate({"path": "a.tsv", **corpus})
+    if "alignment" not in corpus:
+        with pytest.raises(ValueError, match=said):
+            BitextCorpus.model_validate({"path": "a.tsv", **corpus})
 
 
 def test_no_such_file_and_what_it_would_replace(tmp_path: Path) -> None:

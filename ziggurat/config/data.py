@@ -76,14 +76,18 @@ class CorpusConfig(Section):
             raise ValueError("give either `source` and `target` (aligned text files) or `path` (one file)")
         if self.alignment_column is not None and self.alignment is None:
             raise ValueError("`alignment_column` needs `alignment`, the file that has this column")
+        if self.columns and len(self.columns) != 2:
+            raise ValueError("`columns` needs two entries: the source column and the target column")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_one_file(self) -> Self:
         if self.row_columns is not None:
             if self.scores or self.alignment not in (None, self.path):
                 raise ValueError("`row_columns` leaves out rows; `scores` or an `alignment` in another file would not")
             wanted = [*(self.columns or (0, 1)), self.alignment_column or 0]
             if (most := max(column for column in wanted if isinstance(column, int))) >= self.row_columns:
                 raise ValueError(f"`row_columns: {self.row_columns}` does not reach column {most}, counted from 0")
-        if self.columns and len(self.columns) != 2:
-            raise ValueError("`columns` needs two entries: the source column and the target column")
         return self
 
 
