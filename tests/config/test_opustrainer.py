@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from ziggurat.config.data import DataConfig
+from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.modifiers import TYPO_KINDS
-from ziggurat.errors import ConfigError
+from ziggurat.config.notices import data_notices
+from ziggurat.config.pipeline_corpora import BitextCorpus
+from ziggurat.data.corpus import Store
+from ziggurat.data.prepare import prepare
+from ziggurat.errors import ConfigError, DataError
 
 FULL = """\
 datasets:
@@ -138,6 +142,87 @@ def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, sa
     with pytest.raises(ConfigError, match=said) as caught:
         read(tmp_path, FULL.replace(old, new, 1))
     assert str(tmp_path / "trainer.yml") in str(caught.value)
+
+
+RETOKENIZE = """\
+  - Retokenize: 0
+    src: {tokenize: "spm:vocab.spm"}
+    trg: {detokenize: spaces, tokenize: "moses:en"}
+"""
+
+
+def test_retokenize_only_numbers_alignments_anew(tmp_path: Path) -> None:
+    data = read(tmp_path, FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n"))
+    without = read(tmp_path, FULL)
+    assert data.modifiers == without.modifiers
+    assert data.train[0].alignment_column == 2, "the trainer gets alignments"
+    (said,) = data.without_effect
+    assert said.startswith(f"{tmp_path}/trainer.yml, line 26: `Retokenize` has no effect")
+    assert said in data_notices(data)
+    assert without.without_effect == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "detokenize: spaces",
+            'detokenize: "moses:en"',
+            "line 26: `Retokenize`: trg.detokenize: moses:en changes the text",
+        ),
+        ("spm:vocab.spm", "bpe:vocab", "src.tokenize: bpe:vocab; known are: spaces, moses, spm"),
+        ("src: {", "source: {", "`src` and `trg`, each with `detokenize` and `tokenize`; not source"),
+        ("{tokenize", "{join", "`src` and `trg`, each with `detokenize` and `tokenize`; not src"),
+        ("num_fields: 3", "num_fields: 2", "line 29: `num_fields: 2` lacks the alignments that a modifier needs"),
+        ("num_fields: 3", "num_fields: 1", "line 29: wanted: 2, or 3 with alignments; not 1"),
+        ("num_fields: 3", "num_fields: all", "line 29: 'all' is not a number"),
+    ],
+)
+def test_what_retokenize_and_num_fields_cannot_be(tmp_path: Path, old: str, new: str, said: str) -> None:
+    text = FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n")
+    assert old in text
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path, text.replace(old, new, 1))
+
+
+def test_rows_with_too_few_columns_are_left_out_and_counted(tmp_path: Path) -> None:
+    """As OpusTrainer does; alignments stay with their pairs."""
+    rows = [f"low {n} ufer\thigh {n}\t0-0 1-1" for n in range(300)]
+    short = {0: "alone", 7: "two\tcolumns", 150: "", 299: "low\thigh"}
+    lines = [short.get(n, row) if n % 10 else f"{row}\tmore" for n, row in enumerate(rows)]
+    lines[0] = short[0]
+    (tmp_path / "text.tsv").write_text("".join(f"{line}\n" for line in lines))
+    stages = "datasets: {all: text.tsv}\nstages: [only]\nonly: [all 1, until all 1]\nseed: 1\n"
+    settings = {"store": str(tmp_path / "store"), "subword": {"vocabulary_size": 320}}
+    report = prepare(read(tmp_path, f"{stages}num_fields: 3\n", **settings))
+    (corpus,) = report.corpora
+    assert (corpus.read, corpus.kept, corpus.short_rows, corpus.aligned) == (297, 297, 3, 297)
+    assert report.notices == []
+    store = Store.open(str(tmp_path / "store"))
+    assert all(len(links) == 2 for links in store.train.links(range(len(store.train))))
+
+    with pytest.raises(DataError, match=r"text\.tsv, line 1: 1 columns, but column 1"):
+        prepare(read(tmp_path, stages, **{**settings, "store": str(tmp_path / "strict")}))
+    (tmp_path / "text.tsv").write_text("".join(f"{line}\n" for line in (*rows[:90], *["low\thigh"] * 10)))
+    (said,) = prepare(read(tmp_path, f"{stages}num_fields: 3\n", **settings), force=True).notices
+    assert "data.train.0: 10 of 100 rows" in said
+    assert "have fewer than 3 columns and were left out" in said
+
+
+@pytest.mark.parametrize(
+    ("corpus", "said"),
+    [
+        ({"row_columns": 2, "alignment": "other"}, "an `alignment` in another file"),
+        ({"row_columns": 3, "scores": [{"column": 2, "min": 0}]}, "leaves out rows"),
+        ({"row_columns": 2, "columns": [0, 2]}, "`row_columns: 2` does not reach column 2"),
+    ],
+)
+def test_rows_cannot_be_left_out_of_one_file_of_two(corpus: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        CorpusConfig.model_validate({"path": "a.tsv", **corpus})
+    if "alignment" not in corpus:
+        with pytest.raises(ValueError, match=said):
+            BitextCorpus.model_validate({"path": "a.tsv", **corpus})
 
 
 def test_no_such_file_and_what_it_would_replace(tmp_path: Path) -> None:

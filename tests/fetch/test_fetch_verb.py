@@ -194,8 +194,15 @@ def test_the_data_of_a_configuration_and_its_licences_in_the_store(
     assert dev["files"][0]["url"].endswith("/f/s.tgz")
     assert len(dev["files"][0]["sha256"]) == 64
 
-    for code in ("de", "en"):
-        Path(f"{folder}/dev.{code}").write_text("Anders .\n" * 3)  # no longer what was fetched
+    Path(f"{folder}/dev.en").write_text("Other .\n" * 3)
+    assert ended("prepare", "my.yaml", "--force") == 0
+    assert "dev.en changed since that was fetched; its licences stay" in capfd.readouterr().out
+    entries = json.loads(Path("store/manifest.json").read_text())["corpora"]
+    assert [(part["licence"], part["changed"]) for part in entries["dev"][0]["origin"]] == [
+        ("licence of sgm", ["dev.en"])
+    ]
+    assert all("changed" not in part for part in entries["train"][0]["origin"])
+    Path(f"{folder}/dev.de").write_text("Anders .\n" * 3)  # neither is what was fetched any more
     assert ended("prepare", "my.yaml", "--force") == 0
     assert "origin" not in json.loads(Path("store/manifest.json").read_text())["corpora"]["dev"][0]
     registry = tmp_path / "registry.yaml"
@@ -342,7 +349,14 @@ def test_lists(fetch: Fetch) -> None:
     assert "europarl/v7/{a}-{b}" in every.out
     assert "657.6 MB" in every.out
     of_pair = fetch("--list", "en-de", "newstest")
-    assert "newstest/{year}/" in of_pair.out
+    assert "newstest/2013/en-de" in of_pair.out
+    assert "Any pair" not in of_pair.out
+    unknown = fetch("--list", "xx-yy").out.splitlines()
+    assert unknown[0] == "Any pair that the origin has; whether it has these languages is not known here:"
+    assert all("{a}-{b}" in line for line in unknown[1:])
+    assert all(one["any_pair"] for one in json.loads(fetch("--list", "xx-yy", "--json").out))
+    assert "multi30k/{set}/{a}-{b}" in every.out
+    assert "(any pair that its origin has)" in every.out
     assert "europarl" not in of_pair.out
     one = json.loads(fetch("--list", "local/zip/de-en", "--json").out)
     assert [entry["name"] for entry in one] == ["local/zip/de-en"]

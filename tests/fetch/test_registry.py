@@ -12,6 +12,7 @@ from ziggurat.config.recipes import load_named, plain_recipe_names
 from ziggurat.errors import ConfigError
 from ziggurat.fetch.downloads import Downloads, place_of
 from ziggurat.fetch.indexes import Names
+from ziggurat.fetch.pairs import any_pair, fitting_pairs
 from ziggurat.fetch.plan import tasks_of_config
 from ziggurat.fetch.registry import load_registry
 
@@ -54,6 +55,9 @@ def test_lists_of_several_pairs_have_what_has_all_of_them() -> None:
     [
         ("europarl/v7/de-pt", r"europarl/v7/\{a\}-\{b\} has pairs cs-en de-en"),
         ("news-crawl/1999/de", "year: 2007 2008"),
+        ("newsdev/2018/zh-en", "has pairs en-et et-en; year: 2015"),
+        ("multi30k/test_2017_flickr/cs-en", "has any two of de en fr; set: train"),
+        ("flores200/dev/zh-en", "these languages are zho_Hans-eng_Latn or zho_Hant-eng_Latn there"),
         ("europrl/v7/de-en", r"the nearest names are `europarl/v7/\{a\}-\{b\}`"),
         ("opus/../v1/de-en", "no corpus"),
         ("opus/Tatoeba/v1/../de-en", "no corpus"),
@@ -64,14 +68,45 @@ def test_names_that_nobody_knows(name: str, says: str) -> None:
         load_registry().find(name)
 
 
+def test_a_pair_lists_what_has_it_by_its_own_codes_and_apart_what_may_have_any() -> None:
+    registry = load_registry()
+
+    def listed(*words: str) -> tuple[list[str], list[str]]:
+        found = list(registry.listed(words))
+        return (
+            [name for name, entry in found if not any_pair(entry)],
+            [name for name, entry in found if any_pair(entry)],
+        )
+
+    known, unknown = listed("zh-en")
+    assert {"news-commentary/v13/zh-en", "un/v1.0/en-zh", "newsdev/2017/zh-en", "newsdev/2017/en-zh"} <= set(known)
+    assert [name for name in known if name.startswith("flores200")] == [
+        "flores200/{set}/zho_Hans-eng_Latn", "flores200/{set}/zho_Hant-eng_Latn",
+    ]  # fmt: skip
+    assert not [name for name in known if name.startswith(("multi30k", "newstest/", "newsdev/2018"))]
+    assert unknown[0] == "opus/{corpus}/{version}/{a}-{b}"
+    assert listed("xx-yy") == ([], unknown)
+    assert [n for n in listed("de-ru")[0] if "newstest/" in n] == ["newstest/2012/de-ru", "newstest/2013/de-ru"]
+    assert [n for n in listed("en-cs")[0] if "multi30k" in n] == [
+        f"multi30k/{name}/en-cs" for name in ("train", "val", "test_2016_flickr", "test_2018_flickr")
+    ]
+    assert "flores101/{set}/ara-npi" in listed("ar-ne")[0]
+    assert "flores200/{set}/arb_Arab-npi_Deva" in listed("ar-ne")[0]
+    assert "europarl/v7/de-en" in listed("eng-deu")[0]
+    assert [name for name, _ in registry.listed(["news-crawl"])] == ["news-crawl/{year}/{a}"]
+    for name in known:
+        assert registry.find(name.format_map({"set": "dev", "part": "neu2017"}))
+
+
 def test_every_entry_can_be_filled_and_lies_in_the_folder() -> None:
     registry = load_registry()
     assert len(registry.entries) > 25
     for pattern, entry in registry.entries.items():
         values = {"a": "de", "b": "en", "corpus": "X", "version": "v1", "set": "x", "part": "x", "year": "2000"}
         values |= {part: words.split()[0] for part, words in entry.where.items()}
-        if entry.pairs:
-            values["a"], values["b"] = entry.pairs.split()[0].split("-")
+        if not any_pair(entry):
+            pair = next(filter(None, (fitting_pairs(entry, values, one) for one in ("de-en", *_PAIRS))))[0]
+            values["a"], values["b"] = pair.split("-")
         found = registry.find(pattern.format_map(values))
         for file in found.files:
             assert "{" not in file.url
@@ -79,7 +114,7 @@ def test_every_entry_can_be_filled_and_lies_in_the_folder() -> None:
             assert (file.sha256 is None) == (file.bytes is None), f"{pattern}: a length alone proves nothing"
         assert "{" not in "".join(found.take)
         assert entry.licence
-        assert entry.known_from
+        assert entry.known_from, "asked of the built-in registry only"
 
 
 @pytest.mark.slow
@@ -113,6 +148,7 @@ def test_what_is_licensed_is_said_to_be(tmp_path: Path) -> None:
     assert len(tasks) == 2
 
 
+_PAIRS = ("fi-en", "zh-en", "fr-en", "ro-en", "cs-en")  # of entries without de-en
 OWN = """
 corpora:
   mine/{{a}}-{{b}}:
@@ -141,6 +177,12 @@ def test_a_registry_of_the_users_own_comes_first(tmp_path: Path) -> None:
     assert load_registry([str(given)]).find("newstest/2013/de-en")
 
 
+def test_where_an_address_is_known_from_is_asked_of_no_user(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN.format(title="x").replace("    known_from: me\n", ""))
+    assert load_registry([str(path)]).find("mine/de-en").known_from is None
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -159,8 +201,10 @@ def test_a_registry_of_the_users_own_comes_first(tmp_path: Path) -> None:
         (("layout: tsv", "layout: tsv\n    columns: [1]"), "`columns` needs two entries, one for each language"),
         *(
             ((_OF_TWO, _OF_TWO.replace("-{b}", "").replace("layout: tsv", key)), f"`{key.split(':')[0]}` is of two")
-            for key in ("pairs: de-en", "sorted: true", "layout: tmx")
+            for key in ("pairs: de-en", "languages: de en", "sorted: true", "layout: tmx")
         ),
+        (("layout: tsv", "layout: tsv\n    pairs: de-en\n    languages: de en"), "not both"),
+        (("layout: tsv", "layout: tsv\n    pairs: {x: de-en}"), "`pairs` by values needs one part in `where`"),
         (("known_from: me", "known_from: me\n    sha256: 0"), "sha256"),
         (("corpora:", "corpora: ["), "not valid YAML"),
     ],

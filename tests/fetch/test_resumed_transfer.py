@@ -60,6 +60,25 @@ def test_what_has_arrived_is_not_fetched_again(server: Server, tmp_path: Path, n
     assert [r.headers.get("if-range") for r in server.requests] == [None, '"1"', '"1"']
 
 
+def test_tries_that_bring_something_do_not_count_as_failed(server: Server, tmp_path: Path, network: Network) -> None:
+    """Each brings a third of the rest, down to a few bytes: far more tries than may fail in a row."""
+    steps, rest = list[behaving.Behaviour](), len(TEXT)
+    while rest > 9:
+        steps.append(behaving.dropping(rest // 3))
+        rest -= rest // 3
+    assert got(server.add("a", TEXT, *steps), tmp_path, network) == TEXT
+    assert len(server.requests) > 20
+
+
+@pytest.mark.parametrize("first", [behaving.dropping(600), behaving.chunked(600)], ids=["length", "no length"])
+def test_a_byte_a_try_does_not_go_on_for_ever(
+    server: Server, tmp_path: Path, network: Network, first: behaving.Behaviour
+) -> None:
+    said = failed(server.add("a", TEXT, first, *[behaving.dropping(1)] * 99), tmp_path, network)
+    assert "4 times in a row; 60" in said
+    assert len(server.requests) <= 5
+
+
 @pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENOSPC])
 def test_a_network_that_goes_away_comes_back_and_a_full_disk_does_not(
     number: int, server: Server, tmp_path: Path, network: Network, monkeypatch: pytest.MonkeyPatch

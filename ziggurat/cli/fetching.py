@@ -148,6 +148,7 @@ def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[
 def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Listed]:
     """Return what a list is to show: the corpora of an index, one corpus with the sizes of its files, or a search."""
     from ziggurat.fetch.indexes import Listed, opus_listed, sacrebleu_listed
+    from ziggurat.fetch.pairs import any_pair, described
 
     if words and words[0] in ("opus", "mtdata"):
         pair = re.fullmatch(r"(\w+)-(\w+)", words[1]) if len(words) > 1 else None
@@ -158,14 +159,15 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Li
             return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
         found = names.mtdata.listed((pair[1], pair[2]), words[2:])
         return [Listed(f"mtdata/{name}", address, None, None, "see its origin") for name, address in found]
-    listed = []
+    listed, by_pair = list[Listed](), bool(names.registry.pairs_among(words))
     for pattern, entry in names.registry.listed(words):
         sizes = [file.bytes for file in entry.files]
         size = sum(filter(None, sizes)) if None not in sizes else None
-        pairs = f" ({entry.pairs})" if entry.pairs and "{a}" in pattern else ""
-        listed.append(Listed(pattern, entry.title + pairs, size, None, entry.licence))
+        pairs = f" ({described(entry, {})})" if "{b}" in pattern and not (by_pair and any_pair(entry)) else ""
+        listed.append(Listed(pattern, entry.title + pairs, size, None, entry.licence, by_pair and any_pair(entry)))
     if words:
         listed += sacrebleu_listed(words)
+        listed.sort(key=lambda one: one.any_pair)
     if listed or not words:
         return listed
     for word in words:
@@ -179,7 +181,9 @@ def _print_list(listed: Sequence[Listed], as_json: bool) -> None:
         print_json([one._asdict() for one in listed])
         return
     width = max((len(one.name) for one in listed), default=0)
-    for one in listed:
+    for before, one in zip([None, *listed], listed, strict=False):
+        if one.any_pair and not (before and before.any_pair):
+            print("Any pair that the origin has; whether it has these languages is not known here:")
         pairs = f", {counted(one.pairs, 'pair')}" if one.pairs is not None else ""
         size = "?" if one.bytes is None else decimal(one.bytes)
         print(f"{one.name:<{min(width, 60)}}  {size:>9}{pairs}  {printable(one.title, 200)}; {one.licence}")

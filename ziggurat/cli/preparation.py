@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, progress_bars, say, write_parts
-from ziggurat.config.notices import language_notices
+from ziggurat.config.notices import data_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
@@ -144,7 +144,7 @@ def prepare(
 
     options = JobOptions(job, shard, merge, ray, workers, noun="pair")
     experiment = load_named(config, overrides or [])
-    for notice in language_notices(experiment.data):
+    for notice in data_notices(experiment.data):
         say(f"warning: {notice}")
     if not experiment.data.dev:
         say("no `data.dev`: runs will not be validated, nor keep their best weights; docs/tutorial.md holds pairs out")
@@ -189,6 +189,10 @@ def _report_text(report: PrepareReport) -> str:
         if corpus.aligned is not None:
             lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
         lines += [f"       of {name}: {licence}" for name, licence in corpus.licences.items()]
+        if corpus.short_rows:
+            lines.append(f"       {counted(corpus.short_rows, 'row')} with too few columns left out")
+        if corpus.changed:
+            lines.append(f"       {' and '.join(corpus.changed)} changed since that was fetched; its licences stay")
         if corpus.repaired:
             lines.append(f"       {counted(corpus.repaired, 'pair')} mended")
         if corpus.carriage_returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
 
 from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabulary, joined
 from ziggurat.config.filters import FilterConfig, ScoreConfig
@@ -53,6 +53,9 @@ class CorpusConfig(Section):
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the codes of its languages)."""
+    row_columns: Annotated[int, Field(ge=2, le=100_000)] | None = None
+    """TSV: columns that a row needs; rows with fewer are left out and counted, and what others have beyond them is not
+    read, as with OpusTrainer's `num_fields`. null: every row has as many as the first, anything else is an error."""
     weight: Real = Field(default=1.0, gt=0)
     """Frequency of drawing a pair of this corpus, relative to its natural share."""
     tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
@@ -75,6 +78,16 @@ class CorpusConfig(Section):
             raise ValueError("`alignment_column` needs `alignment`, the file that has this column")
         if self.columns and len(self.columns) != 2:
             raise ValueError("`columns` needs two entries: the source column and the target column")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_one_file(self) -> Self:
+        if self.row_columns is not None:
+            if self.scores or self.alignment not in (None, self.path):
+                raise ValueError("`row_columns` leaves out rows; `scores` or an `alignment` in another file would not")
+            wanted = [*(self.columns or (0, 1)), self.alignment_column or 0]
+            if (most := max(column for column in wanted if isinstance(column, int))) >= self.row_columns:
+                raise ValueError(f"`row_columns: {self.row_columns}` does not reach column {most}, counted from 0")
         return self
 
 
@@ -195,16 +208,26 @@ class DataConfig(Section):
     opustrainer: PathText | None = None
     """An OpusTrainer file, to be read in place of `train`, `stages` and `modifiers`."""
 
-    @model_validator(mode="before")
+    _said: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def without_effect(self) -> tuple[str, ...]:
+        """Sentences on what has no effect of the OpusTrainer file that this section was read from."""
+        return self._said
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _from_opustrainer(cls, content: Any) -> Any:
+    def _from_opustrainer(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(content, dict) or not isinstance(path := content.get("opustrainer"), str):
-            return content
+            return handler(content)
         if given := [key for key in ("train", "stages", "modifiers") if content.get(key)]:
             raise ValueError(f"`opustrainer` gives `{given[0]}` as well: leave one of them out")
         found = read_opustrainer(path)
         alignment = {**found.pop("alignment", {}), **(content.get("alignment") or {})}
-        return {**content, **found, "alignment": alignment, "opustrainer": None}
+        said = tuple(found.pop("said"))
+        made = handler({**content, **found, "alignment": alignment, "opustrainer": None})
+        made._said = said
+        return made
 
     @model_validator(mode="after")
     def _stages_can_follow(self) -> Self:

@@ -13,7 +13,7 @@ from ziggurat.config.languages import language_doubt
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 
-__all__ = ["language_notices", "notices"]
+__all__ = ["data_notices", "notices"]
 
 
 def _halves(model: ModelConfig) -> Iterator[str]:
@@ -93,8 +93,11 @@ def _three_branches(model: ModelConfig) -> Iterator[str]:
             )
 
 
-def language_notices(data: DataConfig) -> list[str]:
-    """Return a sentence for each side, of all corpora or of one, whose language is told by anything but a code."""
+def data_notices(data: DataConfig) -> list[str]:
+    """Return a sentence for each side, of all corpora or of one, whose language is told by anything but a code.
+
+    After them come those on what has no effect of an OpusTrainer file.
+    """
     sides = {"data.source_language": data.source_language, "data.target_language": data.target_language}
     sides |= {
         f"data.{split}.{number}.{key}": code
@@ -103,7 +106,7 @@ def language_notices(data: DataConfig) -> list[str]:
         for key in ("source_language", "target_language")
         if (code := getattr(corpus, key)) is not None
     }
-    return [doubt for key, code in sides.items() if (doubt := language_doubt(code, key))]
+    return [*(doubt for key, code in sides.items() if (doubt := language_doubt(code, key))), *data.without_effect]
 
 
 def notices(experiment: Experiment) -> list[str]:
@@ -114,7 +117,7 @@ def notices(experiment: Experiment) -> list[str]:
     one_direction = len(set(map(experiment.data.languages_of, experiment.data.dev))) == 1
     if one_direction and training.checkpoint.keep_best_per_direction:
         unused.append("training.checkpoint.keep_best_per_direction")
-    said = language_notices(experiment.data)
+    said = data_notices(experiment.data)
     said += [f"`{key}` is set, but has no effect beside the other choices" for key in unused]
     if training.compile == "layers" and model.combination.unit == "sublayer":
         said.append("`training.compile: layers` compiles nothing: with `combination.unit: sublayer` no layer is called")

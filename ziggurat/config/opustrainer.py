@@ -44,12 +44,16 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "Prefix": {name: name for name in ("min_words", "max_words", "template")},
     "Tags": {"template": "template"},
 }
+_RETOKENIZE = "Retokenize"
+_SIDES = ("src", "trg")
 _TAG_SHARES = {"augment": 0.0, "replace": 0.0, "tag": 1.0}
 _TOKENISERS = {"custom_detok_src", "custom_detok_trg", "spm_vocab", "spm_vocab_src", "spm_vocab_trg"}
 
 
 def read_opustrainer(path: str) -> dict[str, Any]:
     """Return `train`, `stages`, `modifiers` and, where pairs have alignments, `alignment` of the data section.
+
+    Under `said` are sentences on what of the file has no effect here.
 
     Paths in the file are relative to its folder. Raises ConfigError: no such file, or one that OpusTrainer would not
     take, or that asks for what we do not have; with the line and what is known.
@@ -69,6 +73,8 @@ class _File:
 
     def __init__(self, path: Path, content: dict[str, Any], lines: Lines) -> None:
         self._path, self._content, self._lines = path, content, lines
+        self._retokenized: list[str] = []
+        """Places of `Retokenize`, for people."""
 
     def read(self) -> dict[str, Any]:
         version = self._content.get("version", 1)
@@ -78,9 +84,13 @@ class _File:
         stages = [self._stage(str(name), datasets) for name in names]
         modifiers = self._modifiers(self._content, ())
         ours = [modifiers, *(stage.get("modifiers", {}) for stage in stages)]
-        aligned = self._content.get("num_fields", 2) == 3 or any({"terms", "inline"} & each.keys() for each in ours)
-        corpora = [self._corpus(str(name), file, aligned) for name, file in datasets.items()]
-        found = {"train": corpora, "stages": stages, "modifiers": modifiers}
+        fields = self._fields()
+        linked = any({"terms", "inline"} & each.keys() for each in ours) or bool(self._retokenized)
+        aligned = fields == _ALIGNMENT_COLUMN + 1 or linked
+        if aligned and fields is not None and fields <= _ALIGNMENT_COLUMN:
+            raise self._fault(("num_fields",), f"`num_fields: {fields}` lacks the alignments that a modifier needs")
+        corpora = [self._corpus(str(name), file, aligned, fields) for name, file in datasets.items()]
+        found = {"train": corpora, "stages": stages, "modifiers": modifiers, "said": self._retokenized}
         return {**found, "alignment": {"words": "blanks"}} if aligned else found
 
     def _section(self, key: str, kind: type) -> Any:
@@ -88,11 +98,21 @@ class _File:
             raise self._fault((key,), f"`{key}` is missing or empty")
         return found
 
-    def _corpus(self, name: str, file: Any, aligned: bool) -> dict[str, Any]:
+    def _fields(self) -> int | None:
+        """Return `num_fields`."""
+        if (fields := self._content.get("num_fields")) is None:
+            return None
+        number = self._number(fields, ("num_fields",))
+        if number < 2 or not number.is_integer():
+            raise self._fault(("num_fields",), f"wanted: 2, or 3 with alignments; not {printable(str(fields), 60)}")
+        return int(number)
+
+    def _corpus(self, name: str, file: Any, aligned: bool, fields: int | None) -> dict[str, Any]:
         if not isinstance(file, str):
             raise self._fault(("datasets", name), "wanted: the path of a TSV file")
         path = str(self._path.parent / file)
-        corpus = {"path": path, "format": "tsv", "name": name}
+        corpus: dict[str, Any] = {"path": path, "format": "tsv", "name": name}
+        corpus |= {} if fields is None else {"row_columns": fields}
         return {**corpus, "alignment": path, "alignment_column": _ALIGNMENT_COLUMN} if aligned else corpus
 
     def _stage(self, name: str, datasets: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,8 +163,11 @@ class _File:
         found: dict[str, Any] = {}
         for where, entry in _flat(content.get("modifiers") or [], (*place, "modifiers")):
             name, probability = next(iter(entry.items())) if isinstance(entry, dict) and entry else (None, None)
+            if name == _RETOKENIZE:
+                self._retokenize(entry, where)
+                continue
             if name not in _NAMES:
-                known = ", ".join(_NAMES)
+                known = ", ".join([*_NAMES, _RETOKENIZE])
                 raise self._fault(where, f"unknown modifier `{printable(str(name), 60)}`; known are: {known}")
             options = {key: value for key, value in entry.items() if key != name}
             made = self._modifier(str(name), self._number(probability, where), options, where)
@@ -159,6 +182,31 @@ class _File:
                 said = first["msg"].removeprefix("Value error, ")
                 raise self._fault(where, f"`{name}`: {f'{key}: ' if key else ''}{said}") from None
         return found
+
+    def _retokenize(self, entry: Mapping[str, Any], place: tuple[str | int, ...]) -> None:
+        """Note a `Retokenize` that only numbers alignments anew. Raises ConfigError for one that changes the text."""
+        options = {key: value for key, value in entry.items() if key != _RETOKENIZE}
+        for side, how in options.items():
+            if side not in _SIDES or not isinstance(how, dict) or not how.keys() <= {"detokenize", "tokenize"}:
+                said = f"`src` and `trg`, each with `detokenize` and `tokenize`; not {printable(str(side), 40)}"
+                raise self._fault(place, f"`{_RETOKENIZE}`: wanted: {said}")
+            for key, kinds in (("detokenize", ("spaces", "moses")), ("tokenize", ("spaces", "moses", "spm"))):
+                if (spec := str(how.get(key, "spaces"))).partition(":")[0] not in kinds:
+                    known = ", ".join(kinds)
+                    raise self._fault(
+                        place, f"`{_RETOKENIZE}`: {side}.{key}: {printable(spec, 60)}; known are: {known}"
+                    )
+            if (spec := str(how.get("detokenize", "spaces"))) != "spaces":
+                raise self._fault(
+                    place,
+                    f"`{_RETOKENIZE}`: {side}.detokenize: {printable(spec, 60)} changes the text, which is not "
+                    "done here: detokenise the files, align their words anew (`ziggurat align`), and leave this out",
+                )
+        line = self._lines.get(place, "")
+        self._retokenized.append(
+            f"{self._path}{f', line {line}' if line else ''}: `{_RETOKENIZE}` has no effect: it numbers alignments by "
+            "the trainer's pieces, and the store traces them to its own vocabulary"
+        )
 
     def _modifier(
         self, name: str, probability: float, options: dict[str, Any], place: tuple[str | int, ...]

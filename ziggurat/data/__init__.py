@@ -3,7 +3,7 @@
 Order of reading:
 
 - files and folders: compressed, temporary, files, staging, workspace, checksums, folder_kinds, origins;
-- text: lines, readers, score_files, sides, vocabulary, segmentation, subword, subword_training;
+- text: lines, parquet, readers, score_files, sides, vocabulary, segmentation, subword, subword_training;
 - cleaning: clean (predicates of a pair alone), cleaner (which applies them), comparisons, sampling;
 - word alignments: units, word_links;
 - the store: inputs, passes, encoded, encoding, prepare, prepare_report; arrow_shard, table, corpus, store_checks;

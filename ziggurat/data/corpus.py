@@ -204,6 +204,7 @@ class _Part(Form):
 
     name: str
     licence: str
+    changed: list[str] = Field(default_factory=list)
 
 
 class _Corpus(Form):
@@ -214,6 +215,7 @@ class _Corpus(Form):
     dropped: dict[str, _Natural]
     carriage_returns: _Natural
     byte_order_marks: _Natural
+    short_rows: _Natural = 0
     origin: list[_Part] = Field(default_factory=list)
 
 

@@ -35,12 +35,14 @@ __all__ = [
     "find_corpora",
     "note_origins",
     "nothing_left",
+    "short_row_notices",
     "side_notices",
 ]
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""
 
+_SHORT = 0.01  # more rows with too few columns than this share are told loudly
 _COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
 
 
@@ -93,6 +95,7 @@ class Corpus:
             "dropped": dict(sorted(self.dropped.items())),
             "carriage_returns": self.reader.notes.carriage_returns,
             "byte_order_marks": self.reader.notes.byte_order_marks,
+            **({"short_rows": self.reader.notes.short_rows} if self.reader.notes.short_rows else {}),
             **({"aligned": self.aligned} if aligned else {}),
             **({"repaired": self.repaired} if self.repaired else {}),
             **({"held_out": overlap} if overlap else {}),
@@ -186,6 +189,16 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Word
             progress("read", done, None)
         if not corpus.read:
             raise DataError(f"{corpus.key}: no sentence pairs in {corpus.reader.described()}")
+
+
+def short_row_notices(corpora: Sequence[Corpus]) -> list[str]:
+    """Return a notice on each corpus many of whose rows were left out because they have too few columns."""
+    return [
+        f"{corpus.key}: {short:,} of {short + corpus.read:,} rows of {corpus.reader.described()} have fewer than "
+        f"{corpus.reader.row_columns} columns and were left out: is a column missing, such as that of the alignments?"
+        for corpus in corpora
+        if (short := corpus.reader.notes.short_rows) > _SHORT * (short + corpus.read)
+    ]
 
 
 def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:

@@ -1,7 +1,7 @@
 """Modified pairs on their way into a batch: which are drawn, how long they are planned to be, and their ids and links.
 
-A pair is modified as a function of (its text, seed, epoch, its index) alone, so that any process draws the same, at any
-time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
+On one store a pair is modified as a function of (seed, epoch, its index) alone, so that any process draws the same, at
+any time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
 
 A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
 pairs like it (ziggurat.data.foretold_lengths); one that becomes longer stays as it was. Batches then never exceed their

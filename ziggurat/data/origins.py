@@ -3,7 +3,8 @@
 NAME.fetched.json   format, name, languages, pairs, parts (corpora with licence, addresses, checksums), files: name ->
                     {bytes, xxh3_128}, checksum (of all this)
 
-Files that changed since they were fetched have no known origin.
+A file that changed since it was fetched has no known origin of its own; where the other side is as it was, the licence
+stays, and what changed is named.
 """
 
 from __future__ import annotations
@@ -99,17 +100,25 @@ def read_origin(record: Path) -> Origin | None:
 def origins_of(files: Sequence[Path], taken: Callable[[Path], str]) -> list[dict[str, Any]]:
     """Return the parts of the corpora in `files` as the manifest of a store keeps them, each once.
 
-    `taken` gives the fingerprint of a file; a file whose fingerprint is not that in its record adds nothing, and a
-    damaged record neither: that nobody knows the origin is no fault of the text.
+    `taken` gives the fingerprint of a file. Where one side is no longer that of its record and the other is, the parts
+    name it under `changed`. A record none of whose files is as it was adds nothing, and a damaged one neither: that
+    nobody knows the origin is no fault of the text.
     """
-    found: dict[str, dict[str, Any]] = {}
+    records: dict[Path, tuple[Origin, dict[Path, bool]]] = {}
     for path in files:
         try:
             origin = read_origin(record_of(path))
         except (ZigguratError, OSError):
             continue
-        if origin is None or path.name not in origin.files or taken(path) != origin.files[path.name].xxh3_128:
-            continue
-        for part in origin.parts:
-            found.setdefault(part.name, part.model_dump(mode="json", exclude_none=True, exclude={"skipped", "pairs"}))
+        if origin is not None and path.name in origin.files:
+            same = taken(path) == origin.files[path.name].xxh3_128
+            records.setdefault(record_of(path), (origin, {}))[1][path] = same
+    found: dict[str, dict[str, Any]] = {}
+    for origin, same_of in records.values():
+        changed = [path.name for path, same in same_of.items() if not same]
+        for part in origin.parts if len(changed) < len(same_of) else []:
+            kept = part.model_dump(mode="json", exclude_none=True, exclude={"skipped", "pairs"})
+            entry = found.setdefault(part.name, kept)
+            if changed:
+                entry["changed"] = [*entry.get("changed", []), *changed]
     return list(found.values())

@@ -17,7 +17,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaner import Scorers, cleaners_of
 from ziggurat.data.comparisons import Comparisons
 from ziggurat.data.encoded import EncodedBlock
-from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, side_notices
+from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, short_row_notices, side_notices
 from ziggurat.data.sampling import even_shares, sampled_blocks, train_pair_scores
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
@@ -106,7 +106,7 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
         )
     save_tokenizers(directory, *tokenizers)
     _align_corpora(corpora, config, tokenizers, directory, progress)
-    return Learnt(tokenizers, side_notices(corpora, config), scorers)
+    return Learnt(tokenizers, short_row_notices(corpora) + side_notices(corpora, config), scorers)
 
 
 def _align_corpora(

@@ -27,10 +27,14 @@ class CorpusReport:
     """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
     """Files with a byte order mark, which was removed."""
+    short_rows: int = 0
+    """Rows of a TSV file that had too few columns (`row_columns`) and were left out."""
     aligned: int | None = None
     """Pairs in the store that have word alignments; None where no corpus was to have any."""
     licences: dict[str, str] = field(default_factory=dict)
     """Licences of the public corpora that `fetch` made the files of, by the corpora's names."""
+    changed: list[str] = field(default_factory=list)
+    """Its files that changed since they were fetched, where the other side is as it was."""
     repaired: int = 0
     """Pairs whose text was mended, also of those that were dropped."""
 
@@ -87,8 +91,10 @@ def report_of(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds:
             CorpusReport(
                 split=split,
                 **{name: entry[name] for name in names},
+                short_rows=entry.get("short_rows", 0),
                 aligned=entry.get("aligned"),
                 licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
+                changed=list(dict.fromkeys(f for part in entry.get("origin", []) for f in part.get("changed", []))),
                 repaired=entry.get("repaired", 0),
             )
             for split in ("train", "dev")

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from ziggurat.config.data import CorpusConfig
-from ziggurat.data.compressed import compression_of, uncompressed_file
+from ziggurat.data.compressed import compression_of
 from ziggurat.data.files import find_files
 from ziggurat.data.lines import LineStream
+from ziggurat.data.parquet import parquet_pairs
 from ziggurat.errors import ConfigError, DataError, printable
 
 __all__ = ["BLOCK_PAIRS", "CorpusReader", "PairBlock", "ReadNotes"]
@@ -39,6 +37,8 @@ class ReadNotes:
     """Lines that ended in CR LF instead of LF."""
     byte_order_marks: int = 0
     """Files that began with a byte order mark."""
+    short_rows: int = 0
+    """Rows that had too few columns and were left out."""
 
     def add(self, stream: LineStream) -> None:
         """Add the counts of `stream`."""
@@ -65,6 +65,8 @@ class CorpusReader:
     """`text`, `tsv`, `jsonl` or `parquet`."""
     columns: _Columns
     notes: ReadNotes = field(default_factory=ReadNotes)
+    row_columns: int | None = None
+    """`tsv`: columns that a row needs; rows with fewer are left out. None: all rows have as many as the first."""
     part: int = 0
     """Number of the part that the last block came from."""
 
@@ -85,7 +87,10 @@ class CorpusReader:
         if config.path is not None:
             found = find_files(config.path, f"{key}.path")
             kind = _format_of(config, key, found)
-            return cls(name, [(path,) for path in found], kind, _columns_of(config, key, kind, languages))
+            if config.row_columns is not None and kind != "tsv":
+                raise ConfigError(f"{key}.row_columns: {kind} has no rows of columns; remove it")
+            columns = _columns_of(config, key, kind, languages)
+            return cls(name, [(path,) for path in found], kind, columns, row_columns=config.row_columns)
         if config.format not in ("auto", "text"):
             raise ConfigError(f"{key}.format: {config.format} holds both sides in one file; give `path` instead")
         if config.columns:
@@ -117,12 +122,27 @@ class CorpusReader:
             self.part = number
             if self.kind == "text":
                 yield from _text_blocks(part[0], part[1], self.notes)
+            elif self.row_columns is not None:
+                yield from ((source, target) for _, _, source, target in self.wide_rows(part[0], self.notes))
             elif self.kind == "tsv":
                 yield from _tsv_blocks(part[0], self.columns, self.notes)
             elif self.kind == "jsonl":
                 yield from _jsonl_blocks(part[0], self.columns, self.notes)
             else:
-                yield from _parquet_blocks(part[0], self.columns)
+                yield from parquet_pairs(part[0], (str(self.columns.source), str(self.columns.target)), BLOCK_PAIRS)
+
+    def wide_rows(
+        self, path: Path, notes: ReadNotes
+    ) -> Iterator[tuple[list[int], list[list[str]], list[str], list[str]]]:
+        """Yield line numbers, cells, sources and targets of rows with `row_columns` columns; the others are counted."""
+        for first, lines in _line_blocks(path, notes):
+            rows = [line.split("\t") for line in lines]
+            wide = [(number, row) for number, row in enumerate(rows, first) if len(row) >= (self.row_columns or 0)]
+            notes.short_rows += len(rows) - len(wide)
+            source, target = int(self.columns.source), int(self.columns.target)
+            if wide:
+                numbers, rows = [number for number, _ in wide], [row for _, row in wide]
+                yield numbers, rows, [row[source] for row in rows], [row[target] for row in rows]
 
 
 def _format_of(config: CorpusConfig, key: str, found: Sequence[Path]) -> str:
@@ -206,8 +226,8 @@ def _tsv_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[Pai
         for number, row in enumerate(rows, first):
             if len(row) != expected:
                 raise DataError(
-                    f"{path}, line {number}: {len(row)} columns instead of {expected} as in line 1: "
-                    f"{printable(lines[number - first])}"
+                    f"{path}, line {number}: {len(row)} columns instead of {expected} as in line 1 (`row_columns` of "
+                    f"the corpus leaves out rows with too few): {printable(lines[number - first])}"
                 )
         yield [row[source] for row in rows], [row[target] for row in rows]
 
@@ -256,40 +276,3 @@ def _checked_text(value: Any, name: str) -> str:
     if not value.isascii():
         value.encode()  # UnicodeEncodeError (a ValueError) on a lone surrogate written as \\ud800
     return value.replace("\n", " ") if "\n" in value else value
-
-
-def _parquet_blocks(path: Path, columns: _Columns) -> Iterator[PairBlock]:
-    """Yield two string columns, a batch of rows at a time; `a.b` is field b of the struct column a."""
-    names = [str(columns.source), str(columns.target)]
-    row = 0
-    try:
-        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
-            # Arrow reads whole top-level columns; _parquet_texts then takes the field.
-            tops = [name if name in table.schema_arrow.names else name.split(".")[0] for name in names]
-            for name, top in zip(names, tops, strict=True):
-                if top not in table.schema_arrow.names:
-                    known = ", ".join(table.schema_arrow.names)
-                    raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
-            for batch in table.iter_batches(batch_size=BLOCK_PAIRS, columns=sorted(set(tops))):
-                texts = [_parquet_texts(batch, name, path) for name in names]
-                yield texts[0], texts[1]
-                row += batch.num_rows
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
-
-
-def _parquet_texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
-    """Return the texts in column `name` of `batch`; null is an empty text."""
-    steps = [name] if name in batch.schema.names else name.split(".")
-    column = batch.column(steps[0])
-    for step in steps[1:]:
-        if not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
-            raise DataError(f"{path}: column {name!r}: {steps[0]} has no field {step!r} (its type is {column.type})")
-        column = column.field(step)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise DataError(f"{path}: column {name!r} is not text but {column.type}")
-    return [text.replace("\n", " ") if text else "" for text in column.to_pylist()]

@@ -171,7 +171,7 @@ _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
 _LATER_FILTERS = ("repair", "languages", "agreement", "near_duplicates", "pair_score", "held_out")
 """Filters that stores of earlier versions do not know."""
-_OPTIONAL = {"source_language", "target_language", "filters", "scores"}
+_OPTIONAL = {"source_language", "target_language", "filters", "scores", "row_columns"}
 """Keys of a corpus that stores of earlier versions do not know; where they are empty, those of `data` hold."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 

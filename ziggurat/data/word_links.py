@@ -63,6 +63,17 @@ class AlignmentFiles(NamedTuple):
         notes = ReadNotes()
         for number, (part, path) in enumerate(zip(reader.files, self.paths, strict=True)):
             reader.part = number
+            if reader.row_columns is not None and self.column is not None:  # rows of the corpus's own file
+                for numbers, rows, *sides in reader.wide_rows(path, notes):
+                    cells, places = [row[self.column] for row in rows], [f"{path}, line {n}" for n in numbers]
+                    yield (
+                        (sides[0], sides[1]),
+                        [
+                            parse_links(cell, words[0].count(source), words[1].count(target), place)
+                            for cell, source, target, place in zip(cells, *sides, places, strict=True)
+                        ],
+                    )
+                continue
             one, stream = replace(reader, files=[part]), LineStream(path)
             for block in (blocks := one.blocks()):
                 first = stream.lines

@@ -35,8 +35,11 @@ class Entry(Section):
     """Corpora of one kind: all that differ only in the parts of the name."""
 
     title: str
-    pairs: str | None = None
-    """Pairs of languages that there are, such as `de-en fr-en`; null: any."""
+    pairs: str | dict[str, str] | None = None
+    """Pairs of languages that there are, such as `de-en fr-en`, or those for each value of the part in `where`; null,
+    and no `languages`: any that the origin has."""
+    languages: str | dict[str, str] | None = None
+    """Languages that there are, where any two of them are a pair; or those for each value of the part in `where`."""
     where: dict[str, str] = Field(default_factory=dict)
     """Values that other parts of the name may have, in words; a part that is not here may be any."""
     sorted: bool = False
@@ -55,8 +58,8 @@ class Entry(Section):
     """Licence or terms, in words; what the origin says, also where it says nothing."""
     terms: str | None = None
     """Address of the terms or of the corpus's page."""
-    known_from: str
-    """Where the addresses, layouts and checksums were read; none could be tried when the registry was written."""
+    known_from: str | None = None
+    """Where the addresses, layouts and checksums were read, in the built-in registry, of which none could be tried."""
     note: str | None = None
 
 
@@ -104,7 +107,7 @@ class Corpus:
     references: tuple[str, ...]
     licence: str
     terms: str | None
-    known_from: str
+    known_from: str | None
     note: str | None = None
     spellings: tuple[tuple[str, ...], ...] = ()
     """`tmx`: codes that stand for each language in the file; none: its code in `languages`."""

@@ -41,6 +41,8 @@ class Listed(NamedTuple):
     bytes: int | None
     pairs: int | None
     licence: str
+    any_pair: bool = False
+    """True where it is not known whether it has the languages that were asked for: any pair that its origin has."""
 
 
 class _OpusCorpus(Form):

@@ -21,6 +21,7 @@ from ziggurat.config.base import Section
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
 from ziggurat.errors import ConfigError, printable
 from ziggurat.fetch.entries import Corpus, Entry, Folder
+from ziggurat.fetch.pairs import any_pair, described, fitting_pairs, has_pair, variants
 from ziggurat.small_files import read_bounded
 
 __all__ = ["Registry", "load_registry", "user_registry"]
@@ -57,26 +58,40 @@ class Registry:
         """Yield name and entry of those that have all `words` in name, title or licence.
 
         A pair of languages among the words takes the entries that have it, and fills their names; several pairs take
-        those that have all of them, once for each.
+        those that have all of them, once for each. Entries of which nobody knows their pairs come with any.
         """
-        pairs = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
+        pairs = self.pairs_among(words)
         others = [word.casefold() for word in words if word not in pairs]
         for pattern, entry in self.entries.items():
-            text = f"{pattern} {entry.title} {entry.licence}".casefold()
-            filled = [_of_pair(pattern, entry, pair) for pair in pairs]
-            if all(filled) and all(word in text for word in others):
-                for name in dict.fromkeys(itertools.chain(*filled)) if pairs else [pattern]:
-                    yield name, entry
+            for values in variants(entry) if pairs else [{}]:
+                name, title = _fill(pattern, values), _fill(entry.title, values)
+                text = f"{name} {title} {entry.licence}".casefold()
+                if not all(word in text for word in others) or (pairs and "{a}-{b}" not in pattern):
+                    continue
+                filled = entry.model_copy(update={"title": title})
+                if not pairs or any_pair(entry):
+                    yield name, filled
+                elif all(fitting := [fitting_pairs(entry, values, pair) for pair in pairs]):
+                    for pair in dict.fromkeys(itertools.chain(*fitting)):
+                        yield name.replace("{a}-{b}", pair), filled
+
+    def pairs_among(self, words: Sequence[str]) -> list[str]:
+        """Return the words that are pairs of languages: `de-en`, but not `news-crawl`, which names begin with."""
+        looks = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
+        return [word for word in looks if not any(name.startswith(word) for name in self.entries)]
 
     def _unknown(self, name: str) -> str:
         """Return the message for a name that no entry has."""
         shown = printable(name, 200)
         for pattern, entry in self.entries.items():
-            if _match(pattern, entry.model_copy(update={"pairs": None, "where": {}}), name) is not None:
-                has = [
-                    *([f"pairs {entry.pairs}"] if entry.pairs else []),
-                    *(f"{k}: {v}" for k, v in entry.where.items()),
-                ]
+            whole = entry.model_copy(update={"pairs": None, "languages": None, "where": {}})
+            if (values := _match(pattern, whole, name)) is not None:
+                has = [f"{part}: {of_part}" for part, of_part in entry.where.items()]
+                exists = all(values[part] in allowed.split() for part, allowed in entry.where.items())
+                if exists and "b" in values and not any_pair(entry):
+                    has.insert(0, f"{'pairs ' if entry.languages is None else ''}{described(entry, values)}")
+                    if near := fitting_pairs(entry, values, f"{values['a']}-{values['b']}"):
+                        has.append(f"these languages are {' or '.join(near)} there")
                 return f"no corpus `{shown}`: {pattern} has {'; '.join(has)}"
         near = difflib.get_close_matches(name, self.entries, n=3, cutoff=0.4)
         known = ", ".join(f"`{pattern}`" for pattern in near) if near else "those of `ziggurat fetch --list`"
@@ -150,13 +165,21 @@ def _check(path: Path, name: str, entry: Entry) -> None:
     for text in (*(file.url for file in entry.files), *entry.take, entry.title, entry.terms or ""):
         if unknown := set(re.findall(r"\{(\w+)\}", text)) - parts:
             raise ConfigError(f"{path}: {name}: {{{unknown.pop()}}} in {printable(text, 120)} is no part of the name")
-    both = entry.layout in ("tsv", "tmx", "wmt-xml")
+    both_sides = entry.layout in ("tmx", "wmt-xml")
+    both = both_sides or entry.layout == "tsv"
     count = len(entry.take) if entry.take else len(entry.files)
     if "a" not in parts or not re.fullmatch(r"[\w{}.+/-]+", name):
         raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no blanks")
-    of_two = {"pairs": entry.pairs, "sorted": entry.sorted, "layout": entry.layout in ("tmx", "wmt-xml")}
-    if sides == 1 and (key := next((key for key, given in of_two.items() if given), None)):
-        raise ConfigError(f"{path}: {name}: `{key}` is of two languages, and the name has one: {{a}}-{{b}}")
+    for key, known in (("pairs", entry.pairs), ("languages", entry.languages)):
+        if isinstance(known, dict) and [set(known)] != [set(values.split()) for values in entry.where.values()]:
+            raise ConfigError(
+                f"{path}: {name}: `{key}` by values needs one part in `where`, and the values that it has"
+            )
+    if entry.pairs is not None and entry.languages is not None:
+        raise ConfigError(f"{path}: {name}: give `pairs`, or `languages` of which any two are a pair, not both")
+    of_two = {"pairs": entry.pairs, "languages": entry.languages, "sorted": entry.sorted, "layout": both_sides}
+    if sides == 1 and (wrong := next((key for key, given in of_two.items() if given), None)):
+        raise ConfigError(f"{path}: {name}: `{wrong}` is of two languages, and the name has one: {{a}}-{{b}}")
     if entry.columns and len(entry.columns) < sides:
         raise ConfigError(f"{path}: {name}: `columns` needs two entries, one for each language")
     if count != (1 if both else sides):
@@ -164,14 +187,6 @@ def _check(path: Path, name: str, entry: Entry) -> None:
             f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} wanted for the layout "
             f"{entry.layout} (in `files`, or in `take`), {count} given"
         )
-
-
-def _of_pair(pattern: str, entry: Entry, pair: str) -> list[str]:
-    """Return the names of an entry for a pair of languages, in the order that it has them; empty: it has not both."""
-    if "{a}-{b}" not in pattern:
-        return []
-    has = entry.pairs.split() if entry.pairs else [pair]
-    return [pattern.replace("{a}-{b}", given) for given in dict.fromkeys((pair, _swapped(pair))) if given in has]
 
 
 def _swapped(name: str) -> str:
@@ -193,7 +208,7 @@ def _match(pattern: str, entry: Entry, name: str) -> dict[str, str] | None:
     if found is None:
         return None
     values_of = found.groupdict()
-    if entry.pairs and f"{values_of['a']}-{values_of['b']}" not in entry.pairs.split():
+    if "b" in values_of and not has_pair(entry, values_of, values_of["a"], values_of["b"]):
         return None
     if entry.sorted and values_of["a"] > values_of["b"]:
         return None
@@ -202,22 +217,23 @@ def _match(pattern: str, entry: Entry, name: str) -> dict[str, str] | None:
 
 def _filled(name: str, entry: Entry, values: Mapping[str, str]) -> Corpus:
     """Return the corpus of an entry with the parts of its name filled in."""
-
-    def fill(text: str) -> str:
-        return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], text)
-
     return Corpus(
         name=name,
-        title=fill(entry.title),
+        title=_fill(entry.title, values),
         languages=tuple(values[part] for part in ("a", "b") if part in values),
-        files=tuple(file.model_copy(update={"url": fill(file.url)}) for file in entry.files),
+        files=tuple(file.model_copy(update={"url": _fill(file.url, values)}) for file in entry.files),
         layout=entry.layout,
-        take=tuple(map(fill, entry.take)),
+        take=tuple(_fill(member, values) for member in entry.take),
         columns=tuple(entry.columns) or (0, 1),
         separator=entry.separator,
         references=tuple(entry.references),
         licence=entry.licence,
-        terms=None if entry.terms is None else fill(entry.terms),
+        terms=None if entry.terms is None else _fill(entry.terms, values),
         known_from=entry.known_from,
         note=entry.note,
     )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with the parts in braces filled in of which there are values."""
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)

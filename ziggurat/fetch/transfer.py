@@ -36,7 +36,7 @@ Progress = Callable[[str, int, int | None], None]
 
 _BLOCK_BYTES = 1 << 16
 _HEAD_BYTES = 512
-_GAIN_BYTES = 1 << 20  # a try that gets this much further does not count as failed
+_GAIN_BYTES = 1 << 14  # growth after which failures are counted anew; near the end a tenth of what is missing will do
 _SPARE_BYTES = 1 << 26  # left free on the disk
 _SMALL_BYTES = 1 << 26
 _STALL_BYTES = 1 << 12
@@ -53,7 +53,7 @@ class Network:
     proxy: str | None = None
     """Address of a proxy; empty: none; None: as the environment says (`https_proxy`, `http_proxy`, `no_proxy`)."""
     retries: int = 5
-    """Tries in a row that may fail without getting further."""
+    """Tries in a row that may fail without getting further (`_GAIN_BYTES`)."""
     timeout_seconds: float = 60.0
     """Longest wait for a server to send something."""
     pause: Callable[[float], object] = field(default=time.sleep, repr=False)
@@ -129,8 +129,11 @@ def download(
                 came_from = _receive(url, part, network, progress)
                 break
             except _Dropped as dropped:
-                failures = 0 if part.size >= furthest + _GAIN_BYTES else failures + 1
-                furthest = max(furthest, part.size)
+                failures += 1
+                # Not any byte: a server that sends one a try would hold us for ever.
+                gain = _GAIN_BYTES if part.total is None else max(1, (part.total - furthest) // 10)
+                if part.size - furthest >= min(gain, _GAIN_BYTES):
+                    failures, furthest = 0, part.size
                 if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
                     kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
                     raise DataError(f"{url}: {dropped}{_times(failures)}{kept}") from None

@@ -119,7 +119,9 @@ class _Parts:
         for corpus, entry in zip(self.corpora, document["corpora"], strict=True):
             corpus.read_of, corpus.maker = Counter(dict(enumerate(entry["read"]))), None
             corpus.read = corpus.read_of.total()
-            corpus.reader.notes = ReadNotes(entry["carriage_returns"], entry["byte_order_marks"])
+            corpus.reader.notes = ReadNotes(
+                entry["carriage_returns"], entry["byte_order_marks"], entry.get("short_rows", 0)
+            )
         self._notices: list[str] = document["notices"]
         self._tokenizers = load_tokenizers(path)
 

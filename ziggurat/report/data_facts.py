@@ -126,7 +126,10 @@ def corpus_facts(
         **{key: entry[key] for key in ("name", "tag", "weight", "read", "kept", "dropped")},
         split=split,
         repaired=entry.get("repaired", 0),
-        licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
+        licences={
+            part["name"]: part["licence"] + "".join(f"; {name} changed since" for name in part.get("changed", []))
+            for part in entry.get("origin", [])
+        },
         examples=examples,
         overlap=overlaps_in(entry),
         held_out=held_out_rule(config, number) if split == "train" else "",
