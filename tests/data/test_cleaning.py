@@ -185,6 +185,27 @@ def test_held_out_pairs_can_be_dropped(corpora: Corpora, how: str, left: int) ->
     assert ("CONTAMINATION" in said) == (how != "sides")
 
 
+@pytest.mark.parametrize("languages", [("en", "de"), ("de", "en"), ("en-GB", "deu")])
+@pytest.mark.parametrize(("how", "dropped"), [("keep", 0), ("pairs", 60), ("sides", 70)])
+def test_held_out_pairs_are_found_in_the_other_direction(
+    corpora: Corpora, languages: tuple[str, str], how: str, dropped: int
+) -> None:
+    """Whether the corpus says that it is of the other direction or not, as in a file of one pair of languages."""
+    dev, other = babel(100, seed=2), babel(10, seed=3)
+    whole = [*dev[:30], *((source.upper(), f"{target} !") for source, target in dev[30:60])]
+    one = [*((source, other[0][1]) for source, _ in dev[60:65]), *((other[1][0], target) for _, target in dev[65:70])]
+    corpora.add("train", babel(50))
+    exchanged = [(target, source) for source, target in [*whole, *one, *other]]
+    corpora.add("train", exchanged, source_language=languages[0], target_language=languages[1])
+    corpora.add("dev", dev)
+    corpora.settings["filters"] = {"held_out": how}
+    report = corpora.prepare()
+    assert report.dropped.get("held_out", 0) == dropped
+    (found,) = Store.open(corpora.store).manifest["held_out"].values()
+    assert found == {"sentences": 200, "found": 130, "pairs": 60, "sides": 70}
+    assert any(notice.startswith("CONTAMINATION") for notice in report.notices) == (how != "sides")
+
+
 def test_a_few_common_sentences_are_no_contamination(corpora: Corpora) -> None:
     dev = babel(200, seed=2)
     corpora.add("train", [*babel(50), (dev[0][0], "kein"), (dev[1][0], "nein")])

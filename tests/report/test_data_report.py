@@ -128,6 +128,11 @@ def test_a_given_test_set_is_looked_for(store: Store) -> None:
     assert not any("mine" in notice for notice in clean.contamination)
 
 
+def test_a_given_test_set_is_looked_for_in_the_other_direction(store: Store) -> None:
+    content = gather_data(store, ("mine", [ENGLISH[2].upper(), "Quite different"], [GERMAN[2], GERMAN[1]]))
+    assert content.overlap["mine"] == (4, 3, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("rule", "own", "staying"),
     [

@@ -89,6 +89,7 @@ class Comparisons:
 
     def __init__(self, config: DataConfig, near: NearDuplicates | None = None, held_out: HeldOut | None = None) -> None:
         self._filters = [config.filters_of(corpus) for corpus in config.train]
+        self._languages = [config.languages_of(corpus) for corpus in config.train]
         self._duplicates, self._near, self._held_out = HashSet(), near, held_out or HeldOut()
         self._overlaps: list[dict[str, Overlap]] = [{} for _ in self._filters]
 
@@ -118,7 +119,7 @@ class Comparisons:
     def _in_held_out(self, corpus: int, traces: Traces) -> Mask:
         """Return the pairs that are to be dropped because a held-out set has them; they are counted in any case."""
         before = self._held_out.overlaps()
-        both, either = self._held_out.look(_given(traces.sides))
+        both, either = self._held_out.look(_given(traces.sides), self._languages[corpus])
         own = self._overlaps[corpus]
         for name, now in self._held_out.overlaps().items():
             found = now.since(before[name])
@@ -139,7 +140,8 @@ def _held_out_sets(config: DataConfig, corpora: Sequence[Corpus]) -> HeldOut:
     found = HeldOut()
     for corpus in corpora:
         if corpus.split == "dev":
-            found.add_pairs(f"{corpus.key} ({corpus.reader.name})", _normalised(corpus, config.unicode))
+            languages = config.languages_of(corpus.config)
+            found.add_pairs(f"{corpus.key} ({corpus.reader.name})", _normalised(corpus, config.unicode), languages)
     for number, pattern in enumerate(config.held_out):
         for path in find_files(pattern, f"data.held_out.{number}"):
             found.add_lines(str(path), _lines(path, config.unicode))
