@@ -35,7 +35,7 @@ def test_it_writes_the_page_and_warns(ziggurat: Ziggurat, store: Path, tmp_path:
 def test_figures_and_the_document(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     files = {"--source": tmp_path / "s", "--reference": tmp_path / "r"}
     for path in files.values():
-        path.write_text("Eins 1\n")
+        path.write_text("Eins 1\n" if path.name == "s" else "Anders\n")
     options = [x for pair in files.items() for x in pair]
     result = ziggurat(
         "report", store, "--out", tmp_path / "r.html", "--json", "--figures", tmp_path / "f",

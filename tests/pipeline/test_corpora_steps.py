@@ -64,7 +64,29 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     # With `keep` they stay, and that is said loudly.
     pipeline_of(road(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
     assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
-    assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel are in") for line in said)
+    assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel, sou") for line in said)
+
+
+def test_contamination_that_pairs_leave_is_told_with_a_way_out(
+    place: Path, road: Callable[..., Road], said: list[str]
+) -> None:
+    """In the data of a model, too, by the names and the way out that its user has."""
+    # A sentence of the development set beside another translation.
+    for code, other in (("qlo", "dev"), ("qhi", "train")):
+        planted = lines(place / f"data/{other}.{code}")[0]
+        with (place / f"data/train.{code}").open("a", encoding="utf-8") as file:
+            file.write(f"{planted}\n")
+    pipeline_of(road(text(monolingual=None))).run(Selection(last="student-data"))
+    of_set = "20 sentences of bitext.dev.0, sources and targets together,"
+    first, second = (line for line in said if "CONTAMINATION" in line)
+    assert first.startswith(
+        f"warning: CONTAMINATION: 1 training pairs have one side among the {of_set} and stay (0 with"
+    )
+    assert first.endswith(": `cleaning.held_out: sides` drops them too")
+    assert second.startswith(
+        f"warning: CONTAMINATION: 1 of {of_set} are in training pairs: both sides of 0, one at least"
+    )
+    assert "seem to: `cleaning.held_out: sides` drops such pairs of the bitext, and what is" in second
 
 
 @pytest.mark.usefixtures("forked_workers")
