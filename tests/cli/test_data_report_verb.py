@@ -35,7 +35,7 @@ def test_it_writes_the_page_and_warns(ziggurat: Ziggurat, store: Path, tmp_path:
 def test_figures_and_the_document(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     files = {"--source": tmp_path / "s", "--reference": tmp_path / "r"}
     for path in files.values():
-        path.write_text("Eins 1\n")
+        path.write_text("Eins 1\n" if path.name == "s" else "Anders\n")
     options = [x for pair in files.items() for x in pair]
     result = ziggurat(
         "report", store, "--out", tmp_path / "r.html", "--json", "--figures", tmp_path / "f",
@@ -65,6 +65,32 @@ def test_what_is_refused(ziggurat: Ziggurat, store: Path, tmp_path: Path, more: 
     assert result.status == 2
     assert said in " ".join(result.err.split())
     assert not (tmp_path / "r.html").exists()
+
+
+def test_a_file_that_is_no_page_of_ours_is_not_replaced(
+    ziggurat: Ziggurat, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "report.html"
+    page.write_text("<html>of last year</html>")
+    result = ziggurat("report", store)
+    assert result.status == 2
+    said = "report.html: is there already, and is not a page that ziggurat wrote; name another file with `--out`"
+    assert said in " ".join(result.err.split())
+    assert page.read_text() == "<html>of last year</html>"
+
+
+@pytest.mark.slow
+def test_pages_of_ours_are_replaced(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("")  # as `mktemp` leaves one
+    mark = '<meta name="generator" content="Ziggurat">\n'
+    for _ in range(2):
+        assert ziggurat("report", store, "--out", page).status == 0
+        assert mark in page.read_text("utf-8")
+    page.write_text(page.read_text("utf-8").replace(mark, ""), "utf-8")  # one of version 0.1
+    assert ziggurat("report", store, "--out", page).status == 0
+    assert mark in page.read_text("utf-8")
 
 
 @pytest.mark.slow

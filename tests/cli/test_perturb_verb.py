@@ -83,6 +83,7 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
         ([trained, *texts, "--perturb", "caps", "--metrics", "meteor"], "not by meteor"),
         ([trained, *texts, "--page", "x.html"], "go with `--perturb`"),
         ([trained, *texts, "--perturb", "caps", "--page", source], "is an input; write to another file"),
+        ([trained, *texts, "--perturb", "caps", "--page", numbers], "name another file with `--page`"),
         ([trained, *texts, "--perturb", "caps", "--page", "-", "--json"], "both write to standard output"),
         ([trained, "--source", numbers, "--reference", numbers, "--perturb", "caps,short"], "changes a line"),
     ):

@@ -158,10 +158,12 @@ def test_development_sentences_in_training_pairs_are_named(corpora: Corpora, mon
     report = corpora.prepare()
     dev_notice, test_notice = (notice for notice in report.notices if notice.startswith("CONTAMINATION: "))
     # Sources and targets of dev are 80 sentences; in train are both sides of three pairs and one side of another.
-    assert "7 of 80 sentences of data.dev.0 (dev0.de)" in dev_notice
+    assert "7 of 80 sentences of data.dev.0 (dev0.de), sources and targets together, are in training pai" in dev_notice
     assert "both sides of 4, one at least of 5 pairs" in dev_notice
-    assert f"2 of 4 sentences of {corpora.folder / 'test.txt'}" in test_notice
+    assert dev_notice.endswith("seem to: `data.filters.held_out: pairs` drops the 4, `sides` all 5")
+    assert f"2 of 4 sentences of {corpora.folder / 'test.txt'} are in training pairs" in test_notice
     assert "both sides of 0, one at least of 2 pairs" in test_notice
+    assert test_notice.endswith("seem to: `data.filters.held_out: sides` drops such pairs")
     assert report.kept == len(planted) + 2
     manifest = Store.open(corpora.store).manifest
     by_corpus = [entry["held_out"]["data.dev.0 (dev0.de)"] for entry in manifest["corpora"]["train"]]
@@ -179,10 +181,32 @@ def test_held_out_pairs_can_be_dropped(corpora: Corpora, how: str, left: int) ->
     assert report.kept == left
     assert report.dropped == ({} if how == "keep" else {"held_out": 3 - left})
     said = " ".join(report.notices)
-    assert ("3 of 4 sentences of data.dev.0 (dev0.de) are in training pairs" in said) == (how == "keep")
-    left = "CONTAMINATION: 1 training pairs have one side among the 4 sentences of data.dev.0 (dev0.de), and stay"
+    of_set = "4 sentences of data.dev.0 (dev0.de), sources and targets together,"
+    assert (f"3 of {of_set} are in training pairs" in said) == (how == "keep")
+    left = f"CONTAMINATION: 1 training pairs have one side among the {of_set} and stay"
     assert (left in said) == (how == "pairs")
     assert ("CONTAMINATION" in said) == (how != "sides")
+
+
+@pytest.mark.parametrize("languages", [("en", "de"), ("de", "en"), ("en-GB", "deu")])
+@pytest.mark.parametrize(("how", "dropped"), [("keep", 0), ("pairs", 60), ("sides", 70)])
+def test_held_out_pairs_are_found_in_the_other_direction(
+    corpora: Corpora, languages: tuple[str, str], how: str, dropped: int
+) -> None:
+    """Whether the corpus says that it is of the other direction or not, as in a file of one pair of languages."""
+    dev, other = babel(100, seed=2), babel(10, seed=3)
+    whole = [*dev[:30], *((source.upper(), f"{target} !") for source, target in dev[30:60])]
+    one = [*((source, other[0][1]) for source, _ in dev[60:65]), *((other[1][0], target) for _, target in dev[65:70])]
+    corpora.add("train", babel(50))
+    exchanged = [(target, source) for source, target in [*whole, *one, *other]]
+    corpora.add("train", exchanged, source_language=languages[0], target_language=languages[1])
+    corpora.add("dev", dev)
+    corpora.settings["filters"] = {"held_out": how}
+    report = corpora.prepare()
+    assert report.dropped.get("held_out", 0) == dropped
+    (found,) = Store.open(corpora.store).manifest["held_out"].values()
+    assert found == {"sentences": 200, "found": 130, "pairs": 60, "sides": 70}
+    assert any(notice.startswith("CONTAMINATION") for notice in report.notices) == (how != "sides")
 
 
 def test_a_few_common_sentences_are_no_contamination(corpora: Corpora) -> None:

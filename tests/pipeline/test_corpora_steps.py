@@ -64,7 +64,29 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     # With `keep` they stay, and that is said loudly.
     pipeline_of(road(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
     assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
-    assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel are in") for line in said)
+    assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel, sou") for line in said)
+
+
+def test_contamination_that_pairs_leave_is_told_with_a_way_out(
+    place: Path, road: Callable[..., Road], said: list[str]
+) -> None:
+    """In the data of a model, too, by the names and the way out that its user has."""
+    # A sentence of the development set beside another translation.
+    for code, other in (("qlo", "dev"), ("qhi", "train")):
+        planted = lines(place / f"data/{other}.{code}")[0]
+        with (place / f"data/train.{code}").open("a", encoding="utf-8") as file:
+            file.write(f"{planted}\n")
+    pipeline_of(road(text(monolingual=None))).run(Selection(last="student-data"))
+    of_set = "20 sentences of bitext.dev.0, sources and targets together,"
+    first, second = (line for line in said if "CONTAMINATION" in line)
+    assert first.startswith(
+        f"warning: CONTAMINATION: 1 training pairs have one side among the {of_set} and stay (0 with"
+    )
+    assert first.endswith(": `cleaning.held_out: sides` drops them too")
+    assert second.startswith(
+        f"warning: CONTAMINATION: 1 of {of_set} are in training pairs: both sides of 0, one at least"
+    )
+    assert "seem to: `cleaning.held_out: sides` drops such pairs of the bitext, and what is" in second
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -128,23 +150,20 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(
         pipeline_of(road(config, "bitext.hold_out.dev=351")).standings()
 
 
-def test_what_is_held_out_stands_nowhere_in_other_case_either(
+def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
     place: Path, road: Callable[..., Road], said: list[str]
 ) -> None:
-    # Each pair once as it is, once in lower case without its end mark.
-    for code in ("qlo", "qhi"):
-        path = place / f"data/train.{code}"
-        as_it_is = lines(path)
-        both = as_it_is + [line.lower().rstrip(".?!") for line in as_it_is]
-        path.write_text("".join(f"{line}\n" for line in both), "utf-8")
+    # Each pair once as it is, once in lower case without its end mark, once with its sides exchanged.
+    files = [place / f"data/train.{code}" for code in ("qlo", "qhi")]
+    for path, side, other in zip(files, sides := [lines(path) for path in files], sides[::-1], strict=True):
+        path.write_text("".join(f"{x}\n" for x in (*side, *(y.lower().rstrip(".?!") for y in side), *other)), "utf-8")
     bitext = {"train": text()["bitext"]["train"], "hold_out": {"dev": 20, "test": 20}}
     config = text(bitext=bitext, test=None, monolingual={"target": [{"path": "data/mono.qhi"}]})
     pipeline_of(road(config)).run(Selection(last="clean"))
     held, train = pairs(place, "held-out/dev") + pairs(place, "held-out/test"), pairs(place, "train/train")
-    folds = [{*folded([pair[side] for pair in held])} for side in (0, 1)]
     assert len({*zip(*(folded([pair[side] for pair in held]) for side in (0, 1)), strict=True)}) == 40, "each once"
-    for side in (0, 1):
-        assert not folds[side] & {*folded([pair[side] for pair in train])}
+    of_held, of_train = ({*folded([text for pair in some for text in pair])} for some in (held, train))
+    assert not of_held & of_train
     report = json.loads((place / "w/clean/report.json").read_bytes())
     more = report["corpora"]["train"]["dropped"]["held_out"] - 40
     assert more >= 40

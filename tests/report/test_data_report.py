@@ -122,10 +122,18 @@ def test_page_is_sound_and_says_it_loudly(store: Store, monkeypatch: pytest.Monk
 def test_a_given_test_set_is_looked_for(store: Store) -> None:
     content = gather_data(store, ("mine", ["wir gehen morgen in die stadt", "Ganz anders"], [ENGLISH[2], ENGLISH[1]]))
     assert content.overlap["mine"] == (4, 3, 1, 2)
-    assert any("3 of 4 sentences of mine" in notice for notice in content.contamination)
+    (notice,) = (notice for notice in content.contamination if "of mine" in notice)
+    assert "3 of 4 sentences of mine, sources and targets together, are in training pairs" in notice
+    way_out = "name its files in `data.held_out`, set `data.filters.held_out: pairs` (or `sides`), and prepare again"
+    assert notice.endswith(f": {way_out}")
     clean = gather_data(store, ("mine", ["Ganz anders"], ["Quite different"]))
     assert clean.overlap["mine"] == (2, 0, 0, 0)
     assert not any("mine" in notice for notice in clean.contamination)
+
+
+def test_a_given_test_set_is_looked_for_in_the_other_direction(store: Store) -> None:
+    content = gather_data(store, ("mine", [ENGLISH[2].upper(), "Quite different"], [GERMAN[2], GERMAN[1]]))
+    assert content.overlap["mine"] == (4, 3, 1, 2)
 
 
 @pytest.mark.parametrize(

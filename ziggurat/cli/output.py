@@ -23,6 +23,7 @@ from rich.text import Text
 from ziggurat.data.compressed import byte_stream, compression_of
 from ziggurat.data.files import atomic_file
 from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.report.mark import may_be_replaced
 from ziggurat.small_files import json_safe
 from ziggurat.terminal import safe
 
@@ -31,6 +32,7 @@ __all__ = [
     "check_input",
     "check_one_stream",
     "check_output",
+    "check_page",
     "console",
     "counted",
     "file_named",
@@ -250,6 +252,17 @@ def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
     for path in inputs:
         if path and path != "-" and os.path.isfile(path) and os.path.samefile(output, path):
             raise ConfigError(f"{output}: is an input; write to another file")
+
+
+def check_page(path: str, option: str, *inputs: str | None) -> None:
+    """Raise an error unless a page can be written at `path`, named by `option`, in place of at most another page."""
+    check_output(path)
+    refuse_overwriting(path, *inputs)
+    if path != "-" and not may_be_replaced(Path(path)):
+        raise ConfigError(
+            f"{path}: is there already, and is not a page that ziggurat wrote; name another file with `{option}`, or "
+            "remove it"
+        )
 
 
 def read_text(path: str) -> list[str]:

@@ -11,14 +11,13 @@ from ziggurat.cli.compare import parse_systems
 from ziggurat.cli.compare_tables import aligned
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.output import (
-    check_output,
+    check_page,
     counted,
     output_stream,
     pair_up,
     print_json,
     read_text,
     refuse_empty,
-    refuse_overwriting,
     say,
 )
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
@@ -89,8 +88,7 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     if options.page is not None:
         if options.page == "-" and json:
             raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
-        check_output(options.page)
-        refuse_overwriting(options.page, options.source, *options.references)
+        check_page(options.page, "--page", options.source, *options.references)
         _check_jinja()
     # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
     disturbed: DisturbedSet | None = None

@@ -14,13 +14,12 @@ from ziggurat.cli.output import (
     OUT,
     check_input,
     check_one_stream,
-    check_output,
+    check_page,
     counted,
     output_stream,
     pair_up,
     print_json,
     read_text,
-    refuse_overwriting,
     say,
 )
 from ziggurat.data.files import write_atomically
@@ -183,8 +182,7 @@ def report(
     if piped and json:
         raise ConfigError("`--out -` and `--json` both write to standard output; name a file")
     target = out or (runs[0] / "report.html" if len(runs) == 1 and not of_data else Path("report.html"))
-    check_output(str(target))
-    refuse_overwriting(str(target), source, reference)
+    check_page(str(target), "--out", source, reference)
     if of_data:
         made = _report_on_store(runs[0], source, reference)
     else:

@@ -89,6 +89,7 @@ class Comparisons:
 
     def __init__(self, config: DataConfig, near: NearDuplicates | None = None, held_out: HeldOut | None = None) -> None:
         self._filters = [config.filters_of(corpus) for corpus in config.train]
+        self._languages = [config.languages_of(corpus) for corpus in config.train]
         self._duplicates, self._near, self._held_out = HashSet(), near, held_out or HeldOut()
         self._overlaps: list[dict[str, Overlap]] = [{} for _ in self._filters]
 
@@ -118,7 +119,7 @@ class Comparisons:
     def _in_held_out(self, corpus: int, traces: Traces) -> Mask:
         """Return the pairs that are to be dropped because a held-out set has them; they are counted in any case."""
         before = self._held_out.overlaps()
-        both, either = self._held_out.look(_given(traces.sides))
+        both, either = self._held_out.look(_given(traces.sides), self._languages[corpus])
         own = self._overlaps[corpus]
         for name, now in self._held_out.overlaps().items():
             found = now.since(before[name])
@@ -135,11 +136,17 @@ def _given(array: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
     return array
 
 
+def _set_name(corpus: Corpus) -> str:
+    """Return what a development corpus is called among the held-out sets."""
+    return f"{corpus.key} ({corpus.reader.name})"
+
+
 def _held_out_sets(config: DataConfig, corpora: Sequence[Corpus]) -> HeldOut:
     found = HeldOut()
     for corpus in corpora:
         if corpus.split == "dev":
-            found.add_pairs(f"{corpus.key} ({corpus.reader.name})", _normalised(corpus, config.unicode))
+            languages = config.languages_of(corpus.config)
+            found.add_pairs(_set_name(corpus), _normalised(corpus, config.unicode), languages)
     for number, pattern in enumerate(config.held_out):
         for path in find_files(pattern, f"data.held_out.{number}"):
             found.add_lines(str(path), _lines(path, config.unicode))
@@ -167,38 +174,56 @@ def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
 
 
 def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
-    """Return notices on held-out sets of which something stays in training pairs, whatever `held_out` drops."""
+    """Return notices on held-out sets of which something stays in training pairs, whatever `held_out` drops.
 
-    def total(rule: str) -> Iterator[tuple[str, Overlap]]:
-        of_rule = (config.filters_of(corpus.config).held_out == rule for corpus in corpora)
-        yield from total_overlap(list(compress(corpora, of_rule))).items()
-
-    notices = [overlap_notice(name, overlap) for name, overlap in total("keep")]
-    notices += [_notice_of_sides(name, overlap) for name, overlap in total("pairs")]
+    `corpora`: those of both splits.
+    """
+    of_pairs = {_set_name(corpus) for corpus in corpora if corpus.split == "dev"}
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    notices = []
+    for rule, notice in (("keep", overlap_notice), ("pairs", _notice_of_sides)):
+        of_rule = (config.filters_of(corpus.config).held_out == rule for corpus in training)
+        for name, overlap in total_overlap(list(compress(training, of_rule))).items():
+            notices.append(notice(name, overlap, of_pairs=name in of_pairs))
     return [notice for notice in notices if notice]
 
 
-def overlap_notice(name: str, found: Overlap) -> str | None:
-    """Return a notice on what training pairs share with the set `name`; None where it is next to nothing."""
+def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> str | None:
+    """Return a notice on what training pairs share with the set `name`; None where it is next to nothing.
+
+    Args:
+        name: of the set.
+        found: what they share.
+        of_pairs: whether it is a set of pairs.
+        way_out: how such pairs are dropped; None: by `data.filters.held_out`.
+    """
     if not found.pairs and found.found < _many(found):
         return None
+    if way_out is None:
+        way_out = f"`data.filters.held_out: {'pairs' if found.pairs else 'sides'}` drops such pairs"
+        if 0 < found.pairs < found.sides:
+            way_out = f"`data.filters.held_out: pairs` drops the {found.pairs:,}, `sides` all {found.sides:,}"
     return (
-        f"{CONTAMINATION} {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs: "
+        f"{CONTAMINATION} {found.found:,} of {_sentences_of(name, found, of_pairs)} are in training pairs: "
         f"both sides of {found.pairs:,}, one at least of {found.sides:,} pairs. Scores on it tell less than they "
-        "seem to: `data.filters.held_out: pairs` (or `sides`) drops such pairs"
+        f"seem to: {way_out}"
     )
 
 
-def _notice_of_sides(name: str, found: Overlap) -> str | None:
+def _notice_of_sides(name: str, found: Overlap, *, of_pairs: bool) -> str | None:
     """Return a notice on pairs that stay with one side in a set, after those with both have been dropped."""
     _, left = found.staying("pairs")
     # An everyday sentence ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
     if min(left, found.found) < _many(found):
         return None
     return (
-        f"{CONTAMINATION} {left:,} training pairs have one side among the {found.sentences:,} sentences of {name}, and "
+        f"{CONTAMINATION} {left:,} training pairs have one side among the {_sentences_of(name, found, of_pairs)} and "
         f"stay ({found.pairs:,} with both were dropped): `data.filters.held_out: sides` drops them too"
     )
+
+
+def _sentences_of(name: str, found: Overlap, of_pairs: bool) -> str:
+    return f"{found.sentences:,} sentences of {name}{', sources and targets together,' if of_pairs else ''}"
 
 
 def _many(found: Overlap) -> float:

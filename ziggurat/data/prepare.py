@@ -191,7 +191,7 @@ def _build(
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": learnt.notices + overlap_notices(training, config),
+        "notices": learnt.notices + overlap_notices(corpora, config),
         **({"held_out": overlap} if overlap else {}),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,

@@ -185,7 +185,7 @@ class _Cleaning:
                 raise taken.nothing_left(before)
             unseen = taken.notices(before - left, left)
         # (4) Tell.
-        found = side_notices(corpora, data) + overlap_notices(training, data)
+        found = side_notices(corpora, data) + overlap_notices(corpora, data)
         notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
         notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
         for notice in notices:

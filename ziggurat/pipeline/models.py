@@ -18,7 +18,7 @@ from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
-from ziggurat.pipeline.wording import errors_worded, worded
+from ziggurat.pipeline.wording import errors_worded, held_out_worded, worded
 
 __all__ = [
     "data_step",
@@ -93,7 +93,8 @@ def data_step(road: Road, name: ModelName) -> Step:
         with errors_worded(name, lambda: corpora.keys(name)):
             report = prepare(experiment_of(road, name).data, progress=Progress(road.say, "pairs").phase)
         for notice in report.notices:
-            road.say(f"warning: {worded(notice, name, corpora.keys(name))}")
+            own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
+            road.say(f"warning: {own}")
         pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
         road.say(f"{report.kept:,} pairs, {pieces}")
 

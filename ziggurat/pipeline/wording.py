@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.pipeline import ModelName
+from ziggurat.config.pipeline import ModelName, PipelineConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.errors import ZigguratError
 
-__all__ = ["errors_worded", "worded"]
+__all__ = ["errors_worded", "held_out_worded", "worded"]
 
 _OF_SECTION = "|".join({*ModelConfig.model_fields, *TrainingConfig.model_fields, *DecodingConfig.model_fields})
 # Not `model.safetensors`, nor a part of a path, nor what has the name of a model before it already.
@@ -45,7 +45,9 @@ def worded(text: str, model: ModelName | None = None, corpora: Mapping[str, str]
 
     def renamed(found: re.Match[str]) -> str:
         key = known.get(found[1], found[1])
-        return key if found[2] in (None, key) else f"{key} ({found[2]})"
+        # A development corpus is called after a copy in a step's folder, which its user does not know.
+        own = found[2] is None or key == found[2] or (key != found[1] and ".dev." in found[1])
+        return key if own else f"{key} ({found[2]})"
 
     text = _CORPUS.sub(renamed, text)
     if model is not None:
@@ -60,6 +62,26 @@ def worded(text: str, model: ModelName | None = None, corpora: Mapping[str, str]
     return text
 
 
+def held_out_worded(text: str, config: PipelineConfig) -> str:
+    """Return a notice of `worded` on what a model's data share with a held-out set, with the way out that there is.
+
+    `prepare` knows of none that was tried; but the bitext was cleaned before.
+    """
+    own = {f"bitext.train.{n}.filters": corpus.filters for n, corpus in enumerate(config.bitext.train)}
+    rules = {
+        where if "held_out" in filters else "cleaning": filters.get("held_out", config.cleaning.held_out)
+        for where, filters in own.items()
+    }
+    # What is held out of the bitext has no side in common with what stays of it.
+    weak = [] if "bitext.hold_out" in text else [where for where, rule in rules.items() if rule != "sides"]
+    way_out = "they are machine translations that came out as such sentences, which no filter drops"
+    if weak:
+        keys = ", ".join(f"`{where}.held_out: sides`" for where in weak[:3])
+        way_out = f"{keys} drops such pairs of the bitext, and what is distilled from them"
+    return _DROPS.sub(way_out, text)
+
+
+_DROPS = re.compile(r"`cleaning\.held_out: .*")  # to the end of the notice
 _OTHER = {"source": "target_language", "target": "source_language"}
 
 

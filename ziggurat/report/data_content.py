@@ -117,7 +117,10 @@ def gather_data(
         say(f"comparing {len(store.train):,} training pairs with {test_set[0]}")
         overlap = {**overlap, test_set[0]: (found := _compared(store, *test_set))}
         staying[test_set[0]] = found.staying("keep")  # the store's pairs are those that stayed
-        notices += [notice] if (notice := overlap_notice(test_set[0], found)) else []
+        drops = "pairs` (or `sides`)" if found.pairs else "sides`"
+        way_out = f"name its files in `data.held_out`, set `data.filters.held_out: {drops}, and prepare again"
+        notice = overlap_notice(test_set[0], found, of_pairs=True, way_out=way_out)
+        notices += [notice] if notice else []
     return DataContent(
         str(store.path),
         (config["source_language"], config["target_language"]),

@@ -18,6 +18,7 @@ from ziggurat.duration import duration
 from ziggurat.report.drawing import DARK, LIGHT
 from ziggurat.report.figure import Figure
 from ziggurat.report.inline import to_svg
+from ziggurat.report.mark import GENERATOR
 
 __all__ = ["page_templates", "table_link"]
 
@@ -44,6 +45,7 @@ def page_templates(now: float | None = None) -> Environment:
     environment.globals |= {
         "light": _variables(LIGHT),
         "dark": _variables(DARK),
+        "generator": GENERATOR,
         "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     }
     return environment
