@@ -189,10 +189,14 @@ def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
 
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:
-    """Return the files of a run that translation reads."""
+    """Return the files of a run that translation reads: an average that turns out worse than `best` gives way to it."""
+    from ziggurat.models.averaged import AVERAGED, SCORE_FILE
+
     checkpoint = experiment.training.checkpoint
-    weights = "averaged" if checkpoint.average_last else "best" if checkpoint.keep_best else "last"
-    return f"run/{weights}/model.safetensors", "run/config.yaml", *(f"run/{file}" for file in _VOCABULARIES)
+    files = ["best/model.safetensors" if checkpoint.keep_best else "last/model.safetensors", "config.yaml"]
+    if checkpoint.average_last:
+        files += [f"{AVERAGED}/model.safetensors", f"{AVERAGED}/{SCORE_FILE}"]
+    return tuple(f"run/{file}" for file in (*files, *_VOCABULARIES))
 
 
 def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
