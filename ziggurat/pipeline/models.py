@@ -94,8 +94,7 @@ def data_step(road: Road, name: ModelName) -> Step:
             report = prepare(experiment_of(road, name).data, progress=Progress(road.say, "pairs").phase)
         for notice in report.notices:
             road.say(f"warning: {worded(notice, name, corpora.keys(name))}")
-        pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
-        road.say(f"{report.kept:,} pairs, {pieces}")
+        road.say(f"{report.kept:,} pairs, {report.pieces()}")
 
     def files() -> list[Path]:
         given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
