@@ -132,6 +132,31 @@ def test_layers_without_gates_are_told(stacks: dict[str, Any], said: list[str]) 
     assert found == [f"`wiring.gpas` gives no gates to the layers {which}, only to the others" for which in said]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "updates", "reached"),
+    [
+        ({"warmup_updates": 1000, "initial": 0.0}, 300, "at 0.0003 of `peak: 0.001`, so"),
+        ({"kind": "noam", "warmup_updates": 1000}, 300, "at 30% of the way to its peak, so"),
+        ({"kind": "gnmt+", "warmup_updates": 100, "replicas": 8}, 400, "at 50% of the way to its peak, so"),
+        ({"warmup_updates": 300}, 300, None),
+        ({"warmup_updates": 4000}, None, None),
+        ({"kind": "gnmt+", "warmup_updates": 100, "replicas": 4}, 400, None),
+    ],
+)
+def test_a_training_that_ends_within_its_warm_up_is_told(
+    schedule: dict[str, Any], updates: int | None, reached: str | None
+) -> None:
+    training = {"schedule": schedule, "stop": {"updates": updates, "epochs": 9}}
+    said = notices(Experiment.model_validate({"data": DATA, "training": training}))
+    if reached is None:
+        assert said == []
+        return
+    (sentence,) = said
+    assert sentence.startswith(f"`training.schedule.warmup_updates: {schedule['warmup_updates']}`")
+    assert f"is more than `training.stop.updates: {updates}`: the learning rate still rises" in sentence
+    assert reached in sentence
+
+
 def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
     model = {"residual": "post", "encoder": {"residual": "admin"}, "combination": {"softmax": True}}
     setting, omega = notices(Experiment.model_validate({"data": DATA, "model": model}))

@@ -75,6 +75,11 @@ def test_training_takes_no_more_updates_than_it_has(
     found = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student")
     assert found.seconds == pytest.approx(seconds)
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
+    cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
+    student = student.model_copy(update={"training": cold})
+    told = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student").said
+    warned = "; `student.training.schedule.warmup_updates: 1000000` is more than `student.training.stop.updates: "
+    assert (warned in told) == (cold.stop.updates is not None)
 
 
 @pytest.fixture

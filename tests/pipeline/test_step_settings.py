@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.pipeline.conftest import parsed, whole
+from tests.small import merged
 from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import BackTranslationJob
@@ -158,3 +159,14 @@ def test_of_the_shortlist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     section = {"best": 7, "frequent": 8, "floor": 0.01, "pairs": 9}
     step_of(whole(shortlist=section), "shortlist").work(tmp_path)
     assert asked == [(W / "student-data/store", section), (str(tmp_path / "student.shortlist"), "table")]
+
+
+def test_of_training_hand_on_what_may_be_translated_with() -> None:
+    """Whether the average is taken is known when it has been scored."""
+    averaging = {"checkpoint": {"average_last": 2}}
+    content = whole()
+    plain = set(step_of(content, "student").outputs)
+    content["student"]["training"] = merged(content["student"]["training"], averaging)
+    average = {"run/averaged/model.safetensors", "run/averaged/validation.json"}
+    assert set(step_of(content, "student").outputs) == plain | average
+    assert "run/best/model.safetensors" in plain

@@ -30,7 +30,6 @@ from ziggurat.training import average
 from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import Checkpoint, load_checkpoint, read_progress, save_checkpoint
 from ziggurat.training.loop import train
-from ziggurat.training.metrics import RunLog
 from ziggurat.training.retention import prune, set_aside
 from ziggurat.training.run_state import Progress
 
@@ -251,11 +250,12 @@ def test_an_average_that_cannot_be_made_is_no_failure_of_the_run(
         (run / "checkpoints" / "step-00000004" / "model.safetensors").write_bytes(b"")
     else:
         full = OSError(errno.ENOSPC, "No space left on device", "model.safetensors")
-        monkeypatch.setattr(average, "write_model_directory", lambda *_, **__: (_ for _ in ()).throw(full))
+        monkeypatch.setattr(average, "fill_model_directory", lambda *_, **__: (_ for _ in ()).throw(full))
     wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
-    log = RunLog(None, Console(file=said, width=500))
-    average.average_ended(run, experiment.training.model_copy(update={"checkpoint": wanted}), log)
-    assert said.getvalue().startswith("NOT AVERAGED: ")
+    training = experiment.training.model_copy(update={"checkpoint": wanted})
+    again = experiment.model_copy(update={"training": training})
+    train(run, again, resume=True, console=Console(file=said, width=500))
+    assert "\nNOT AVERAGED: " in said.getvalue()
     assert {"damaged": "step-00000004", "full": "No space left"}[kind] in said.getvalue()
 
 

@@ -133,7 +133,8 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
         lines.append(f"  {'published':<10}  {published.count:>15,}")
         lines += [f"  {published.count_differs}"] if published.count_differs else []
     sizes = inspection.vocabulary
-    lines += ["", f"vocabulary    {sizes.source:,} source and {sizes.target:,} target tokens, from {sizes.origin}", ""]
+    tokens = f"{sizes.source:,} joint" if sizes.joint else f"{sizes.source:,} source and {sizes.target:,} target"
+    lines += ["", f"vocabulary    {tokens} tokens, from {sizes.origin}", ""]
     width = max(len(f"{method.key}: {method.value}") for method in inspection.methods)
     lines += [f"{f'{method.key}: {method.value}':<{width}}  {method.paper}" for method in inspection.methods]
     return "\n".join([*lines, *notices(experiment)])

@@ -136,7 +136,8 @@ class CheckpointConfig(Section):
     """When a checkpoint cannot be written, for example on a full disk: end the run, or report it and continue until
     the next one. Failing to write the last checkpoint of a run is always an error."""
     average_last: Count = Field(default=0, ge=0)
-    """When training ends, average this many of the newest checkpoints into `averaged/`; 0: do not."""
+    """When training ends, average this many of the newest checkpoints into `averaged/`, and score the result on the dev
+    set: where it is worse than `best` by `training.validation.metric`, `best` is what is translated with; 0: do not."""
 
     @model_validator(mode="after")
     def _enough_kept(self) -> Self:

@@ -11,9 +11,10 @@ from ziggurat.config.growth import cut_short
 from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
 from ziggurat.config.languages import language_doubt
 from ziggurat.config.model import ModelConfig
+from ziggurat.config.train import TrainingConfig
 from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 
-__all__ = ["data_notices", "notices"]
+__all__ = ["data_notices", "notices", "warm_up_notice"]
 
 
 def _halves(model: ModelConfig) -> Iterator[str]:
@@ -109,6 +110,25 @@ def data_notices(data: DataConfig) -> list[str]:
     return [*(doubt for key, code in sides.items() if (doubt := language_doubt(code, key))), *data.without_effect]
 
 
+def warm_up_notice(training: TrainingConfig) -> str:
+    """Return a sentence where training ends before its learning rate has risen to its peak; "": it does not."""
+    schedule, last = training.schedule, training.stop.updates
+    steps = schedule.warmup_updates * (schedule.replicas if schedule.kind == "gnmt+" else 1)
+    if last is None or steps <= last or (schedule.kind == "gnmt+" and schedule.replicas == 1):
+        return ""
+    done = last / steps
+    if schedule.kind in ("noam", "gnmt+"):
+        reached = f"{done:.0%} of the way to its peak"
+    else:
+        reached = f"{schedule.initial + (schedule.peak - schedule.initial) * done:.3g} of `peak: {schedule.peak:.3g}`"
+    times = f" (times `replicas: {schedule.replicas}`)" if schedule.kind == "gnmt+" else ""
+    return (
+        f"`training.schedule.warmup_updates: {schedule.warmup_updates}`{times} is more than `training.stop.updates: "
+        f"{last}`: the learning rate still rises when training ends, at {reached}, so little is learnt; lower "
+        "`warmup_updates`, to a tenth to a third of the updates, or train longer"
+    )
+
+
 def notices(experiment: Experiment) -> list[str]:
     """Return a sentence on every choice of `experiment` that is allowed, but probably a mistake."""
     model, training = experiment.model, experiment.training
@@ -133,6 +153,8 @@ def notices(experiment: Experiment) -> list[str]:
             "`training.schedule.kind: gnmt+` with `replicas: 1` has no warm-up: its rate rises from `base` to "
             "replicas * `base`, so it begins at its highest; set `replicas` to the number of batches in an update"
         )
+    if cold := warm_up_notice(training):
+        said.append(cold)
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):
         said.append(cut)
     return said

@@ -30,6 +30,7 @@ from ziggurat.data.folder_kinds import MANIFEST, is_store
 from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
 from ziggurat.data.passes import Parts, learn
 from ziggurat.data.prepare_report import CorpusReport, PrepareReport, report_of
+from ziggurat.data.rare_pieces import rare_notices
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
 from ziggurat.data.table import TableWriter
@@ -162,7 +163,7 @@ def _build(
     learnt = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
     tokenizers, comparisons = learnt.tokenizers, Comparisons.of_all(config, corpora)
     training = [corpus for corpus in corpora if corpus.split == "train"]
-    tables = {}
+    tables, rare = {}, list[str]()
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         if not chosen:
@@ -176,6 +177,8 @@ def _build(
         for block in blocks:
             store_block(block, chosen[block.corpus], config, tokenizers, writer)
         tables[split] = writer.close()
+        if split == "train":
+            rare = rare_notices(config.subword, (tokenizers[0].size, tokenizers[1].size), writer.counts)
         if not tables[split]["pairs"]:
             counts = sum((corpus.dropped for corpus in chosen), Counter())
             raise nothing_left(sum(corpus.read for corpus in chosen), counts, chosen)
@@ -191,7 +194,7 @@ def _build(
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": learnt.notices + overlap_notices(corpora, config),
+        "notices": [*learnt.notices, *overlap_notices(corpora, config), *rare],
         **({"held_out": overlap} if overlap else {}),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,

@@ -64,6 +64,12 @@ class PrepareReport:
         """Return the report as a JSON document."""
         return asdict(self)
 
+    def pieces(self) -> str:
+        """Return the sizes of the vocabularies in words: `8,000 joint pieces`."""
+        if self.joint_vocabulary:
+            return f"{self.source_vocabulary:,} joint pieces"
+        return f"{self.source_vocabulary:,} source and {self.target_vocabulary:,} target pieces"
+
     @property
     def kept(self) -> int:
         """Training pairs in the store."""

@@ -20,6 +20,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from ziggurat.data.arrow_shard import Shard, ShardBatch, allow_open_files, refuse_damaged
+from ziggurat.data.rare_pieces import PieceCounts
 from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
@@ -53,6 +54,7 @@ class TableWriter:
         self._writer: Any = None
         self._shards: list[dict[str, Any]] = []
         self._pieces = [0, 0]
+        self.counts = PieceCounts(), PieceCounts()
 
     def write(
         self,
@@ -91,6 +93,7 @@ class TableWriter:
         for number, (ids, lengths) in enumerate((source, target)):
             self._lengths[number].write(lengths)
             self._pieces[number] += len(ids)
+            self.counts[number].add(ids)
         self._corpora.write(np.full(pairs, corpus))
         if self._shards[-1]["pairs"] >= self._shard_pairs:
             self._close_shard()

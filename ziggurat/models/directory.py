@@ -22,6 +22,7 @@ from ziggurat.data.subword import VOCABULARY_FILE, Tokenizer, copy_tokenizers, l
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.models.averaged import AVERAGED, SCORE_FILE, passed_over
 from ziggurat.models.build import assemble
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
@@ -80,7 +81,8 @@ class OpenedModel:
 
 
 _LISTED = r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)"
-_MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{re.escape(CHECKSUMS_FILE)}|{TEMPORARY.pattern}")
+_BESIDE = "|".join(map(re.escape, (CHECKSUMS_FILE, SCORE_FILE)))
+_MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{_BESIDE}|{TEMPORARY.pattern}")
 
 
 def may_become_model_directory(path: Path) -> bool:
@@ -175,7 +177,8 @@ def open_model(
 
     Args:
         path: the folder.
-        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there.
+        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
+            where an average that is worse than `best` on the dev set comes last.
         device: where to put the model; see ziggurat.models.device.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.models.prune).
 
@@ -191,7 +194,7 @@ def open_model(
     source, target = tokenizers = load_tokenizers(root)
     check_fit(experiment.model, (source.size, target.size), base_file(weights_file) or weights_file)
     # Without initial values: the file has every parameter (load_weights checks), and modules make their buffers.
-    tensors, origin = read_weights(weights_file), weights_origin(path, weights_file)
+    tensors, origin = read_weights(weights_file), weights_origin(path, weights_file, which)
     if any(left_out):
         smaller, tensors = prune(experiment.model, tensors, left_out)
         experiment = pruned_experiment(experiment, smaller, left_out)
@@ -211,7 +214,9 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
     if (path / CHECKPOINTS).is_dir():
         mend_links(path)
         if which is None:
-            candidates = [path / "averaged", path / "best", path / "last"]
+            candidates = [path / AVERAGED, path / "best", path / "last"]
+            if passed_over(path):
+                candidates.append(candidates.pop(0))
         elif which.isdecimal():
             candidates = [path / CHECKPOINTS / checkpoint_name(int(which))]
         elif re.fullmatch(r"step-\d{8}", which):
@@ -223,7 +228,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
             if (candidate / MODEL_FILE).is_file():
                 return candidate / MODEL_FILE, path
         steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
-        links = ["averaged", "best", *sorted(p.name for p in path.glob(best_link("*"))), "last"]
+        links = [AVERAGED, "best", *sorted(p.name for p in path.glob(best_link("*"))), "last"]
         kept = [name for name in links if (path / name / MODEL_FILE).is_file()]
         kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
@@ -278,13 +283,17 @@ def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, A
         )
 
 
-def weights_origin(path: Path, weights_file: Path) -> str:
-    """Describe the weights in `weights_file` in words: the folder that was asked for, then which of its weights."""
+def weights_origin(path: Path, weights_file: Path, which: str | None = None) -> str:
+    """Describe the weights in `weights_file` in words: the folder that was asked for, then which of its weights.
+
+    Where `which` does not name them, it also says why an averaged model is passed over.
+    """
     folder = weights_file.parent
     step = re.fullmatch(r"step-(\d+)", Path(os.path.realpath(folder)).name)  # `best` and `last` are links
     said = [f"update {int(step[1])}"] if step else []
-    if folder != path and folder.name == "averaged":
+    if folder != path and folder.name == AVERAGED:
         said = ["averaged checkpoints"]
     elif folder != path and (folder.name in ("best", "last") or folder.name.startswith(best_link(""))):
         said = [folder.name, *said]
-    return f"{path}: {', '.join(said) or 'model directory'}"
+    why = passed_over(path) if which is None and folder.name != AVERAGED else ""
+    return f"{path}: {', '.join(said) or 'model directory'}" + (f" ({why})" if why else "")

@@ -39,11 +39,13 @@ class VocabularySizes:
         source: of the source side.
         target: of the target side.
         origin: the place they were read from, in words.
+        joint: True when both sides share one vocabulary.
     """
 
     source: int
     target: int
     origin: str
+    joint: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,11 +123,12 @@ def _vocabularies(data: DataConfig, folder: Path | None) -> tuple[tuple[Tokenize
 
 def _sizes(data: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer] | None, origin: str) -> VocabularySizes:
     if tokenizers is not None:
-        return VocabularySizes(tokenizers[0].size, tokenizers[1].size, origin)
+        source, target = tokenizers
+        return VocabularySizes(source.size, target.size, origin, joint=source is target)
     subword = data.subword
     size = subword.vocabulary_size + len(_tags(data))
     if subword.joint:
-        return VocabularySizes(size, size, origin)
+        return VocabularySizes(size, size, origin, joint=True)
     return VocabularySizes(size, subword.target_vocabulary_size or subword.vocabulary_size, origin)
 
 

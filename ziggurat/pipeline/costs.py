@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.filters import FilterConfig
+from ziggurat.config.notices import warm_up_notice
 from ziggurat.config.pipeline import ModelName
 from ziggurat.pipeline.amounts import Amounts, Lines
 from ziggurat.pipeline.step import Expected
-from ziggurat.pipeline.wording import errors_worded
+from ziggurat.pipeline.wording import errors_worded, worded
 
 if TYPE_CHECKING:
     from ziggurat.cost.estimate import Cost
@@ -75,6 +76,8 @@ class Costs:
         stop, timed = training.stop, limit is not None and limit < seconds
         early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
         said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
+        if cold := warm_up_notice(training):
+            said += f"; {worded(cold, name)}"
         return Expected(limit if timed else seconds, memory, said)
 
     def quantising(self, updates: int) -> Expected:

@@ -95,8 +95,7 @@ def data_step(road: Road, name: ModelName) -> Step:
         for notice in report.notices:
             own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
             road.say(f"warning: {own}")
-        pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
-        road.say(f"{report.kept:,} pairs, {pieces}")
+        road.say(f"{report.kept:,} pairs, {report.pieces()}")
 
     def files() -> list[Path]:
         given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
@@ -190,10 +189,14 @@ def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
 
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:
-    """Return the files of a run that translation reads."""
+    """Return the files of a run that translation reads: an average that turns out worse than `best` gives way to it."""
+    from ziggurat.models.averaged import AVERAGED, SCORE_FILE
+
     checkpoint = experiment.training.checkpoint
-    weights = "averaged" if checkpoint.average_last else "best" if checkpoint.keep_best else "last"
-    return f"run/{weights}/model.safetensors", "run/config.yaml", *(f"run/{file}" for file in _VOCABULARIES)
+    files = ["best/model.safetensors" if checkpoint.keep_best else "last/model.safetensors", "config.yaml"]
+    if checkpoint.average_last:
+        files += [f"{AVERAGED}/model.safetensors", f"{AVERAGED}/{SCORE_FILE}"]
+    return tuple(f"run/{file}" for file in (*files, *_VOCABULARIES))
 
 
 def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:

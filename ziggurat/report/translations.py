@@ -102,7 +102,7 @@ def _of_dev_set(run: ReportRun, count: int) -> Sentences:
 
 
 def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None]) -> Translated:
-    """Return the translations of `sentences` by the averaged, else best, else last model of `run`, with its settings.
+    """Return the translations of `sentences` by the model of `run` that `translate` takes, with its settings.
 
     The result is kept in the run, and reused while weights, settings and sentences are the same; `say` takes a message
     before translating. Raises CheckpointError where the run has no checkpoint, or a damaged one.

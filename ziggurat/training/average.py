@@ -14,9 +14,10 @@ from ziggurat.config.experiment import shown
 from ziggurat.config.lora import without_lora
 from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
-from ziggurat.data.workspace import sweep
-from ziggurat.errors import CheckpointError, ConfigError, ZigguratError
-from ziggurat.models.directory import may_become_model_directory, read_weights, refuse_replacing, write_model_directory
+from ziggurat.data.workspace import building, sweep
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.averaged import AVERAGED, AverageScore, write_score
+from ziggurat.models.directory import fill_model_directory, may_become_model_directory, read_weights, refuse_replacing
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -28,11 +29,10 @@ from ziggurat.models.run_folder import (
 )
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
-from ziggurat.training.metrics import RunLog
 from ziggurat.training.run import changes_since
 from ziggurat.training.schedule import finished
 
-__all__ = ["average_ended", "average_newest", "average_run", "mean_weights", "regular_checkpoints"]
+__all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
 
 _PATIENCE_SECONDS = 60.0
 
@@ -74,11 +74,13 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     return [f for f in folders if known[f].stage == progress.stage and f not in passing]
 
 
-def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = False) -> tuple[Path, list[int]]:
+def average_run(
+    run: Path, *, last: int, out: Path | None = None, force: bool = False, score: AverageScore | None = None
+) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
     Checkpoints that only an interruption or the clock asked for do not count, so that the average is a function of
-    configuration, data and seed.
+    configuration, data and seed. `score` is written beside the model; None: the average is taken whatever its score.
 
     Returns the directory and the updates of the averaged checkpoints. Raises CheckpointError when fewer are kept or one
     is of another run, ConfigError when `out` holds anything but a model directory or, without `force`, a model. A model
@@ -105,21 +107,24 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
             )
     if out is not None:
         refuse_replacing(out, force=force)
-    elif not may_become_model_directory(run / "averaged"):
+    elif not may_become_model_directory(run / AVERAGED):
         raise ConfigError(
-            f"{run / 'averaged'}: exists and holds something other than a model directory; move it away, or choose "
+            f"{run / AVERAGED}: exists and holds something other than a model directory; move it away, or choose "
             "another folder with `--output`"
         )
-    out = out or run / "averaged"
+    out = out or run / AVERAGED
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = without_lora(stage_experiment(experiment, read_progress(folders[-1]).stage))
-    where = () if out == run / "averaged" else ("--out", out, "--force")
+    where = () if out == run / AVERAGED else ("--out", out, "--force")
     again = made_by("average", run, "--last", last, *where)
-    write_model_directory(out, tensors, stage, run, again=again)
+    with building(out) as folder:
+        fill_model_directory(folder, tensors, stage, run, again=again)
+        if score is not None:
+            write_score(folder, score)
     return out, [checkpoint_update(folder) for folder in folders]
 
 
-def average_newest(run: Path, config: TrainingConfig) -> list[int]:
+def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None = None) -> list[int]:
     """Average the newest `training.checkpoint.average_last` checkpoints, or as many as are kept.
 
     Returns the updates whose checkpoints went into `<run>/averaged`, [] if none is asked for or kept. Raises as
@@ -131,21 +136,9 @@ def average_newest(run: Path, config: TrainingConfig) -> list[int]:
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            return average_run(run, last=wanted)[1]
+            return average_run(run, last=wanted, score=score)[1]
         except BeingBuiltError as error:  # somebody averages older checkpoints of this run: wait, then replace theirs
             if time.monotonic() > end:
                 again = f"afterwards `ziggurat average {run} --last {wanted}` does it"
                 raise ConfigError(f"{error}; {again}") from None
             time.sleep(0.1)
-
-
-def average_ended(run: Path, config: TrainingConfig, log: RunLog) -> None:
-    """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says.
-
-    Nothing that is in the way makes a failure of the run, whose checkpoints are all there: it is logged.
-    """
-    try:
-        if updates := average_newest(run, config):
-            log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {run / 'averaged'}")
-    except (ZigguratError, OSError) as error:  # things that the user keeps there, a checkpoint damaged, a full disk
-        log.say(f"NOT AVERAGED: {error}", "bold red")

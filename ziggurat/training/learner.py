@@ -141,6 +141,14 @@ class Learner:
         load_weights(self.model, {**base, **checkpoint.weights}, str(run))
         self.optimiser.load_state(checkpoint.optimiser)
 
+    def take_weights(self, trained: Mapping[str, Tensor], name: str) -> None:
+        """Take the weights of a model directory of this run, at the present depth, in which updates are merged.
+
+        `name` says in errors where they came from. Moments stay: this is to measure weights when training is over.
+        """
+        updates = {key: torch.zeros_like(tensor) for key, tensor in self.kept_weights().items()} if self._adapts else {}
+        load_weights(self.model, {**updates, **trained}, name)
+
     def grow(self) -> str | None:
         """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
         growth, number = self.experiment.training.growth, self._stage + 1

@@ -13,13 +13,12 @@ from rich.console import Console
 from ziggurat.config import Experiment
 from ziggurat.config.notices import notices
 from ziggurat.data.loader import Group
-from ziggurat.data.workspace import discard
 from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
 from ziggurat.nn.precision import precision_notice
 from ziggurat.terminal import safe
 from ziggurat.tracking.trackers import open_trackers
-from ziggurat.training.average import average_ended
+from ziggurat.training.average_score import average_ended, remove_average
 from ziggurat.training.depth_records import DepthProbe, DepthReporter
 from ziggurat.training.feeding import fed
 from ziggurat.training.fitting import refuse_too_large
@@ -99,25 +98,26 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice
         setup.writes_to, log, update=begun, trackers=trackers, validated=not overdue, goes_on=goes_on
     )
     signals = GracefulStop(setup.processes.first, setup.processes.count > 1)
-    with (
-        closing(metrics),
-        signals,
-        ProgressLine(console) as line,
-        # The last to be opened and the first to be closed: signals are heard until the last checkpoint is on disk.
-        Saver(setup.run, setup.experiment, setup.watch, p, log, setup.processes, setup.store_check) as saver,
-    ):
-        reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
-    if p.update == begun and not overdue:
-        nothing = f"nothing to do after update {p.update}: {reason}"
-        log.say(f"{nothing}; to go on, {how_to_go_on(p, config.stop, setup.run)}" if advice else nothing, "yellow")
-    else:
-        waited = f"waited {duration(saver.waited_seconds)} for checkpoints{' since the last start' if begun else ''}"
-        log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training; {waited})")
-    if signals.heeded is not None and advice:
-        log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
-    if signals.heeded is None:
-        # The others wait here, not in NCCL, whose watchdog would end them before long.
-        setup.processes.first_does(lambda: average_ended(setup.run, setup.experiment.training, log))
+    with closing(metrics):
+        with (
+            signals,
+            ProgressLine(console) as line,
+            # The last to be opened and the first to be closed: signals are heard until the last checkpoint is on disk.
+            Saver(setup.run, setup.experiment, setup.watch, p, log, setup.processes, setup.store_check) as saver,
+        ):
+            reason = _Loop(setup, p, log, metrics, saver, signals, line).run()
+        if p.update == begun and not overdue:
+            nothing = f"nothing to do after update {p.update}: {reason}"
+            log.say(f"{nothing}; to go on, {how_to_go_on(p, config.stop, setup.run)}" if advice else nothing, "yellow")
+        else:
+            waited = (
+                f"waited {duration(saver.waited_seconds)} for checkpoints{' since the last start' if begun else ''}"
+            )
+            log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training; {waited})")
+        if signals.heeded is not None and advice:
+            log.say(f"to go on: `ziggurat train --run {setup.run} --resume`")
+        if signals.heeded is None:
+            average_ended(setup, p, log, metrics)
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)
 
 
@@ -226,7 +226,7 @@ class _Loop:
                 self.report.ended(p)
         reason = self.signals.reason if p.validation_due else finished(p, config)
         if reason is None:
-            self.processes.first_does(self._remove_average)
+            self.processes.first_does(lambda: remove_average(self.setup.run, self.log))
         p.good = p.good if (rolls_back := self.recovery.rolls_back) else None
         # Something to roll back to from the first update on; and when resumed, `start_from` may lead to other weights.
         if reason is None and p.good is None and (rolls_back or (config.start_from and not p.update)):
@@ -293,8 +293,3 @@ class _Loop:
             good = counted and p.skipped_in_a_row == 0 and self.recovery.rolls_back
             interim = not (counted or by_clock)
             self.saver.save(self.learner, interim=interim, by_clock=by_clock and not counted, good=good)
-
-    def _remove_average(self) -> None:
-        if (self.setup.run / "averaged").exists():
-            self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
-            discard(self.setup.run / "averaged")

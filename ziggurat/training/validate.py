@@ -147,11 +147,13 @@ class Validator:
         interrupted: Callable[[], bool] = lambda: False,
         *,
         last: Callable[[float], bool] = lambda nll: False,
+        decode: bool = True,
     ) -> Validation | None:
         """Return the scores of `model`, which is left in evaluation mode.
 
         `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
-        `last` is called with the mean nll; where it is true (in the first process), no decoding is left out.
+        `last` is called with the mean nll; where it is true (in the first process), no decoding is left out. `decode`:
+        False where losses are enough, whatever the configuration says.
         """
 
         def go_on() -> None:
@@ -159,11 +161,13 @@ class Validator:
                 raise _InterruptedError
 
         try:
-            return self._measure(model, go_on, last)
+            return self._measure(model, go_on, last, decode=decode)
         except _InterruptedError:
             return None
 
-    def _measure(self, model: Seq2Seq, go_on: Callable[[], None], last: Callable[[float], bool]) -> Validation:
+    def _measure(
+        self, model: Seq2Seq, go_on: Callable[[], None], last: Callable[[float], bool], *, decode: bool
+    ) -> Validation:
         model.eval()
         several = len(self.directions) > 1
         parts = [direction.rows if several else None for direction in self.directions]
@@ -185,7 +189,7 @@ class Validator:
             bleu, chrf = (_mean_score(list(of_each.values()), name) for name in ("bleu", "chrf"))
             return Validation(mean, bleu, chrf, unfinished, left_out, alignment, of_each if several else {})
 
-        if not self.config.validation.decode:
+        if not (decode and self.config.validation.decode):
             return found()
         # The clocks of several processes differ: the first one's decides for all.
         if not self.processes.of_first(self._clock.affordable() or last(mean)):

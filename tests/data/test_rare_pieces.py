@@ -1,0 +1,78 @@
+"""A vocabulary most of whose pieces training hardly ever sees is told, with a smaller size."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ziggurat.config.data import DataConfig, SubwordConfig
+from ziggurat.data.prepare import prepare
+from ziggurat.data.rare_pieces import PieceCounts, rare_notices
+
+
+def counted(*often: int) -> PieceCounts:
+    """Counts of pieces, of each number so many; in several parts, as a store is written in blocks."""
+    counts = PieceCounts()
+    ids = np.repeat(np.arange(len(often), dtype=np.int32), often)
+    for part in np.array_split(ids[::-1], 3):
+        counts.add(part)
+    return counts
+
+
+def told(source: PieceCounts, target: PieceCounts, size: int = 1200, **subword: Any) -> list[str]:
+    return rare_notices(SubwordConfig(vocabulary_size=size, **subword), (size, size), (source, target))
+
+
+def test_counts_add_up_over_blocks() -> None:
+    assert counted(3, 0, 7, 1).of.tolist() == [3, 0, 7, 1]
+
+
+def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
+    half, none = counted(*[5] * 600), counted()
+    without_bytes = {"byte_fallback": False}
+    assert told(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
+    (said,) = told(half, none, **without_bytes)
+    assert said.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
+    assert "lower `data.subword.vocabulary_size`, to 500, say, and prepare again" in said
+
+
+def test_each_side_is_told_by_its_own_key() -> None:
+    rare, frequent = counted(*[10] * 500), counted(*[10] * 900)
+    sizes = {"joint": False, "byte_fallback": False}
+    assert [said.split("`")[1] for said in told(rare, frequent, **sizes)] == ["data.subword.vocabulary_size"]
+    (said,) = told(frequent, rare, target_vocabulary_size=1200, **sizes)
+    assert said.startswith("700 of 1,200 target pieces")
+    assert "`data.subword.target_vocabulary_size`, to 800" in said
+
+
+def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:
+    counts = counted(*[10] * 480)
+    assert told(counts, counted()) == []  # of 944 pieces that are no bytes
+    assert told(counts, counted(), byte_fallback=False)
+    assert told(counted(1), counted(1), size=999) == []
+    given: dict[str, Any] = {"kind": "existing", "source_model": "some.spm"}
+    assert told(counted(1), counted(1), **given) == []
+
+
+@pytest.mark.parametrize(("size", "notices"), [(1500, 1), (900, 0)])
+def test_prepare_tells_it(size: int, notices: int, tmp_path: Path) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrst", k=6)) for _ in range(400)]
+    for name in ("a", "b"):
+        lines = [" ".join(draw.choices(words, k=6)) + "\n" for _ in range(150)]
+        (tmp_path / name).write_text("".join(lines), encoding="utf-8")
+    config = DataConfig(
+        source_language="qlo",
+        target_language="qhi",
+        store=str(tmp_path / "store"),
+        subword=SubwordConfig(vocabulary_size=size),
+        train=[{"source": str(tmp_path / "a"), "target": str(tmp_path / "b")}],  # type: ignore[list-item]
+    )
+    report = prepare(config)
+    assert len([said for said in report.notices if "occur fewer than 10 times" in said]) == notices
+    assert report.pieces() == f"{size:,} joint pieces"
+    assert prepare(config).notices == report.notices  # of the store that is there
