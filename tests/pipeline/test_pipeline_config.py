@@ -79,6 +79,10 @@ def test_errors_name_file_line_and_key() -> None:
     ("override", "said"),
     [
         ("studnet={}", "unknown key `studnet`; did you mean `student`?"),
+        ("student.model.width=2", "unknown key `student.model.width`; did you mean `student.model.d_model`?"),
+        ("bitext.hold_out={valid: 300}", "unknown key `bitext.hold_out.valid`; did you mean `bitext.hold_out.dev`?"),
+        ("bitext.hold_out={train: 300}", "unknown key `bitext.hold_out.train`; did you mean `bitext.train`?"),
+        ("bitext.hold_out={decod: 300}", "unknown key `bitext.hold_out.decod`; valid here: dev, test"),
         ("student.model.encoder.layer=2", "unknown key `student.model.encoder.layer`; did you mean `student.model.enc"),
         ("student.training.stop.updates=many", "`student.training.stop.updates`: input should be a valid integer"),
         ("bitext.train=[]", "`bitext.train`: list should have at least 1 item"),
