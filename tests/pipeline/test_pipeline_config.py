@@ -135,6 +135,13 @@ def test_what_is_refused(override: str, said: str) -> None:
     assert said in refused(whole(), *changes)
 
 
+def test_all_that_is_missing_is_said_at_once() -> None:
+    content = whole(test=None)
+    del content["bitext"]["dev"]
+    said = refused(content)
+    assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
+
+
 def test_names_of_test_sets_differ() -> None:
     two = whole(test=[{"name": "a", "source": "x", "target": "y"}] * 2)
     assert "names of test sets must differ" in refused(two)
