@@ -242,6 +242,12 @@ def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
     }
 
 
+def _score(one: dict[str, Any]) -> str:
+    """Return a score with half its confidence interval, where that is known."""
+    interval = "" if one.get("interval") is None else f" ± {one['interval']:.1f}"
+    return f"{one['name']} {one['value']:.1f}{interval}"
+
+
 def _print_report(road: Road, json: bool) -> None:
     """Print what came out."""
     from ziggurat.pipeline.step import read_document
@@ -256,7 +262,7 @@ def _print_report(road: Road, json: bool) -> None:
         return
     for test, by_system in record["scores"].items():
         for name, scores in by_system.items():
-            print(f"{test}  {name:<20}  " + "  ".join(f"{one['name']} {one['value']:.1f}" for one in scores))
+            print(f"{test}  {name:<20}  " + "  ".join(map(_score, scores)))
     for row in record["speed"]:
         print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
     print(f"all steps took {duration(record['seconds'])}; the report, to open in a browser: {road.at('report', PAGE)}")
