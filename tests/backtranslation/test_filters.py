@@ -55,4 +55,10 @@ def test_only_a_files_first_line_loses_a_byte_order_mark() -> None:
 def test_a_pair_is_dropped_for_the_first_reason(
     text: str, translation: str, pieces: tuple[int, int], expected: str | None
 ) -> None:
-    assert PairFilter(max_pieces=10, max_ratio=1.5).reason(text, translation, *pieces) == expected
+    assert PairFilter(max_pieces=10, max_ratio=1.5, ratio_slack=0).reason(text, translation, *pieces) == expected
+
+
+@pytest.mark.parametrize(("pieces", "dropped"), [((4, 11), False), ((11, 4), False), ((4, 12), True), ((40, 66), True)])
+def test_the_ratio_of_short_sentences_has_slack(pieces: tuple[int, int], dropped: bool) -> None:
+    """11 = 1.5 * 4 + 5."""
+    assert (PairFilter().reason("a b", "c d", *pieces) == "ratio") == dropped

@@ -56,6 +56,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["fetch", "multi30k-de-em"], "did you mean the recipe `multi30k-de-en`"),
         (["recipes", "nothing"], "no recipe `nothing`"),
         (["explain", "model.hedas"], "did you mean `model.heads`"),
+        (["explain", "distillation.decodign"], "did you mean `distillation.decoding`"),
         (["translate", "nowhere"], "nowhere: no such run or model directory"),
         (["evaluate", "nowhere"], "`--reference FILE` is missing"),
         (["evaluate", "--hypothesis", "none.txt", "--reference", "none.txt"], "none.txt: no such file"),

@@ -170,6 +170,7 @@ def test_a_section_is_explained_without_an_empty_default(ziggurat: Ziggurat) -> 
 def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> None:
     assert ziggurat("explain", "data.train.0.weight")[1].startswith("data.train[].weight  (number; default: 1.0)")
     assert "data.dev[].tag" in ziggurat("explain", "data.dev")[1]
+    assert ziggurat("explain", "bitext.train.0.weight")[1].startswith("bitext.train[].weight  (number; default: 1.0)")
     assert ziggurat("explain", "data.train.0")[1] == ziggurat("explain", "data.train[]")[1]
 
 

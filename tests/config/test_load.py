@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, dump, load_experiment, parse_experiment
 from ziggurat.config.experiment import changed
 from ziggurat.config.load import change_section
+from ziggurat.config.pipeline_reference import pipeline_markdown
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, markdown
 from ziggurat.errors import ConfigError
@@ -27,6 +28,9 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `model.d_model`?"),
         ("training: {warmup: 4}\n", "did you mean `training.schedule.warmup_updates`?"),
         ("model: {layers: 4}\n", "did you mean `model.decoder.layers`?"),
+        ("model: {width: 64}\n", "unknown key `model.width`; did you mean `model.d_model`?"),
+        ("model: {hidden-size: 64}\n", "unknown key `model.hidden-size`; did you mean `model.d_model`?"),
+        ("training: {learning_rate: 1}\n", "did you mean `training.schedule.peak`?"),
         ("training: {precision: bf61}\n", "`training.precision`: input should be 'auto', 'fp32' or 'bf16', not 'bf61'"),
         ("training: {batch: {max_tokens: '9'}}\n", "`training.batch.max_tokens`: input should be a valid integer"),
         ("training: {batch: {max_tokens: 1.5}}\n", "`training.batch.max_tokens`"),
@@ -220,6 +224,8 @@ def test_unknown_recipe_names_the_nearest() -> None:
 
 def test_reference_page_is_up_to_date_and_complete() -> None:
     fresh = (DOCS / "config.md").read_text(encoding="utf-8") == markdown()
+    fresh_too = (DOCS / "pipeline-keys.md").read_text(encoding="utf-8") == pipeline_markdown()
+    assert fresh_too, "run: python -m ziggurat.config.pipeline_reference > docs/pipeline-keys.md"
     assert fresh, "docs/config.md is not of these keys: python -m ziggurat.config.reference > docs/config.md"
     assert all(entry.meaning for entry in entries()), [e.path for e in entries() if not e.meaning]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     def content() -> str:  # but for the minute in which it was written
         return re.sub(r"Written [-0-9: ]+ by", "", page.read_text("utf-8"))
 
+    scores = json.loads((place / "w" / "scores.json").read_text())["tests"]["babel"]["student"]
+    assert all(score["interval"] >= 0 for score in scores)  # of 95 % confidence
     before, systems = content(), len(opened)
     page.unlink()
     step.work(place / "w")

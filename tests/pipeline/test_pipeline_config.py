@@ -79,6 +79,10 @@ def test_errors_name_file_line_and_key() -> None:
     ("override", "said"),
     [
         ("studnet={}", "unknown key `studnet`; did you mean `student`?"),
+        ("student.model.width=2", "unknown key `student.model.width`; did you mean `student.model.d_model`?"),
+        ("bitext.hold_out={valid: 300}", "unknown key `bitext.hold_out.valid`; did you mean `bitext.hold_out.dev`?"),
+        ("bitext.hold_out={train: 300}", "unknown key `bitext.hold_out.train`; did you mean `bitext.train`?"),
+        ("bitext.hold_out={decod: 300}", "unknown key `bitext.hold_out.decod`; valid here: dev, test"),
         ("student.model.encoder.layer=2", "unknown key `student.model.encoder.layer`; did you mean `student.model.enc"),
         ("student.training.stop.updates=many", "`student.training.stop.updates`: input should be a valid integer"),
         ("bitext.train=[]", "`bitext.train`: list should have at least 1 item"),
@@ -129,6 +133,13 @@ def test_errors_name_file_line_and_key() -> None:
 def test_what_is_refused(override: str, said: str) -> None:
     changes = re.split(r" (?=\w+\.\w+)", override)
     assert said in refused(whole(), *changes)
+
+
+def test_all_that_is_missing_is_said_at_once() -> None:
+    content = whole(test=None)
+    del content["bitext"]["dev"]
+    said = refused(content)
+    assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
 
 
 def test_names_of_test_sets_differ() -> None:

@@ -101,7 +101,40 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         assert status == 2, arguments
         assert said in err, arguments
         assert "Traceback" not in err
-    assert "what is done is kept: mend what is said next, and the same command goes on from here" in err
+    assert "ziggurat: error: " in err
+    assert "\nWhat is done is kept; once this is mended, the same command goes on from here." in err
+
+
+def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call) -> None:
+    text = small()
+    Path("my.yaml").write_text(text.replace("data/train.qhi", "data/mine.eng"))
+    line = 1 + next(n for n, line in enumerate(text.splitlines()) if "data/train.qhi" in line)
+    said = f"my.yaml, line {line}: bitext.train.0.target: no such file: data/mine.eng"
+    for options in ([], ["--status"]):
+        assert said in ziggurat("pipeline", "my.yaml", *options)[2]
+    _, _, err = ziggurat("pipeline", "my.yaml", "bitext.train.0.target=none")
+    assert "ziggurat: bitext.train.0.target: no such file: none" in err
+    Path("data/empty").touch()
+    _, _, err = ziggurat("pipeline", "my.yaml", "bitext.train.0.target=data/empty", "--status")
+    assert "bitext.train.0: data/empty is empty; give a file with sentences, or leave it out" in err
+
+
+def test_folders_of_others_are_told_before_any_work(place: Path, ziggurat: Call) -> None:
+    Path("my.yaml").write_text(small())
+    Path("w/clean").mkdir(parents=True)
+    Path("w/clean/notes.txt").touch()
+    for arguments, said in (
+        ([], "w/clean: is in the way, and no pipeline made it; move it, or give another `folder`"),
+        (["folder=data"], "folder: data holds other things (dev.qhi, dev.qlo, test.qhi, ...): results need a folder of "
+         "their own, such as `folder: data/pipeline`"),
+        (["folder=."], "folder: . holds other things (data, my.yaml, w): results need a folder of their own"),
+        (["folder=my.yaml"], "my.yaml is a file; give the name of a folder for the results"),
+        (["folder=my.yaml/w"], "my.yaml is a file; give the name of a folder for the results"),
+    ):  # fmt: skip
+        for option in ([], ["--status"]):
+            status, _, err = ziggurat("pipeline", "my.yaml", *arguments, *option)
+            assert (status, said in err) == (2, True), (arguments, err)
+    assert sorted(path.name for path in Path("w").iterdir()) == ["clean"]
 
 
 def test_files_named_for_each_other_s_language_are_refused_at_once(place: Path, ziggurat: Call) -> None:

@@ -17,14 +17,14 @@ from ziggurat.export.exporter import Gate
 from ziggurat.export.package import PackageChoices
 from ziggurat.jobs.launchers import processes
 from ziggurat.jobs.run import JobOutcome, Work
-from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.road import Progress, Road
 from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.table import steps_of
 
 W = Path("w")
 IN_JOB: dict[str, Any] = {"seed": 9, "shard_lines": 33, "threads": 2, "device": "cuda:1"}
 """Settings of a step that translates, as its job has them."""
-OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "workers": 3}
+OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "ratio_slack": 2, "workers": 3}
 
 
 def step_of(content: dict[str, Any], name: str) -> Step:
@@ -60,7 +60,7 @@ def test_of_back_translation(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> No
         out=tmp_path / "corpus",
         method="top-k",
         forward=False,
-        filters=PairFilter(max_pieces=77, max_ratio=4.5),
+        filters=PairFilter(max_pieces=77, max_ratio=4.5, ratio_slack=2),
         decoding={"length_penalty": {"alpha": 0.3}},
         **IN_JOB,
     )
@@ -81,12 +81,39 @@ def test_of_distillation(name: str, tmp_path: Path, jobs: list[tuple[Any, Work]]
         out=tmp_path / "corpus",
         method="noised-beam",
         forward=True,
-        filters=PairFilter(max_pieces=77, max_ratio=4.5),
+        filters=PairFilter(max_pieces=77, max_ratio=4.5, ratio_slack=2),
         decoding=decoding,
         **IN_JOB,
         **(nearest if name == "distil" else {}),
     )
     assert launched(work) == (processes, 3)
+
+
+@pytest.mark.parametrize(("lines", "shard"), [(0, 200), (19_999, 200), (30_000, 300), (200_000, 2000), (250_000, 2000)])
+def test_shards_are_a_hundredth_of_the_text(
+    lines: int, shard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jobs: list[tuple[Any, Work]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w" / "clean" / "train").mkdir(parents=True)
+    (tmp_path / "w" / "clean" / "train" / "train.qlo").write_text("a\n" * lines)
+    step = step_of(whole(distillation={}), "distil")
+    step.work(tmp_path)
+    assert jobs[0][0].shard_lines == shard
+    assert "shard_lines" not in step.settings  # the text, on which it depends already, tells it
+
+
+def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("ziggurat.pipeline.road.time.monotonic", lambda: clock[0])
+    said: list[str] = []
+    progress = Progress(said.append)
+    for seconds, done in ((0, 0), (2, 10), (4, 20), (23, 100), (24, 120)):
+        clock[0] = seconds
+        progress.show(0, done, 120)
+    assert said == ["120 lines to do", "10 of 120 lines, 22 s left", "100 of 120 lines, 5 s left"]
+    said.clear()
+    Progress(said.append).show(40, 0, 120)
+    assert said == ["40 of 120 lines were done before"]
 
 
 def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:

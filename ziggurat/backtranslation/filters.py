@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ziggurat.config.filters import FilterConfig
+from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
 from ziggurat.data.lines import normalise
 
 __all__ = ["MAX_CHARACTERS", "PairFilter", "Reason", "readable"]
@@ -51,23 +52,32 @@ def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Re
 
 @dataclass(frozen=True)
 class PairFilter:
-    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), and copies.
+    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), milder with short sentences; and copies.
+
+    The longer side may have `max_ratio` times the pieces of the shorter one and `ratio_slack` more. The ratio alone is
+    a rule for long sentences: a true translation of four pieces by seven breaks it.
 
     Attributes:
         max_pieces: most subword pieces of either side, by the tokenizers of the model that translated.
         max_ratio: largest ratio of the sides' pieces.
+        ratio_slack: pieces that the longer side may have beyond that.
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250
-    max_ratio: float = 1.5
+    max_ratio: float = MAX_RATIO
+    ratio_slack: int = RATIO_SLACK
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
         """Return the first reason, in this order, to drop the pair, or None."""
         if not translation or translation.isspace():
             return "empty"
-        shorter, longer = sorted((text_pieces, translation_pieces))
-        if longer > self.max_pieces:
+        if max(text_pieces, translation_pieces) > self.max_pieces:
             return "too_long"
-        if longer > self.max_ratio * shorter:
+        if self.uneven(text_pieces, translation_pieces):
             return "ratio"
         return "copy" if text == translation else None
+
+    def uneven(self, pieces: int, others: int) -> bool:
+        """Return whether the sides of a pair differ too much in length."""
+        shorter, longer = sorted((pieces, others))
+        return longer > self.max_ratio * shorter + self.ratio_slack

@@ -13,6 +13,7 @@ from ziggurat.cli.options import Ensemble, Json, Which, decoding_settings, is_se
 from ziggurat.cli.output import OUT, counted, print_json, say
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
+from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
 from ziggurat.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ def backtranslate(
     weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
     max_ratio: Annotated[
-        float, typer.Option("--max-ratio", min=1, help="Largest ratio of the two sides' pieces.")
-    ] = 1.5,
+        float, typer.Option("--max-ratio", min=1, help="Largest ratio of the two sides' pieces, beside --ratio-slack.")
+    ] = MAX_RATIO,
+    ratio_slack: Annotated[
+        int, typer.Option("--ratio-slack", min=0, help="Pieces that the longer side may have beyond --max-ratio.")
+    ] = RATIO_SLACK,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling and noise.")] = 1,
     workers: JobWorkers = None,
     threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
@@ -114,7 +118,7 @@ def backtranslate(
         threads=threads,
         seed=seed,
         shard_lines=shard_lines,
-        filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio),
+        filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio, ratio_slack=ratio_slack),
         decoding=settings,
         engine=engine,
         references=tuple(reference or ()),

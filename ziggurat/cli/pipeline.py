@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,16 +96,35 @@ def pipeline(
     steps = pipeline_of(road)
     selection = Selection(only or first, only or until, frozenset(force or []))
     if dry_run or status:
-        _show(steps, selection, costs=dry_run, json=json)
+        with _located(text, label, overrides or []):
+            _show(steps, selection, costs=dry_run, json=json)
         return
     with warnings_shown():
-        signal = _run(steps, selection)
+        signal = _run(steps, selection, _located(text, label, overrides or []))
     if signal is not None:
         raise typer.Exit(128 + signal)
     if selection.numbers(steps.steps).stop < len(steps.steps):
         say(f"{road.folder}: the chosen steps are done")
         return
     _print_report(road, json)
+
+
+@contextlib.contextmanager
+def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
+    """Context in which errors that begin with a key of the file get its line, as those of reading it have."""
+    from ziggurat.config.yaml_text import parse_yaml
+
+    try:
+        yield
+    except ZigguratError as error:
+        found = re.match(r"([a-z_]+(?:\.\w+)*): ", str(error))
+        if found is None or any(found[1].startswith(override.partition("=")[0]) for override in overrides):
+            raise
+        _, lines = parse_yaml(text, label)
+        key = tuple(int(part) if part.isdecimal() else part for part in found[1].split("."))
+        if key not in lines:
+            raise
+        raise type(error)(f"{label}, line {lines[key]}: {error}") from None
 
 
 def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
@@ -132,8 +154,8 @@ def _config(text: str, label: str, overrides: Sequence[str]) -> PipelineConfig:
     return parse_as(PipelineConfig, text, label, overrides)
 
 
-def _run(steps: Pipeline, selection: Selection) -> int | None:
-    """Run the steps; return the signal that stopped them, if one did."""
+def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[None]) -> int | None:
+    """Run the steps, in the context that locates errors; return the signal that stopped them, if one did."""
     told = False
 
     def tell(text: str) -> None:
@@ -147,10 +169,11 @@ def _run(steps: Pipeline, selection: Selection) -> int | None:
         return f"the same command{' without ' if forced else ''}{' and '.join(forced)} goes on from here"
 
     try:
-        end = steps.run(selection, tell)
-    except ZigguratError:
+        with located:
+            end = steps.run(selection, tell)
+    except ZigguratError as error:
         if told:
-            say(f"what is done is kept: mend what is said next, and {again()}")
+            raise type(error)(f"error: {error}\nWhat is done is kept; once this is mended, {again()}.") from error
         raise
     if end.stopped is not None:
         say(f"stopped in step {end.stopped}; what is done is kept, and {again()}")
@@ -219,6 +242,12 @@ def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
     }
 
 
+def _score(one: dict[str, Any]) -> str:
+    """Return a score with half its confidence interval, where that is known."""
+    interval = "" if one.get("interval") is None else f" ± {one['interval']:.1f}"
+    return f"{one['name']} {one['value']:.1f}{interval}"
+
+
 def _print_report(road: Road, json: bool) -> None:
     """Print what came out."""
     from ziggurat.pipeline.step import read_document
@@ -233,7 +262,7 @@ def _print_report(road: Road, json: bool) -> None:
         return
     for test, by_system in record["scores"].items():
         for name, scores in by_system.items():
-            print(f"{test}  {name:<20}  " + "  ".join(f"{one['name']} {one['value']:.1f}" for one in scores))
+            print(f"{test}  {name:<20}  " + "  ".join(map(_score, scores)))
     for row in record["speed"]:
         print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
     print(f"all steps took {duration(record['seconds'])}; the report, to open in a browser: {road.at('report', PAGE)}")

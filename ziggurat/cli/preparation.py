@@ -15,8 +15,8 @@ from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, progress_bars, say, write_parts
 from ziggurat.config.notices import data_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
+from ziggurat.config.pipeline_reference import explained, resembling
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
-from ziggurat.config.reference import entries, nearest
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError
 
@@ -109,14 +109,14 @@ def explain(
     key: Annotated[str, typer.Argument(help="Dotted key or section, such as training.schedule.")] = "",
     json: Json = False,
 ) -> None:
-    """Explain a configuration key: its meaning, type and default.
+    """Explain a configuration key, also of the file of a pipeline: its meaning, type and default.
 
     Example: `ziggurat explain training.schedule`
     """
     path = re.sub(r"\.\d+(?=\.|$)", "[]", key)  # data.train.0.weight: any item of the list
-    found = [e for e in entries() if not key or e.path == path or e.path.startswith((f"{path}.", f"{path}[]"))]
+    found = explained(path)
     if not found:
-        raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in nearest(key))}?")
+        raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in resembling(key))}?")
     if json:
         print_json([e._asdict() for e in found])
         return

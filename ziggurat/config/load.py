@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import without_sizes
+from ziggurat.config.suggestions import section_at, suggested_key
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
 from ziggurat.errors import ConfigError, printable
 from ziggurat.small_files import read_bounded
@@ -201,10 +201,10 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
     named = dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"unknown key `{named}`{_suggest(location, root)}"
+        return f"unknown key `{named}`{suggested_key(location, root)}"
     if kind == "missing":
         return f"`{named}` is missing"
-    if kind == "model_type" and (section := _section_at(location, root)):
+    if kind == "model_type" and (section := section_at(location, root)):
         return f"`{named}` is a section, not a value; its keys: {', '.join(section.model_fields)}"
     given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
     message = error["msg"].removeprefix("Value error, ")
@@ -212,32 +212,6 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
         return f"`{named}`: {message}" if named else message
     hint = _suggest_value(error) or _suggest_quotes(error, named, from_command_line)
     return f"`{named}`: {message[0].lower()}{message[1:]}{given}{hint}"
-
-
-def _section_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
-    """Return the section class at a path in `root`; None where the path leads to a value or nowhere."""
-    section: type[BaseModel] | None = root
-    for key in location:
-        if section is None or isinstance(key, int):
-            continue
-        field = section.model_fields.get(key)
-        section = inner_section(field.annotation)[0] if field else None
-    return section
-
-
-def _suggest(location: Sequence[str | int], root: type[BaseModel]) -> str:
-    wrong, section = str(location[-1]), _section_at(location[:-1], root)
-    if section is None:
-        return ""
-    names = list(section.model_fields)
-    if near := difflib.get_close_matches(wrong, names, n=2, cutoff=0.6):
-        return "; did you mean " + " or ".join(f"`{dotted((*location[:-1], n))}`" for n in near) + "?"
-    inside = dotted(location[:-1])
-    elsewhere = [p for p in _all_paths(root) if p.rsplit(".", 1)[-1].startswith(wrong)]
-    if elsewhere:
-        near_by = sorted(elsewhere, key=lambda p: (not p.startswith(inside), len(p), p))
-        return f"; did you mean `{near_by[0]}`?"
-    return "; valid here: " + ", ".join(names)
 
 
 def _suggest_value(error: Any) -> str:
@@ -264,14 +238,5 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
 
 def _is_key(path: Sequence[str | int], root: type[BaseModel]) -> bool:
     """Return True if a path leads to a key of `root`."""
-    section = _section_at(path[:-1], root)
+    section = section_at(path[:-1], root)
     return section is not None and path[-1] in section.model_fields
-
-
-def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
-    paths = []
-    for name, field in section.model_fields.items():
-        paths.append(prefix + name)
-        if (inner := inner_section(field.annotation)[0]) is not None:
-            paths += _all_paths(inner, f"{prefix}{name}.")
-    return paths

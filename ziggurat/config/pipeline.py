@@ -120,8 +120,8 @@ class PipelineConfig(Section):
         names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
         if len(set(names)) < len(names):
             raise ValueError(f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)")
-        for missing, why in self._missing(held):
-            raise ValueError(f"`{missing}` is missing: {why}")
+        if missing := [f"`{key}` is missing: {why}" for key, why in self._missing(held)]:
+            raise ValueError("; ".join(missing))
         if self.student is not None and self.student.existing is not None:
             raise ValueError("`student.existing`: a student is trained here; leave the section out")
         for name in MODELS:

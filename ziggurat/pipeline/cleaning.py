@@ -73,6 +73,8 @@ def clean_step(road: Road) -> Step:
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
             for as_data in data.train:
                 cleaner_of(data, as_data)
+        for number in range(len(config.bitext.train)):
+            _refuse_empty(road, number)
         given = Amounts(road).given() if wanted else None
         if given is not None and not given.rough and given.number <= wanted:
             only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
@@ -97,6 +99,14 @@ def clean_step(road: Road) -> Step:
         lambda: _cost(road, wanted),
         check,
     )
+
+
+def _refuse_empty(road: Road, number: int) -> None:
+    """Raise DataError for a corpus of which all files of a side are empty, which is told by their sizes."""
+    reader = Amounts(road).reader(number)
+    for side in zip(*reader.files, strict=True) if reader is not None else ():
+        if not any(path.stat().st_size for path in side):
+            raise DataError(f"bitext.train.{number}: {side[0]} is empty; give a file with sentences, or leave it out")
 
 
 def _cost(road: Road, wanted: int) -> Expected:

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ziggurat.config.experiment import changed, shown
-from ziggurat.data.temporary import TEMPORARY, locked
+from ziggurat.data.temporary import locked
 from ziggurat.data.workspace import discard, sweep
 from ziggurat.duration import duration
 from ziggurat.errors import DataError
+from ziggurat.pipeline.folders import made_here, refuse_foreign
 from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.step import (
     BEGUN,
@@ -124,6 +125,7 @@ class Pipeline:
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
+        refuse_foreign(self.folder, [step.name for step in self.steps])
         self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
         manifests: dict[str, StepManifest | None] = {}
         found = []
@@ -144,6 +146,7 @@ class Pipeline:
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
+        refuse_foreign(self.folder, [step.name for step in self.steps])  # before it gets a file of ours
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         with locked(self.folder / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
@@ -282,8 +285,7 @@ class Pipeline:
         folder = self.folder / step.name
         if not os.path.lexists(folder):
             return
-        ours = folder.is_dir() and not folder.is_symlink()
-        if not ours or not ((folder / BEGUN).is_file() or all(map(_is_temporary, folder.iterdir()))):
+        if not made_here(folder):
             raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
         if (seconds := self._times.so_far(step.name, folder)) < _DEAR:
             discard(folder)
@@ -293,7 +295,3 @@ class Pipeline:
         number = next(n for n in itertools.count(1) if not os.path.lexists(aside / f"{step.name}-{n}"))
         kept = folder.rename(aside / f"{step.name}-{number}")
         say(f"{step.name}: what is there took {duration(seconds)}; it is kept in {kept}")
-
-
-def _is_temporary(path: Path) -> bool:
-    return TEMPORARY.fullmatch(path.name) is not None

@@ -147,7 +147,11 @@ class _Evaluation:
                 file.parent.mkdir(exist_ok=True)
                 write_atomically(file, "".join(f"{line}\n" for line in outputs).encode())
                 of_system = evaluate(
-                    outputs, [references], metrics=self._how.metrics, target_language=self._road.languages[1]
+                    outputs,
+                    [references],
+                    metrics=self._how.metrics,
+                    confidence=True,
+                    target_language=self._road.languages[1],
                 )
                 scores.setdefault(name, {})[system.name] = [score.as_record() for score in of_system]
         origins = [[system.name, record["origin"]] for system, record in zip(systems, found, strict=True)]

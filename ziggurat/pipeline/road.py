@@ -230,6 +230,7 @@ class Progress:
     def __init__(self, say: Say, noun: str = "lines") -> None:
         self._say, self._noun = say, noun
         self._began = self._last = time.monotonic()
+        self._told = False
 
     def show(self, before: int, now: int, total: int | None) -> None:
         """Take the number of lines done by earlier calls, by this one, and of all."""
@@ -237,10 +238,11 @@ class Progress:
         clock = time.monotonic()
         if now == 0:
             self._began = self._last = clock
-            if before:
-                self._say(f"{before:,} of {total:,} {self._noun} were done before")
-        elif clock - self._last >= _MESSAGE_SECONDS:
-            self._last = clock
+            # At once: minutes without a message look like a program that hangs.
+            done = f"{before:,} of {total:,} {self._noun} were done before"
+            self._say(done if before else f"{total:,} {self._noun} to do")
+        elif before + now < total and (clock - self._last >= _MESSAGE_SECONDS or not self._told):
+            self._last, self._told = clock, True
             left = duration((total - before - now) * (clock - self._began) / now)
             self._say(f"{before + now:,} of {total:,} {self._noun}, {left} left")
 

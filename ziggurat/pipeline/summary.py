@@ -16,6 +16,7 @@ from ziggurat.data.files import write_atomically
 from ziggurat.pipeline.corpora import fetched_origins
 from ziggurat.pipeline.road import DISTILLED, Road
 from ziggurat.pipeline.step import Step, read_document, read_manifest, write_document
+from ziggurat.pipeline.synthesis import NOTICES
 from ziggurat.pipeline.times import Times
 from ziggurat.report.pipeline import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
 
@@ -70,8 +71,15 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
             "torch": metadata.version("torch"),
             "on": f"{platform.machine()}, {os.cpu_count()} cores",
         },
-        (read_document(road.at("clean", "report.json")) or {}).get("notices", []),
+        _notices(road, names),
     )
+
+
+def _notices(road: Road, steps: set[str]) -> list[str]:
+    """Return the warnings of the steps on what they read and made."""
+    files = [road.at("clean", "report.json")]
+    files += [road.at(step, NOTICES) for step in ("backtranslate", *DISTILLED) if step in steps]
+    return [notice for file in files for notice in (read_document(file) or {}).get("notices", [])]
 
 
 def _corpora(road: Road, steps: set[str]) -> list[CorpusRow]:

@@ -19,15 +19,17 @@ from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
-from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.step import Step, write_document
 from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.backtranslation.plan import BackTranslationJob
 
-__all__ = ["backtranslate_step", "distil_steps", "filter_step"]
+__all__ = ["NOTICES", "backtranslate_step", "distil_steps", "filter_step"]
 
-_USUALLY_KEPT = 0.9  # of the lines; with less a warning asks what is wrong
+NOTICES = "notices.json"
+"""Warnings of a step, for the report; none where the file is missing."""
+_SHARDS, _LEAST_SHARD_LINES, _MOST_SHARD_LINES = 100, 200, 2000
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
 _OF_RESULT = set(TranslationConfig.model_fields) - {"workers"}
 """Keys of a synthetic corpus that its text depends on."""
@@ -70,6 +72,7 @@ def _translation(
     if references and isinstance(config, DistillationConfig):
         candidates = {"n_best": config.n_best, "nearest": config.nearest}
     workers = config.workers or _usual_workers(config)
+    section = "backtranslation" if name == "backward" else "distillation"
 
     def job(folder: Path) -> BackTranslationJob:
         from ziggurat.backtranslation.filters import PairFilter
@@ -84,8 +87,8 @@ def _translation(
             device=config.device,
             threads=config.threads,
             seed=config.seed,
-            shard_lines=config.shard_lines,
-            filters=PairFilter(max_pieces=config.max_pieces, max_ratio=config.max_ratio),
+            shard_lines=config.shard_lines or _shard_lines(texts),
+            filters=PairFilter(config.max_pieces, config.max_ratio, config.ratio_slack),
             decoding=config.decoding,
             references=tuple(map(str, references)),
             **candidates,
@@ -99,15 +102,17 @@ def _translation(
         from ziggurat.backtranslation.run import back_translate
         from ziggurat.jobs.launchers import processes
         from ziggurat.jobs.run import Work
+        from ziggurat.pipeline.dropped import dropped_notice
 
         refuse_empty_stages(road)
+        asked = job(folder)
         with in_fresh_state():
-            outcome = back_translate(job(folder), Work(partial(processes, workers), progress=Progress(road.say).show))
+            outcome = back_translate(asked, Work(partial(processes, workers), progress=Progress(road.say).show))
         if (report := outcome.report) is not None:
             road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
-            if report.kept < _USUALLY_KEPT * report.read:
-                limits = f"max_ratio: {config.max_ratio:g}, max_pieces: {config.max_pieces}"
-                road.say(f"warning: many were dropped ({limits}): the model may be weak")
+            if notice := dropped_notice(report, asked.filters, section, _bitext(road, name), _vocabularies(road, name)):
+                road.say(f"warning: {notice}")
+                write_document(folder / NOTICES, {"notices": [f"{step}: {notice}"]})
         return outcome.signal
 
     doing = "back-translates" if name == "backward" else "translates"
@@ -124,6 +129,29 @@ def _translation(
         lambda: costs.translating(name, Amounts(road).read(step), beam, workers),
         check,
     )
+
+
+def _shard_lines(texts: Sequence[Path]) -> int:
+    """Return the lines of a shard, told by the text alone, since the result depends on them.
+
+    What an interruption loses is then small beside the whole, and progress is soon seen.
+    """
+    from ziggurat.backtranslation.lines import count_lines
+
+    there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
+    return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
+
+
+def _bitext(road: Road, name: ModelName) -> list[tuple[Path, Path]]:
+    """Return the files of both sides of the bitext, those of the language that a model reads first."""
+    sides = [road.sides("clean", "train", corpus) for corpus in road.bitext_names()]
+    return [(target, source) for source, target in sides] if name == "backward" else sides
+
+
+def _vocabularies(road: Road, name: ModelName) -> Path:
+    from ziggurat.models.directory import locate_weights
+
+    return locate_weights(road.model(name))[1]
 
 
 def _check_decoding(step: str, road: Road, name: ModelName, changes: Mapping[str, Any]) -> None:
