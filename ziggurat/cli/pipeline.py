@@ -226,4 +226,6 @@ def _print_report(road: Road, json: bool) -> None:
             print(f"{test}  {name:<20}  " + "  ".join(f"{one['name']} {one['value']:.1f}" for one in scores))
     for row in record["speed"]:
         print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
-    print(f"all steps took {duration(record['seconds'])}; the report, to open in a browser: {road.at('report', PAGE)}")
+    without = f" (without {' and '.join(record['existing'])}, there before)" if record.get("existing") else ""
+    took = f"all steps{without} took {duration(record['seconds'])}"
+    print(f"{took}; the report, to open in a browser: {road.at('report', PAGE)}")
