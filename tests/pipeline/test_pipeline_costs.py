@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,13 +14,19 @@ import pytest
 
 from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import parsed, whole
+from ziggurat.config import dump
 from ziggurat.config.filters import FilterConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.readers import CorpusReader
+from ziggurat.models.run_folder import write_meta
 from ziggurat.pipeline.amounts import Amounts, Lines, lines_of
 from ziggurat.pipeline.costs import Costs, cleaning
+from ziggurat.pipeline.done import lines_done, updates_done
 from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.standing import StepState
+from ziggurat.pipeline.step import Done, Expected, Step
 from ziggurat.pipeline.table import steps_of
+from ziggurat.pipeline.times import Spent
 
 GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 6000}]}
 
@@ -72,7 +79,8 @@ def test_training_takes_no_more_updates_than_it_has(
     model = change_section(experiment.model, {"encoder": {"layers": 4}}, "model")
     training = change_section(experiment.training, {"growth": GROWTH, **changes}, "training")
     student = experiment.model_copy(update={"model": model, "training": training})
-    found = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student")
+    costs = Costs({"student": student}, Amounts(Road(parsed(whole()))))
+    found = costs.training("student")
     assert found.seconds == pytest.approx(seconds)
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
     cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
@@ -80,6 +88,75 @@ def test_training_takes_no_more_updates_than_it_has(
     told = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student").said
     warned = "; `student.training.schedule.warmup_updates: 1000000` is more than `student.training.stop.updates: "
     assert (warned in told) == (cold.stop.updates is not None)
+    assert costs.trained("student", 0, 0.0) is None
+    begun, limit = costs.trained("student", 400, 120.0), changes["stop"].get("minutes")
+    updates = 40 / (seconds if limit != 4 else 300)  # of the shallow ones
+    assert begun is not None
+    assert begun.share == pytest.approx(max(updates, 120 / (60 * limit) if limit else 0))
+    assert begun.said == f"400 of {changes['stop']['updates']:,} updates"
+
+
+@pytest.mark.parametrize(
+    ("state", "cost", "done", "spent", "seconds", "said"),
+    [
+        ("begun", Expected(41.0, said="800 updates"), Done(0.25, "400 of 800 updates"), Spent(60.0, 1), 180.0,
+         "400 of 800 updates are done, in 1:00; the rest at that speed"),
+        ("running", Expected(40.0), Done(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
+        ("begun", Expected(41.0, said="9 pairs"), None, Spent(60.0, 1), 41.0,
+         "9 pairs; all of it, on which 1:00 were spent already"),
+        ("after", Expected(), None, Spent(16.0, 1), 16.0, "what it took before"),
+        ("page", Expected(said="9 lines"), None, Spent(16.0, 1), 16.0, "9 lines; at most what all of it took"),
+        ("after", Expected(5.0, said="rough"), None, Spent(16.0, 1), 5.0, "rough"),
+    ],
+)  # fmt: skip
+def test_what_is_left_goes_by_what_is_done_and_else_by_the_last_time(
+    state: Any, cost: Expected, done: Done | None, spent: Spent, seconds: float, said: str
+) -> None:
+    step = Step("one", "", {}, lambda folder: None, cost=lambda: cost, done=lambda: done)
+    found = StepState(step, state, "", spent, finished=state in ("after", "page")).expected()
+    assert (found.seconds, found.said) == (pytest.approx(seconds), said)
+    # Of a result that was never finished the time says nothing.
+    assert StepState(replace(step, cost=Expected), "changed", "", spent).expected().seconds is None
+
+
+def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
+    assert lines_done(tmp_path, "filtered", "lines") is None
+    assert updates_done(tmp_path) == (0, 0.0)
+    (tmp_path / "filtered").mkdir()
+    (tmp_path / "plan.json").write_text('{"lines": 50, "settings": {"shard_lines": 20}}')
+    for number, share in enumerate((0.0, 0.4, 0.8, 1.0)):
+        assert lines_done(tmp_path, "filtered", "lines") == Done(share, f"{round(50 * share)} of 50 lines")
+        for ending in ("tsv", "json"):
+            (tmp_path / "filtered" / f"{number:08d}.{ending}").touch()
+    for update in (40, 80):
+        (tmp_path / "checkpoints" / f"step-{update:08d}").mkdir(parents=True)
+    weights = {"checksums": {"model.safetensors": ""}, "format": 5}
+    write_meta(tmp_path / "checkpoints/step-00000040", {**weights, "progress": {"seconds": 7.5}})
+    assert updates_done(tmp_path) == (40, 7.5)  # of the newest one that is whole
+
+
+def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configuration(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = SimpleNamespace(
+        length=(10, 10),
+        forward=SimpleNamespace(source=1.0, target=1.0),
+        time=SimpleNamespace(seconds=1.0, flops=1.0),
+    )
+    told: list[Any] = []
+    monkeypatch.setattr("ziggurat.cost.estimate.estimate_cost", lambda *given: told.append(given) or cost)
+    monkeypatch.setattr(
+        "ziggurat.models.inspection.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
+    )
+    monkeypatch.setattr("ziggurat.models.directory.locate_weights", lambda path: (path, path))
+    existing = {"teacher": place / "run"}
+    (place / "run").mkdir()
+    amounts = Amounts(road(whole()))
+    costs = Costs({}, amounts, existing)
+    assert costs.translating("teacher", Lines(9), 1, 1).seconds is None  # it has no configuration
+    (place / "run/config.yaml").write_text(dump(tiny_experiment(place)))
+    assert costs.translating("teacher", Lines(9), 1, 1).seconds is not None
+    assert told[0][1] == (5, 6)
 
 
 @pytest.fixture

@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.killing import run_and_kill, tree
+from ziggurat.config.base import Section
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.engine import TIMES, Pipeline, PipelineEnd
 from ziggurat.pipeline.hashes import Fingerprints
+from ziggurat.pipeline.settings import settings_changed, settings_of
 from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
 
 
@@ -461,3 +463,93 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
     assert again.of(file) == xxhash.xxh3_128_hexdigest(b"two")
     memory.write_bytes(b"[1")
     assert Fingerprints(memory).of(file) == xxhash.xxh3_128_hexdigest(b"two")
+
+
+class Earlier(Section):
+    """A section of an earlier version."""
+
+    ratio: float = 1.5
+    gone: int = 0
+
+
+class Later(Section):
+    """The same with another default, a new key, and without one."""
+
+    ratio: float = 2.0
+    added: int = 3
+
+
+def test_a_default_that_changed_is_seen_and_a_new_key_at_its_default_is_none() -> None:
+    def changes(before: Section, now: Section) -> list[str]:
+        return settings_changed(json.loads(json.dumps({"of": [settings_of(before)]})), {"of": [settings_of(now)]})
+
+    assert changes(Later(), Later()) == []
+    assert changes(Earlier(), Later()) == ["of.0.ratio: 1.5 -> 2.0", "of.0.gone: 0 -> (not given)"]
+    kept = json.loads(json.dumps(settings_of(Earlier(ratio=2.0), exclude={"gone"})))
+    assert settings_changed(kept, settings_of(Later())) == []
+    assert settings_changed(kept, settings_of(Later(added=4))) == ["added: (not given) -> 4"]
+
+
+def whys(folder: Path, steps: Sequence[Step]) -> dict[str, str]:
+    return {found.step.name: found.why for found in Pipeline(folder / "w", steps).standings() if not found.settled}
+
+
+def test_what_another_version_did_is_done_again_and_it_says_so(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    steps = [fake.step() for fake in fakes]
+    Pipeline(tmp_path / "w", steps).run()
+    newer = [replace(step, version=2) if step.name == "left" else step for step in steps]
+    assert whys(tmp_path, newer)["left"].startswith("done by an earlier version of ziggurat, by which it comes out")
+    assert Pipeline(tmp_path / "w", newer).run().done == ("left",)
+    assert whys(tmp_path, steps)["left"].startswith("done by a later version of ziggurat")
+    for version, said in ((1, "an earlier version of ziggurat, which did not keep"), (3, "another version of zigg")):
+        manifest = tmp_path / "w/left" / MANIFEST
+        manifest.write_text(json.dumps(json.loads(manifest.read_bytes()) | {"format": version}))
+        assert whys(tmp_path, newer)["left"].startswith(f"done by {said}")
+
+
+def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    pipeline(tmp_path / "w", fakes).run()
+
+    def why(**changes: object) -> str:
+        return whys(tmp_path, [*(fake.step() for fake in fakes[:-1]), replace(fakes[-1].step(), **changes)])["last"]  # type: ignore[arg-type]
+
+    assert why(after={"fetch": ["out/b"], "right": ["out/b"]}) == "now reads fetch in place of left"
+    assert why(after={"left": ["out/b"]}) == "no longer reads right"
+    both = {"left": ["out/b"], "right": ["out/b"]}
+    assert why(after={**both, "fetch": ["*"]}) == "now reads fetch"
+    assert why(after={**both, "left": ["*"]}) == "reads other files of left"
+    gone = why(after={"left": ["out/b"]}, files=lambda: [tmp_path / "x"])
+    assert gone == "no longer reads right; 0 input files before, 1 now"
+    (tmp_path / "y").write_bytes(b"other")
+    pipeline(tmp_path / "w", fakes[:3]).run()
+    assert why() == "right handed on something else"
+
+
+def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_path: Path, ran: list[str]) -> None:
+    step = Fake("one", ran=ran).step()
+    on_one, on_two = replace(step, machine={"threads": 1}), replace(step, machine={"threads": 2})
+    Pipeline(tmp_path / "w", [replace(on_one, work=lambda folder: 15)]).run()
+    assert whys(tmp_path, [on_one]) == {"one": "goes on where it was interrupted"}
+    (tmp_path / "w/one/half").write_text("by one thread")
+    said = "settings changed (there -> now), and it was not finished: threads: 1 -> 2"
+    assert whys(tmp_path, [on_two]) == {"one": said}
+    assert Pipeline(tmp_path / "w", [on_two]).run().done == ("one",)
+    assert not (tmp_path / "w/one/half").exists()
+    assert whys(tmp_path, [on_one]) == {}
+
+
+def test_a_step_that_another_call_works_on_is_running(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+
+    def look(folder: Path) -> None:
+        found = pipeline(tmp_path / "w", fakes).standings()
+        assert [(state.state, state.why) for state in found[:2]] == [("running", "is running"), ("new", "not done yet")]
+        fakes[0].setting = 1
+        said = "is running as another call wants it; this one: settings changed (there -> now): setting: 0 -> 1"
+        assert pipeline(tmp_path / "w", fakes).standings()[0].why == said
+        ran.append("looked")
+
+    Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=look, outputs=())]).run()
+    assert ran == ["looked"]

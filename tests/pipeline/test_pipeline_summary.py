@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.evaluation.test_robustness import REFERENCES, TRIALS
-from tests.pipeline.conftest import whole
+from tests.pipeline.conftest import parsed, whole
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.evaluation.metrics import TestSet
@@ -18,7 +19,7 @@ from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.table import steps_of
 from ziggurat.pipeline.times import Times
-from ziggurat.report.pipeline import pipeline_page
+from ziggurat.report.pipeline import StepRow, pipeline_page
 
 
 def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_translation(
@@ -74,3 +75,14 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
         cell = f"{effect.undisturbed:.1f} → {effect.disturbed:.1f} ({effect.difference:+.1f}{mark})"
         assert f'<td class="n">{cases}</td>\n<td class="n">{cell}</td>' in page
     assert "fewer than 30 cases" in page
+
+
+def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "_models", lambda road: [])
+    road = Road(parsed(whole(folder=str(tmp_path), teacher={"existing": "run"})))
+    found = replace(
+        summary._summary(road, [], Times(tmp_path / "times.json")), steps=[StepRow("clean", "", 250.0, 1, 0)] * 2
+    )
+    said = "The 2 steps below, each as it was done last, took 8:20 together; the teacher, which was there before"
+    assert f"<p>{said}, is not counted.</p>" in pipeline_page(found)
+    assert found.as_record()["existing"] == ["teacher"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ziggurat.export.package import PackageChoices
 from ziggurat.jobs.launchers import processes
 from ziggurat.jobs.run import JobOutcome, Work
 from ziggurat.pipeline.road import Progress, Road
+from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.table import steps_of
 
@@ -197,3 +199,58 @@ def test_of_training_hand_on_what_may_be_translated_with() -> None:
     average = {"run/averaged/model.safetensors", "run/averaged/validation.json"}
     assert set(step_of(content, "student").outputs) == plain | average
     assert "run/best/model.safetensors" in plain
+
+
+def kept(*overrides: str) -> dict[str, Any]:
+    """The settings by which each step is done again."""
+    return {step.name: (step.settings, step.after) for step in steps_of(Road(parsed(whole(), *overrides)))}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "teacher.training.log_every_updates=10",
+        "teacher.training.tensorboard=true",
+        "teacher.training.wandb={project: mine}",
+        "teacher.training.mlflow={experiment: mine}",
+        "teacher.training.diagnostics={every_updates: 7}",
+        "teacher.training.checkpoint.keep_last=9",
+        "teacher.training.checkpoint.keep_best=3",
+        "teacher.training.checkpoint.keep_every=60",
+        "teacher.training.checkpoint.asynchronous=true",
+        "teacher.training.recompute={encoder: 1}",
+        "teacher.training.device=cpu",
+        "teacher.training.threads=2",
+        "quantisation.training={log_every_updates: 3}",
+        "distillation.threads=2",
+        "distillation.workers=2",
+        "filter.device=cpu",
+    ],
+)
+def test_what_does_not_change_a_result_is_none_of_the_settings(override: str) -> None:
+    assert kept(override) == kept()
+
+
+@pytest.mark.parametrize(
+    ("override", "step", "said"),
+    [
+        ("teacher.training.precision=bf16", "teacher", 'training.precision: "fp32" -> "bf16"'),
+        ("teacher.training.checkpoint.keep_best=0", "teacher", "training.checkpoint.keep_best: 1 -> 0"),
+        ("teacher.training.checkpoint.average_last=2", "teacher", "training.checkpoint.average_last: 0 -> 2"),
+        ("teacher.training.checkpoint.every_updates=20", "teacher", "training.checkpoint.every_updates: 30 -> 20"),
+        ("distillation.max_ratio=1.5", "distil", "max_ratio: 1000.0 -> 1.5"),
+        ("evaluation.threads=2", "evaluate", "threads: 1 -> 2"),
+        ("cleaning.identical=false", "clean", "cleaning.identical: true -> false"),
+    ],
+)
+def test_what_may_change_a_result_is_one_of_them(override: str, step: str, said: str) -> None:
+    before = json.loads(json.dumps(kept()[step][0]))
+    assert settings_changed(before, kept(override)[step][0]) == [said]
+
+
+def test_every_setting_is_kept_also_the_default() -> None:
+    found = kept()
+    assert found["teacher"][0]["training"]["optimiser"]["epsilon"] == 1e-9
+    assert found["distil"][0]["max_pieces"] == 250
+    assert found["clean"][0]["cleaning"]["max_length_ratio"] == 3
+    assert found["export-ctranslate2"][0]["tolerance"] is None

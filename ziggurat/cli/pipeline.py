@@ -6,7 +6,6 @@ import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,8 +19,9 @@ from ziggurat.errors import ConfigError, ZigguratError, printable
 
 if TYPE_CHECKING:
     from ziggurat.config.pipeline import PipelineConfig
-    from ziggurat.pipeline.engine import Pipeline, StepState
+    from ziggurat.pipeline.engine import Pipeline
     from ziggurat.pipeline.road import Road
+    from ziggurat.pipeline.standing import StepState
     from ziggurat.pipeline.step import Expected, Selection
 
 __all__ = ["pipeline"]
@@ -183,7 +183,7 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:
     """Print how each step stands, with `costs` what those that are to be done will take."""
     states = steps.standings(selection)
-    expected = {state.step.name: _expected(state) for state in states if costs and not state.settled}
+    expected = {state.step.name: state.expected() for state in states if costs and not state.settled}
     if json:
         print_json([_record(state, expected.get(state.step.name)) for state in states])
         return
@@ -197,16 +197,7 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
     for name in steps.left_over():
         print(f"{steps.folder / name}: of a step that this pipeline no longer has")
     if costs:
-        print(_total(expected, begun=any(state.state == "begun" for state in states)))
-
-
-def _expected(state: StepState) -> Expected:
-    """Return what all of a step takes, and of one that was begun how much was spent on it."""
-    cost = state.step.cost()
-    if state.state != "begun":
-        return cost
-    spent = f"all of it, on which {duration(state.spent.seconds)} were spent already"
-    return replace(cost, said=f"{cost.said}; {spent}" if cost.said else spent)
+        print(_total(expected))
 
 
 def _time(state: StepState, expected: Expected | None) -> str:
@@ -218,15 +209,14 @@ def _time(state: StepState, expected: Expected | None) -> str:
     return "?" if expected.seconds is None else f"about {duration(expected.seconds)}"
 
 
-def _total(expected: dict[str, Expected], *, begun: bool) -> str:
-    """Return in words what all steps to be done will take; `begun`: a part of one is done."""
+def _total(expected: dict[str, Expected]) -> str:
+    """Return in words what all steps to be done will take."""
     known = [cost.seconds for cost in expected.values() if cost.seconds is not None]
     if not expected:
         return "nothing to do"
     unknown = len(expected) - len(known)
     more = f", without {counted(unknown, 'step')} whose time is not known before" if unknown else ""
-    done = ", what is done of the one begun included" if begun else ""
-    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{done}{more}"
+    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
 
 
 def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
@@ -265,4 +255,6 @@ def _print_report(road: Road, json: bool) -> None:
             print(f"{test}  {name:<20}  " + "  ".join(map(_score, scores)))
     for row in record["speed"]:
         print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
-    print(f"all steps took {duration(record['seconds'])}; the report, to open in a browser: {road.at('report', PAGE)}")
+    without = f" (without {' and '.join(record['existing'])}, there before)" if record.get("existing") else ""
+    took = f"all steps{without} took {duration(record['seconds'])}"
+    print(f"{took}; the report, to open in a browser: {road.at('report', PAGE)}")

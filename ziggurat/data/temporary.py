@@ -21,6 +21,7 @@ from ziggurat.errors import DataError
 
 __all__ = [
     "TEMPORARY",
+    "held",
     "is_same",
     "lock_missing",
     "locked",
@@ -84,6 +85,23 @@ def locked(file: Path, how: int, busy: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def held(file: Path) -> bool:
+    """Return whether a process holds the lock of a file, for itself alone; False where that cannot be known."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def is_same(path: Path, descriptor: int) -> bool:

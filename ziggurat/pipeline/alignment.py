@@ -15,6 +15,7 @@ from ziggurat.data.word_links import spread_pairs
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import PAIRS_ALIGNED, by_rate
 from ziggurat.pipeline.road import Corpora, Progress, Road, write_side
+from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step
 
 __all__ = ["align_step"]
@@ -46,7 +47,7 @@ def align_step(road: Road, how: AlignmentStepConfig) -> Step:
     return Step(
         "align",
         "aligns the words of the student's corpora",
-        {**how.model_dump(mode="json", exclude_defaults=True), "corpora": [corpus.name for corpus in chosen]},
+        joined(settings_of(how), {"corpora": [corpus.name for corpus in chosen]}),
         work,
         {step: patterns for step, patterns in corpora.inputs("student").items() if step not in ("align", "sets")},
         outputs=("links/*",),

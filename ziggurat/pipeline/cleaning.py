@@ -36,6 +36,7 @@ from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
 from ziggurat.pipeline.costs import cleaning
 from ziggurat.pipeline.held_out_pairs import HeldOutPairs
 from ziggurat.pipeline.road import Progress, Road, write_sides
+from ziggurat.pipeline.settings import Settings, joined, settings_of
 from ziggurat.pipeline.step import Expected, Step, write_document
 from ziggurat.pipeline.wording import errors_worded, worded
 from ziggurat.processes import in_order, worker_pool
@@ -85,12 +86,12 @@ def clean_step(road: Road) -> Step:
         f"cleans the bitext: {', '.join(road.bitext_names()[:5])}{f'; holds out {wanted:,} pairs' if wanted else ''}",
         {
             "languages": list(road.languages),
-            "cleaning": config.cleaning.model_dump(mode="json", exclude_defaults=True, exclude={"max_pieces"}),
+            "cleaning": settings_of(config.cleaning, exclude={"max_pieces"}),
             "corpora": [
-                {"name": name, **_form(corpus)}
+                joined({"name": name}, _form(corpus))
                 for name, corpus in zip(road.bitext_names(), config.bitext.train, strict=True)
             ],
-            "hold_out": held.model_dump(),
+            "hold_out": settings_of(held),
         },
         work,
         after,
@@ -117,10 +118,10 @@ def _cost(road: Road, wanted: int) -> Expected:
     return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
 
 
-def _form(corpus: BitextCorpus) -> dict[str, Any]:
+def _form(corpus: BitextCorpus) -> Settings:
     """Return what is left of a corpus depends on, besides its files."""
     paths = {"scores": {"__all__": {"path"}}}
-    return corpus.model_dump(mode="json", include=_OF_TEXT, exclude=paths, exclude_defaults=True)
+    return settings_of(corpus, include=_OF_TEXT, exclude=paths)
 
 
 def _keys(road: Road) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.languages import main_language
@@ -14,6 +13,7 @@ from ziggurat.data.origins import Origin, read_origin
 from ziggurat.data.readers import CorpusReader
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.road import Progress, Road, slug, write_sides
+from ziggurat.pipeline.settings import Settings, settings_of
 from ziggurat.pipeline.step import Step
 
 __all__ = [
@@ -174,6 +174,6 @@ def sets_step(road: Road) -> Step:
     )
 
 
-def _form(corpus: BitextCorpus) -> dict[str, Any]:
+def _form(corpus: BitextCorpus) -> Settings:
     """Return what a corpus's text depends on besides its files."""
-    return corpus.model_dump(mode="json", include={"format", "columns", "fetch"}, exclude_defaults=True)
+    return settings_of(corpus, include={"format", "columns", "fetch"})

@@ -6,16 +6,22 @@ follows from the same arithmetic. Steps on text go by rates that were measured o
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.filters import FilterConfig
+from ziggurat.config.load import load_experiment
 from ziggurat.config.notices import warm_up_notice
 from ziggurat.config.pipeline import ModelName
+from ziggurat.errors import ZigguratError
 from ziggurat.pipeline.amounts import Amounts, Lines
-from ziggurat.pipeline.step import Expected
+from ziggurat.pipeline.step import Done, Expected
 from ziggurat.pipeline.wording import errors_worded, worded
 
 if TYPE_CHECKING:
@@ -39,22 +45,32 @@ class Costs:
     Args:
         experiments: what each is trained by.
         amounts: knows the bitext, which tells the lengths of sentences until a model's store is there.
+        existing: folders of the models that are there already.
     """
 
-    def __init__(self, experiments: dict[ModelName, Experiment], amounts: Amounts) -> None:
+    def __init__(
+        self,
+        experiments: dict[ModelName, Experiment],
+        amounts: Amounts,
+        existing: Mapping[ModelName, Path] = MappingProxyType({}),
+    ) -> None:
         self._experiments = experiments
         self._amounts = amounts
+        self._existing = existing
         self._known: dict[ModelName, Cost] = {}
 
     def of(self, name: ModelName) -> Cost:
-        """Return the cost of training a model, on this machine."""
+        """Return the cost of training a model, on this machine; of one that is there, as if it were trained here."""
         from ziggurat.cost.estimate import estimate_cost
+        from ziggurat.models.directory import locate_weights
         from ziggurat.models.inspection import vocabulary_sizes
+        from ziggurat.models.run_folder import CONFIG_FILE
 
         if name not in self._known:
-            experiment = self._experiments[name]
+            folder = locate_weights(self._existing[name])[1] if name in self._existing else None
+            experiment = self._experiments[name] if folder is None else load_experiment(folder / CONFIG_FILE)
             with errors_worded(name):
-                sizes = vocabulary_sizes(experiment.data)
+                sizes = vocabulary_sizes(experiment.data, folder)
                 self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._amounts.reader(0))
         return self._known[name]
 
@@ -67,12 +83,7 @@ class Costs:
         memory = cost.memory.peak + cost.memory.checkpoint
         if updates is None:
             return Expected(limit, memory, f"{cost.time.seconds:.3g} s an update; how many there will be is not known")
-        ends = [] if training.growth is None else [stage.updates for stage in training.growth.stages]
-        spans = [*(min(end, updates) for end in ends if end is not None), updates]
-        rates = [*(seconds for *_, seconds in cost.shallower), cost.time.seconds]
-        if len(spans) < len(rates):  # stages that end after epochs
-            spans, rates = [updates], rates[-1:]
-        seconds = sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
+        seconds = self._until(name, updates)
         stop, timed = training.stop, limit is not None and limit < seconds
         early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
         said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
@@ -80,16 +91,42 @@ class Costs:
             said += f"; {worded(cold, name)}"
         return Expected(limit if timed else seconds, memory, said)
 
+    def _until(self, name: ModelName, updates: int) -> float:
+        """Return the seconds that so many updates of a model take; those of its shallow stages are faster."""
+        cost, growth = self.of(name), self._experiments[name].training.growth
+        ends = [] if growth is None else [stage.updates for stage in growth.stages]
+        spans = [*(min(end, updates) for end in ends if end is not None), updates]
+        rates = [*(seconds for *_, seconds in cost.shallower), cost.time.seconds]
+        if len(spans) < len(rates):  # stages that end after epochs
+            spans, rates = [updates], rates[-1:]
+        return sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
+
+    def trained(self, name: ModelName, updates: int, seconds: float) -> Done | None:
+        """Return the share of a model's training that so many updates are, which took so long; None: not known."""
+        if not updates:
+            return None
+        stop = self._experiments[name].training.stop
+        shares = [] if stop.minutes is None else [seconds / (stop.minutes * 60)]
+        if stop.updates is not None:
+            shares.append(self._until(name, updates) / self._until(name, stop.updates))
+        total = "" if stop.updates is None else f" of {stop.updates:,}"
+        return Done(min(1.0, max(shares)), f"{updates:,}{total} updates") if shares else None
+
     def quantising(self, updates: int) -> Expected:
         """Return what the fine-tuning of the student for int8 takes at the speed of its training."""
         cost = self.of("student")
         return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
 
+    def _of_user(self, name: ModelName) -> Cost | None:
+        """Return the cost of a model that is used; None where one that is there does not tell enough."""
+        with contextlib.suppress(*([ZigguratError] if name in self._existing else [])):
+            return self.of(name)
+        return None
+
     def translating(self, name: ModelName, lines: Lines | None, beam: int, workers: int) -> Expected:
         """Return what the translation of so many lines takes; None: their number is not known."""
-        if lines is None or name not in self._experiments:
+        if lines is None or (cost := self._of_user(name)) is None:
             return Expected(said=f"the number of lines {_UNKNOWN}" if lines is None else f"{lines} lines")
-        cost = self.of(name)
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + beam * target * cost.forward.target)
         by = "1 worker" if workers == 1 else f"{workers} workers"
@@ -99,9 +136,8 @@ class Costs:
 
     def scoring(self, lines: Lines | None) -> Expected:
         """Return what forward passes of the backward model over so many pairs take; None: their number is not known."""
-        if lines is None or "backward" not in self._experiments:
+        if lines is None or (cost := self._of_user("backward")) is None:
             return Expected(said=f"the number of pairs {_UNKNOWN}" if lines is None else f"{lines} pairs")
-        cost = self.of("backward")
         source, target = cost.length
         work = lines.number * (source * cost.forward.source + target * cost.forward.target)
         return Expected(work / (cost.time.flops / cost.time.seconds), said=f"{lines} pairs; a rough estimate")

@@ -11,17 +11,19 @@ import fcntl
 import itertools
 import os
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from ziggurat.config.experiment import changed, shown
-from ziggurat.data.temporary import locked
+from ziggurat.data.temporary import held, locked
 from ziggurat.data.workspace import discard, sweep
 from ziggurat.duration import duration
 from ziggurat.errors import DataError
 from ziggurat.pipeline.folders import made_here, refuse_foreign
 from ziggurat.pipeline.hashes import Fingerprints
+from ziggurat.pipeline.reasons import difference, other_machine, wanted_of
+from ziggurat.pipeline.settings import settings_changed
+from ziggurat.pipeline.standing import State, StepState
 from ziggurat.pipeline.step import (
     BEGUN,
     MANIFEST,
@@ -35,43 +37,12 @@ from ziggurat.pipeline.step import (
 )
 from ziggurat.pipeline.times import Spent, Times
 
-__all__ = ["TIMES", "Pipeline", "PipelineEnd", "StepState"]
+__all__ = ["TIMES", "Pipeline", "PipelineEnd"]
 
-_FORMAT = 1
 _HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER, _DEAR = "earlier", 600.0
 """Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
 _BUSY = "another pipeline is at work here; wait for it to end"
-State = Literal["done", "begun", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
-
-
-@dataclass(frozen=True)
-class StepState:
-    """What is to be done with a step, and why.
-
-    Attributes:
-        step: the step.
-        state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `page`: done, but a page
-            is gone, which is made again; `new`, `changed`, `damaged`, `forced`: done from its beginning; `after`:
-            depends on what an earlier one will hand on; `missing`: to be taken as it stands, but not done.
-        why: the reason, in words.
-        spent: the time spent on it.
-    """
-
-    step: Step
-    state: State
-    why: str
-    spent: Spent
-
-    @property
-    def settled(self) -> bool:
-        """True where nothing is to be done."""
-        return self.state in ("done", "kept")
-
-    @property
-    def goes_on(self) -> bool:
-        """True where what is there stays, and is gone on with."""
-        return self.state in ("begun", "page")
 
 
 @dataclass(frozen=True)
@@ -128,9 +99,13 @@ class Pipeline:
         refuse_foreign(self.folder, [step.name for step in self.steps])
         self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
         manifests: dict[str, StepManifest | None] = {}
-        found = []
+        found, busy = [], held(self.folder / _LOCK)
         for step in self.steps[: chosen.stop]:
             standing, manifests[step.name] = self._look(step, selection, manifests, self.steps.index(step) in chosen)
+            if busy and standing.spent.running is not None and not standing.finished:
+                same = standing.state == "begun"
+                why = "is running" if same else f"is running as another call wants it; this one: {standing.why}"
+                standing = replace(standing, state="running" if same else standing.state, why=why)
             found.append(standing)
         return found
 
@@ -165,7 +140,7 @@ class Pipeline:
                 if not standing.goes_on:
                     self._make_room(step, say)
                     self.begun.append(step.name)
-                stopped = self._do(step, self._wanted(step, manifests), begun=standing.goes_on)
+                stopped = self._do(step, wanted_of(step, manifests, self._hashes), begun=standing.goes_on)
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)
                 manifests[step.name] = read_manifest(self.folder / step.name)
@@ -181,7 +156,7 @@ class Pipeline:
             step.files()
         for step in steps:
             known = read_manifest(self.folder / step.name)
-            as_it_was = known is not None and not changed(known.wanted.get("settings"), dict(step.settings))
+            as_it_was = known is not None and not settings_changed(known.wanted.get("settings"), step.settings)
             if not as_it_was or step.name in forced:
                 step.check()
 
@@ -193,7 +168,8 @@ class Pipeline:
         manifest = read_manifest(folder)
 
         def standing(state: State, why: str) -> tuple[StepState, StepManifest | None]:
-            found = StepState(step, state, why, self._times.of(step.name))
+            spent = replace(self._times.of(step.name), seconds=self._times.so_far(step.name, folder))
+            found = StepState(step, state, why, spent, manifest is not None)
             return found, manifest if found.settled else None
 
         if not chosen:
@@ -201,18 +177,20 @@ class Pipeline:
                 return standing("missing", "not done yet" if manifest is None else str(damage))
             return standing("kept", "taken as it stands")
         waiting = [name for name in step.after if manifests[name] is None]
-        wanted = self._wanted(step, manifests)
+        wanted = wanted_of(step, manifests, self._hashes)
         if step.name in selection.forced:
             return standing("forced", "to be done again")
         if manifest is None:
             begun = read_document(folder / BEGUN)
-            if begun is not None and not waiting and begun == wanted:
-                return standing("begun", "goes on where it was interrupted")
             if begun is None:
                 return standing("new", "not done yet")
-            return standing("changed", self._difference(step, begun, wanted) or "begun with other inputs")
-        if (difference := self._difference(step, manifest.wanted, wanted)) is not None:
-            return standing("changed", difference)
+            if (why := difference(step, begun, wanted) or other_machine(step, begun)) is not None:
+                return standing("changed", why)
+            if waiting:
+                return standing("after", f"was begun, and depends on what {' and '.join(waiting)} will hand on")
+            return standing("begun", "goes on where it was interrupted")
+        if (why := difference(step, manifest.wanted, wanted)) is not None:
+            return standing("changed", why)
         if waiting:
             return standing("after", f"depends on what {' and '.join(waiting)} will hand on")
         if (damage := self._damage(folder, manifest)) is not None:
@@ -220,37 +198,6 @@ class Pipeline:
         if gone := [folder / page for page in step.pages if not (folder / page).is_file()]:
             return standing("page", f"{gone[0]} is gone: it is made again")
         return standing("done", "up to date")
-
-    def _wanted(self, step: Step, manifests: dict[str, StepManifest | None]) -> dict[str, Any]:
-        """Return all that the result of a step depends on; steps before it that are not done are left out."""
-        known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
-        return {
-            "format": _FORMAT,
-            "step": step.name,
-            "settings": dict(step.settings),
-            "files": [self._hashes.of(path) for path in step.files()],
-            "after": {
-                name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None
-            },
-        }
-
-    def _difference(self, step: Step, before: Any, now: dict[str, Any]) -> str | None:
-        """Return in words why a step is not done by what `before` says; None: it differs in nothing that is known."""
-        if before.get("format") != _FORMAT:
-            return "done by another version of ziggurat"
-        if changes := changed(before.get("settings"), now["settings"]):
-            # Settings are kept without those that are the default.
-            return f"settings changed (there -> now): {shown(changes, 3).replace('(not given)', '(default)')}"
-        files = step.files()
-        if len(before.get("files", ())) != len(files):
-            return f"{len(before.get('files', ()))} input files before, {len(files)} now"
-        for path, old, new in zip(files, before["files"], now["files"], strict=True):
-            if old != new:
-                return f"{path} changed"
-        earlier = before.get("after", {})
-        other = [name for name, digest in now["after"].items() if earlier.get(name) != digest]
-        other += [name for name in earlier if name not in step.after]
-        return f"{' and '.join(other)} handed on something else" if other else None
 
     def _damage(self, folder: Path, manifest: StepManifest) -> str | None:
         """Return which of its outputs is not what the manifest says; None: all are."""

@@ -25,6 +25,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.pipeline.export import final_model
 from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step, read_document, write_document
 from ziggurat.threads import usable_cpus
 
@@ -102,7 +103,7 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
     return Step(
         "evaluate",
         f"evaluates {', '.join(system.name for system in systems)}",
-        how.model_dump(mode="json", exclude_defaults=True) | {"tests": names},
+        joined(settings_of(how), {"tests": names}),
         work,
         after,
         partial(model_files, road, *existing),

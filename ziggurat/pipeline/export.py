@@ -11,6 +11,7 @@ from ziggurat.config.pipeline_models import ExportTarget, ShortlistConfig
 from ziggurat.errors import ConfigError, ExportError
 from ziggurat.pipeline.models import experiment_of, in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.settings import settings_of
 from ziggurat.pipeline.step import Step
 
 __all__ = ["export_steps", "final_model", "shortlist_step"]
@@ -54,7 +55,7 @@ def shortlist_step(road: Road, how: ShortlistConfig) -> Step:
     return Step(
         "shortlist",
         "estimates which pieces a sentence allows",
-        how.model_dump(mode="json", exclude_defaults=True),
+        settings_of(how),
         work,
         {"student-data": ["store/*"]},
         outputs=(_SHORTLIST,),
@@ -103,7 +104,7 @@ def _export_step(road: Road, to: str, target: ExportTarget) -> Step:
     return Step(
         f"export-{to}",
         f"writes the {name} for {to}" + (f", {target.quantization}" if target.quantization else ""),
-        target.model_dump(mode="json", exclude_defaults=True),
+        settings_of(target),
         work,
         after,
         partial(model_files, road, name),

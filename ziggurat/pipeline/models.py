@@ -10,14 +10,17 @@ from pathlib import Path
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
-from ziggurat.config.pipeline import MODELS, ModelName
+from ziggurat.config.pipeline import MODELS, PREPARED_BY, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
+from ziggurat.config.train import TrainingConfig
 from ziggurat.data.files import find_files
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate
+from ziggurat.pipeline.done import updates_done
 from ziggurat.pipeline.road import Corpora, Progress, Road
-from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.settings import Settings, joined, settings_of
+from ziggurat.pipeline.step import Done, Step
 from ziggurat.pipeline.wording import errors_worded, held_out_worded, worded
 
 __all__ = [
@@ -37,6 +40,14 @@ _VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 _OF_STORE = {"subword", "unicode"}
 _OF_TRAINING = {"model", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
 """Keys of a model's section that its store and its training depend on."""
+_NOT_OF_RESULT = {
+    *("start_from", "device", "threads"),  # a path; rounding, as by another machine
+    *("recompute", "distributed"),  # gradients stay the same bit for bit; one process trains
+    *("log_every_updates", "diagnostics", "tensorboard", "wandb", "mlflow"),
+}
+"""Keys of `training` that the weights do not depend on; what `start_from` leads to is in `Step.after`."""
+_NOT_OF_KEEPING = {"keep_last", "keep_every", "keep_best", "keep_best_per_direction", "asynchronous"}
+"""The same of `training.checkpoint`: an average is of `average_last`, never more than what `keep_last` keeps."""
 
 
 def said(name: ModelName) -> str:
@@ -110,14 +121,12 @@ def data_step(road: Road, name: ModelName) -> Step:
     return Step(
         f"{name}-data",
         f"prepares the data of the {said(name)}",
-        {
-            **chosen.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True),
-            "languages": [experiment.data.source_language, experiment.data.target_language],
-            "max_pieces": road.config.cleaning.max_pieces,
-            **road.config.cleaning.model_dump(mode="json", include={"max_characters"}, exclude_defaults=True),
-            "corpora": train,
-            **({"dev_tags": tags} if any(tags) else {}),
-        },
+        joined(
+            settings_of(chosen, include=_OF_STORE),
+            {"languages": [experiment.data.source_language, experiment.data.target_language]},
+            settings_of(road.config.cleaning, include=set(PREPARED_BY)),
+            {"corpora": train, **({"dev_tags": tags} if any(tags) else {})},
+        ),
         work,
         corpora.inputs(name),
         files,
@@ -156,11 +165,12 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     return Step(
         name,
         f"trains the {said(name)}: {depth} layers of width {model.d_model}{grown}",
-        chosen.model_dump(mode="json", include=_OF_TRAINING, exclude_defaults=True),
+        joined(settings_of(chosen, include=_OF_TRAINING), {"training": _of_result(chosen.training)}),
         work,
         {f"{name}-data": ["store/*"]},
         outputs=_weights_of(experiment),
         cost=lambda: costs.training(name),
+        done=lambda: costs.trained(name, *updates_done(road.at(name, "run"))),
     )
 
 
@@ -175,17 +185,30 @@ def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
             return train_or_go_on(road, folder / "run", quantised())
 
     experiment = quantised()
-    settings = {"training": experiment.training.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})}
-    settings |= experiment.data.model_dump(mode="json", include={"stages"}, exclude_defaults=True)
     return Step(
         "quantise",
         "fine-tunes the student for int8",
-        settings,
+        joined({"training": _of_result(experiment.training)}, settings_of(experiment.data, include={"stages"})),
         work,
         {"student-data": ["store/*"], **of_model(road, "student")},
         outputs=_weights_of(experiment),
         cost=lambda: costs.quantising(updates),
+        done=lambda: _quantised(updates, *updates_done(road.at("quantise", "run"))),
     )
+
+
+def _of_result(training: TrainingConfig) -> Settings:
+    """Return the settings of a training without those that its weights do not depend on.
+
+    Of the best checkpoints only whether there is one matters: with none the last one is handed on.
+    """
+    best = {"keep_best": min(1, training.checkpoint.keep_best)}
+    kept = settings_of(training.checkpoint, exclude=_NOT_OF_KEEPING)
+    return joined(settings_of(training, exclude=_NOT_OF_RESULT), {"checkpoint": joined(kept, best)})
+
+
+def _quantised(updates: int, done: int, seconds: float) -> Done:
+    return Done(min(1.0, done / updates), f"{min(done, updates):,} of {updates:,} updates")
 
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from ziggurat.data.lines import normalise
 from ziggurat.errors import DataError
 from ziggurat.pipeline.corpora import fetched_files, of_fetch
 from ziggurat.pipeline.road import Progress, Road, write_side
+from ziggurat.pipeline.settings import settings_of
 from ziggurat.pipeline.step import Step, write_document
 
 __all__ = ["monolingual_step"]
@@ -54,13 +55,7 @@ def monolingual_step(road: Road) -> Step:
         f"cleans text of one language ({' and '.join(side for side, _ in sides)})",
         {
             "languages": list(road.languages),
-            **{
-                side: [
-                    entry.model_dump(mode="json", include={"fetch", "lines"}, exclude_defaults=True)
-                    for entry in entries
-                ]
-                for side, entries in sides
-            },
+            **{side: [settings_of(entry, include={"fetch", "lines"}) for entry in entries] for side, entries in sides},
         },
         work,
         after,

@@ -24,6 +24,7 @@ from ziggurat.small_files import parse_json, read_bounded
 __all__ = [
     "BEGUN",
     "MANIFEST",
+    "Done",
     "Expected",
     "Selection",
     "Step",
@@ -56,13 +57,26 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class Done:
+    """How much is done of a step that was begun.
+
+    Attributes:
+        share: of its work, from 0 to 1.
+        said: the same in words: `400 of 800 updates`.
+    """
+
+    share: float
+    said: str
+
+
+@dataclass(frozen=True)
 class Step:
     """A step; its result is a function of `settings`, of the content of `files` and of what `after` hand on.
 
     Attributes:
         name: that of its folder.
         title: what it does, in a few words.
-        settings: all of the configuration that the result depends on, as JSON.
+        settings: all of the configuration that the result depends on, as JSON (ziggurat.pipeline.settings).
         work: does it, in the step's folder: what an interrupted call left there is gone on with. Returns the number of
             the signal that stopped it, or None.
         after: steps whose results it reads, each with patterns of those that it reads; others do not concern it.
@@ -74,6 +88,10 @@ class Step:
             works: a missing package, say.
         pages: files in its folder that are for readers or the report, and none of what it hands on; where one is gone,
             `work` makes it again from what is there.
+        machine: settings of what computes, such as threads. Another one rounds differently, as another machine does: a
+            result stays, but what is not finished begins anew, so that its parts are of one kind.
+        done: tells how much of it is done where it was begun; None: not known.
+        version: raised when the code makes another result of the same, so that the step is done again.
     """
 
     name: str
@@ -86,6 +104,9 @@ class Step:
     cost: Callable[[], Expected] = field(default=Expected)
     check: Callable[[], None] = lambda: None
     pages: tuple[str, ...] = ()
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    done: Callable[[], Done | None] = lambda: None
+    version: int = 1
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ziggurat import __version__
 from ziggurat.config.pipeline import BACK_TRANSLATION, MODELS
 from ziggurat.data.files import write_atomically
 from ziggurat.pipeline.corpora import fetched_origins
+from ziggurat.pipeline.models import said
 from ziggurat.pipeline.road import DISTILLED, Road
 from ziggurat.pipeline.step import Step, read_document, read_manifest, write_document
 from ziggurat.pipeline.synthesis import NOTICES
@@ -72,6 +73,7 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
             "on": f"{platform.machine()}, {os.cpu_count()} cores",
         },
         _notices(road, names),
+        [said(name) for name in MODELS if (one := getattr(road.config, name)) is not None and one.existing],
     )
 
 

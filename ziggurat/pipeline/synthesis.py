@@ -17,8 +17,10 @@ from ziggurat.config.pipeline_models import (
 from ziggurat.errors import ConfigError
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import Costs
+from ziggurat.pipeline.done import lines_done
 from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
+from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step, write_document
 from ziggurat.threads import usable_cpus
 
@@ -31,7 +33,8 @@ NOTICES = "notices.json"
 """Warnings of a step, for the report; none where the file is missing."""
 _SHARDS, _LEAST_SHARD_LINES, _MOST_SHARD_LINES = 100, 200, 2000
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
-_OF_RESULT = set(TranslationConfig.model_fields) - {"workers"}
+_OF_MACHINE = {"threads", "device"}
+_OF_RESULT = set(TranslationConfig.model_fields) - {"workers", *_OF_MACHINE}
 """Keys of a synthetic corpus that its text depends on."""
 
 
@@ -121,13 +124,15 @@ def _translation(
     return Step(
         step,
         f"{doing} text by the {said(name)}",
-        {**config.model_dump(mode="json", include=_OF_RESULT, exclude_defaults=True), **candidates},
+        joined(settings_of(config, include=_OF_RESULT), candidates),
         work,
         after,
         lambda: model_files(road, name),
         _CORPUS,
         lambda: costs.translating(name, Amounts(road).read(step), beam, workers),
         check,
+        machine=settings_of(config, include=_OF_MACHINE),
+        done=lambda: lines_done(road.at(step, "corpus"), "filtered", "lines"),
     )
 
 
@@ -207,14 +212,13 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
     return Step(
         "filter",
         "drops distilled pairs that the backward model finds unlikely",
-        {
-            **config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
-            **distilled.model_dump(mode="json", include={"max_pieces"}, exclude_defaults=True),
-        },
+        joined(settings_of(config, exclude={"workers", *_OF_MACHINE}), settings_of(distilled, include={"max_pieces"})),
         work,
         {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
         partial(model_files, road, "backward"),
         _CORPUS,
         lambda: costs.scoring(Amounts(road).read("filter")),
         partial(_check_decoding, "filter", road, "backward", {}),
+        machine=settings_of(config, include=_OF_MACHINE),
+        done=lambda: lines_done(road.at("filter", "corpus"), "scored", "pairs"),
     )

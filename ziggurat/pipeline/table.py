@@ -37,8 +37,10 @@ def steps_of(road: Road) -> list[Step]:
 def _steps(road: Road) -> Iterator[Step]:
     """Yield all steps but the report, each after those that it depends on."""
     config = road.config
-    trained: list[ModelName] = [n for n in MODELS if (m := getattr(config, n)) is not None and m.existing is None]
-    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road))
+    there: list[ModelName] = [name for name in MODELS if getattr(config, name) is not None]
+    existing = {name: road.model(name) for name in there if getattr(config, name).existing is not None}
+    trained = [name for name in there if name not in existing]
+    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road), existing)
 
     def model(name: ModelName) -> Iterator[Step]:
         if name in trained:

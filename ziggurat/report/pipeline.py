@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from ziggurat.duration import duration
 from ziggurat.evaluation.findings import FEWEST_CASES
 from ziggurat.evaluation.robustness import Effect
 from ziggurat.report.template import page_templates
@@ -79,6 +80,7 @@ class PipelineSummary:
         exports: target -> what it was verified by.
         environment: versions and machine.
         notices: suspicious findings, such as sentences of a test set in training text.
+        existing: models that were there before, which no step trained.
     """
 
     languages: tuple[str, str]
@@ -94,11 +96,19 @@ class PipelineSummary:
     exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     notices: Sequence[str] = ()
+    existing: Sequence[str] = ()
 
     @property
     def seconds(self) -> float:
         """Time of all steps together."""
         return sum(step.seconds for step in self.steps)
+
+    @property
+    def took(self) -> str:
+        """What the time of all steps is the sum of, in words."""
+        steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'} below, each as it was done last,"
+        without = "".join(f"; the {name}, which was there before, is not counted" for name in self.existing)
+        return f"The {steps} took {duration(self.seconds)} together{without}."
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields, for JSON."""

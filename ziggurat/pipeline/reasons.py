@@ -1,0 +1,79 @@
+"""All that the result of a step depends on, as its manifest keeps it, and in words why a step is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ziggurat.config.experiment import changed, shown
+from ziggurat.pipeline.hashes import Fingerprints
+from ziggurat.pipeline.settings import settings_changed
+from ziggurat.pipeline.step import Step, StepManifest
+
+__all__ = ["difference", "other_machine", "wanted_of"]
+
+_FORMAT = 2
+_CHANGED = "settings changed (there -> now)"
+
+
+def wanted_of(step: Step, manifests: Mapping[str, StepManifest | None], hashes: Fingerprints) -> dict[str, Any]:
+    """Return all that the result of a step depends on; steps before it that are not done are left out."""
+    known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
+    return {
+        "format": _FORMAT,
+        "step": step.name,
+        "version": step.version,
+        "settings": dict(step.settings),
+        "machine": dict(step.machine),
+        "files": [hashes.of(path) for path in step.files()],
+        "reads": {name: list(patterns) for name, patterns in step.after.items()},
+        "after": {name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None},
+    }
+
+
+def difference(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Return in words why a step is not done by what `before` says; None: it differs in nothing that is known."""
+    if (found := before.get("format")) != _FORMAT:
+        left_out = found == 1 and "done by an earlier version of ziggurat, which did not keep settings at their default"
+        return left_out or "done by another version of ziggurat"
+    if (version := before.get("version")) != step.version:
+        earlier = isinstance(version, int) and version < step.version
+        return f"done by {'an earlier' if earlier else 'a later'} version of ziggurat, by which it comes out otherwise"
+    if changes := settings_changed(before.get("settings"), step.settings):
+        return f"{_CHANGED}: {shown(changes, 3)}"
+    reasons = [*_other_steps(before, now), *_other_files(step, before, now)]
+    return "; ".join(reasons) if reasons else None
+
+
+def other_machine(step: Step, before: Mapping[str, Any]) -> str | None:
+    """Return in words why what was begun cannot be gone on with although its result would be the same."""
+    changes = changed(before.get("machine"), dict(step.machine))
+    return f"{_CHANGED}, and it was not finished: {shown(changes, 3)}" if changes else None
+
+
+def _other_steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs in the steps that are read and in what they handed on."""
+    reads, read, handed = now["reads"], before.get("reads", {}), before.get("after", {})
+    new = " and ".join(name for name in reads if name not in read)
+    gone = " and ".join(name for name in read if name not in reads)
+    reasons = []
+    if new:
+        reasons.append(f"now reads {new}" + (f" in place of {gone}" if gone else ""))
+    elif gone:
+        reasons.append(f"no longer reads {gone}")
+    both = [name for name in reads if name in read]
+    if others := [name for name in both if reads[name] != read[name]]:
+        reasons.append(f"reads other files of {' and '.join(others)}")
+    same = [name for name in both if name not in others and name in now["after"]]
+    if others := [name for name in same if now["after"][name] != handed.get(name)]:
+        reasons.append(f"{' and '.join(others)} handed on something else")
+    return reasons
+
+
+def _other_files(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what differs in the files from outside."""
+    was, files = before.get("files", []), step.files()
+    if len(was) != len(files):
+        return [f"{len(was)} input files before, {len(files)} now"]
+    pairs = zip(files, was, now["files"], strict=True)
+    return next(([f"{path} changed"] for path, old, new in pairs if old != new), [])
