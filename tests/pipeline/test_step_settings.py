@@ -101,7 +101,7 @@ def test_shards_are_a_hundredth_of_the_text(
     step = step_of(whole(distillation={}), "distil")
     step.work(tmp_path)
     assert jobs[0][0].shard_lines == shard
-    assert "shard_lines" not in step.settings  # the text, on which it depends already, tells it
+    assert step.settings["shard_lines"] is None  # the text, on which it depends already, tells the rest
 
 
 def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
