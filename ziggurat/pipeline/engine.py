@@ -34,13 +34,13 @@ from ziggurat.pipeline.step import (
 )
 from ziggurat.pipeline.times import Spent, Times
 
-__all__ = ["TIMES", "Pipeline", "PipelineEnd", "StepState"]
+__all__ = ["BUSY", "LOCK", "TIMES", "Pipeline", "PipelineEnd", "StepState"]
 
 _FORMAT = 1
-_HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
+_HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER, _DEAR = "earlier", 600.0
 """Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
-_BUSY = "another pipeline is at work here; wait for it to end"
+BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 State = Literal["done", "begun", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
 
@@ -146,7 +146,7 @@ class Pipeline:
         chosen = selection.numbers(self.steps)
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
-        with locked(self.folder / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
+        with locked(self.folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {BUSY}"):
             sweep(self.folder)
             self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
             manifests: dict[str, StepManifest | None] = {}

@@ -6,7 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
@@ -19,6 +21,10 @@ from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.wording import errors_worded, worded
+
+if TYPE_CHECKING:
+    from ziggurat.data.prepare_report import PrepareReport
+    from ziggurat.jobs.run import JobOutcome
 
 __all__ = [
     "data_step",
@@ -78,9 +84,7 @@ def data_step(road: Road, name: ModelName) -> Step:
     chosen, corpora = getattr(road.config, name), Corpora(road)
     experiment = experiment_of(road, name)
 
-    def work(folder: Path) -> None:
-        from ziggurat.data.prepare import prepare
-
+    def work(folder: Path) -> int | None:
         refuse_empty_stages(road)
         empty = corpora.empty()
         if not corpora.with_pairs(name):
@@ -91,11 +95,13 @@ def data_step(road: Road, name: ModelName) -> Step:
             if corpus.name in empty:
                 road.say(f"warning: {corpus.name}: cleaning left none of its pairs; it is left out")
         with errors_worded(name, lambda: corpora.keys(name)):
-            report = prepare(experiment_of(road, name).data, progress=Progress(road.say, "pairs").phase)
-        for notice in report.notices:
-            road.say(f"warning: {worded(notice, name, corpora.keys(name))}")
-        pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
-        road.say(f"{report.kept:,} pairs, {pieces}")
+            outcome = _prepared(road, folder / "job", experiment_of(road, name).data)
+        if (report := outcome.report) is not None:
+            for notice in report.notices:
+                road.say(f"warning: {worded(notice, name, corpora.keys(name))}")
+            pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
+            road.say(f"{report.kept:,} pairs, {pieces}")
+        return outcome.signal
 
     def files() -> list[Path]:
         given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
@@ -130,7 +136,24 @@ def data_step(road: Road, name: ModelName) -> Step:
             "store/dev-*",
         ),
         lambda: by_rate(Amounts(road).of(name), PAIRS_PREPARED),
+        is_job=True,
     )
+
+
+def _prepared(road: Road, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
+    """Prepare data; as a job, in the folder `job`, where others take part in it or have done so."""
+    from ziggurat.data.prepare import prepare
+    from ziggurat.data.workspace import discard
+    from ziggurat.jobs.preparation import prepare_job
+    from ziggurat.jobs.run import JobOutcome
+
+    progress = Progress(road.say, "pairs")
+    if not (road.bulk.shared or job.exists()):
+        return JobOutcome(None, prepare(data, progress=progress.phase))
+    outcome = prepare_job(data, job, road.bulk.work(None, 1, "cpu", progress.show), progress=progress.phase)
+    if outcome.report is not None and job.exists():
+        discard(job)
+    return outcome
 
 
 def _vocabulary(place: str, key: str) -> list[Path]:

@@ -74,6 +74,7 @@ class Step:
             works: a missing package, say.
         pages: files in its folder that are for readers or the report, and none of what it hands on; where one is gone,
             `work` makes it again from what is there.
+        is_job: it is a job (ziggurat.jobs), so that several calls can each do a part of it.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Step:
     cost: Callable[[], Expected] = field(default=Expected)
     check: Callable[[], None] = lambda: None
     pages: tuple[str, ...] = ()
+    is_job: bool = False
 
 
 @dataclass(frozen=True)
