@@ -220,8 +220,11 @@ def job(
     return run_text_job(plan, task, lambda: map(Line, found), lambda results: b"".join(results), work)
 
 
-def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands() -> None:
+def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While one call counts its lines another one writes its plan."""
+    monkeypatch.chdir(tmp_path)
 
     def begun(settings: dict[str, int], count: Callable[[], int]) -> int:
         return fix_plan(Path("job"), "turn", settings, InputWatch(), 2, count).lines

@@ -41,11 +41,11 @@ class Bulk:
 
     def check(self, step: str, device: str) -> None:
         """Raise ConfigError for a device that is not there, or that workers on a cluster cannot have."""
-        _on_gpu(device)
         if self.ray is not None and ":" in device:
             raise ConfigError(
                 f"step {step}, `device: {printable(device)}`: Ray chooses the GPU of each worker; write `cuda`"
             )
+        _on_gpu(device)
 
     def work(self, workers: int | None, threads: int, device: str, progress: Progress) -> Work:
         """Return the work of this call at a job; see `processes`."""
