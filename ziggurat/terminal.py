@@ -11,12 +11,13 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 
-__all__ = ["Messages", "let_go", "safe", "say_at_once", "standard_streams", "stop_signals", "why"]
+__all__ = ["Messages", "let_go", "safe", "say_at_once", "signals_waiting", "standard_streams", "stop_signals", "why"]
 
 
 class Messages(io.TextIOBase):
@@ -113,6 +114,26 @@ def stop_signals() -> list[signal.Signals]:
     """
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+
+
+@contextlib.contextmanager
+def signals_waiting() -> Iterator[None]:
+    """Context at whose end signals to stop arrive, at the handlers that there were before it.
+
+    Outside the main thread, where Python allows no handlers, it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in stop_signals()}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # one that Python knows
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

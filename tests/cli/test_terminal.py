@@ -22,7 +22,7 @@ from tests.cli.conftest import tiny_config
 from tests.conftest import forkserver
 from tests.training.runs import same_records
 from ziggurat.cli import main
-from ziggurat.terminal import Messages, standard_streams
+from ziggurat.terminal import Messages, signals_waiting, standard_streams
 from ziggurat.training.checkpoint import load_checkpoint
 
 UPDATES = 6
@@ -282,3 +282,17 @@ def test_a_stream_that_never_fails(capfd: pytest.CaptureFixture[str]) -> None:
     with standard_streams():
         assert isinstance(sys.stderr, Messages)
     assert sys.stderr is before
+
+
+def test_signals_wait_for_the_handlers_that_there_were() -> None:
+    """Ray puts its own in their place while it connects."""
+    heard: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append("ours"))
+    try:
+        with signals_waiting():
+            signal.signal(signal.SIGTERM, lambda number, frame: heard.append("theirs"))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard == []
+        assert heard == ["ours"]
+    finally:
+        signal.signal(signal.SIGTERM, before)

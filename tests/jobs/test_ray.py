@@ -46,7 +46,9 @@ def cluster() -> Iterator[Any]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", f"{ROOT}:{Path(__file__).parent}")  # workers are given functions of this module
+        # Workers are given functions of this module, and find Ray where we do.
+        places = [str(ROOT), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(places))
         made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
         try:
             yield made

@@ -385,7 +385,7 @@ def test_two_at_once_are_refused(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
 
     def second(folder: Path) -> None:
-        with pytest.raises(DataError, match="another pipeline is at work here"):
+        with pytest.raises(DataError, match="another pipeline, or a part of a step, is at work here"):
             pipeline(tmp_path / "w", fakes).run()
         ran.append("refused")
 

@@ -14,10 +14,12 @@ from tests.small import merged
 from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import BackTranslationJob
+from ziggurat.errors import ConfigError
 from ziggurat.export.exporter import Gate
 from ziggurat.export.package import PackageChoices
-from ziggurat.jobs.launchers import processes
+from ziggurat.jobs.launchers import processes, ray_actors
 from ziggurat.jobs.run import JobOutcome, Work
+from ziggurat.pipeline.bulk import Bulk
 from ziggurat.pipeline.road import Progress, Road
 from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step
@@ -29,8 +31,9 @@ IN_JOB: dict[str, Any] = {"seed": 9, "shard_lines": 33, "threads": 2, "device": 
 OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "ratio_slack": 2, "workers": 3}
 
 
-def step_of(content: dict[str, Any], name: str) -> Step:
-    return next(step for step in steps_of(Road(parsed(content))) if step.name == name)
+def step_of(content: dict[str, Any], name: str, bulk: Bulk | None = None) -> Step:
+    road = Road(parsed(content), bulk=bulk or Bulk())
+    return next(step for step in steps_of(road) if step.name == name)
 
 
 @pytest.fixture
@@ -116,6 +119,26 @@ def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.
     said.clear()
     Progress(said.append).show(40, 0, 120)
     assert said == ["40 of 120 lines were done before"]
+
+
+def test_where_jobs_are_done(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
+    """How a call does a step is none of its settings."""
+    content = whole(backtranslation={**OF_STEP, "device": "cpu"}, filter={"threads": 4, "device": "cpu"})
+    for name, threads in (("backtranslate", 2), ("filter", 4)):
+        plain = step_of(content, name)
+        for bulk in (Bulk(workers=7, part=(1, 5)), Bulk("auto", 7), Bulk("auto")):
+            step = step_of(content, name, bulk)
+            step.work(tmp_path)
+            work = jobs.pop()[1]
+            if bulk.ray is None:
+                assert (*launched(work), work.part) == (processes, 7, (1, 5))
+            else:
+                assert (*launched(work), work.part) == (ray_actors, "auto", bulk.workers, (0, 1))
+                assert isinstance(work.launch, partial)
+                assert work.launch.keywords == {"cpus": threads, "gpus": 0}
+            assert (step.settings, step.after) == (plain.settings, plain.after)
+    with pytest.raises(ConfigError, match="step filter, `device: cuda:1`: Ray chooses the GPU"):
+        step_of(whole(filter={"device": "cuda:1"}), "filter", Bulk("auto")).check()
 
 
 def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:

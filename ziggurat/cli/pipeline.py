@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ziggurat.cli.engine import warnings_shown
+from ziggurat.cli.jobs import JobOptions, JobWorkers, RayAddress, ShardPart
 from ziggurat.cli.options import Json, Overrides
 from ziggurat.cli.output import console, counted, print_json, say
 from ziggurat.duration import duration
@@ -64,6 +65,9 @@ def pipeline(
             "--force", metavar="STEP", help="Do this step again although it is done; repeat.", rich_help_panel=_CHOICE
         ),
     ] = None,
+    shard: ShardPart = None,
+    ray: RayAddress = None,
+    workers: JobWorkers = None,
     json: Json = False,
 ) -> None:
     """From corpora to a small fast student, by one file; stop at any time, the same command goes on.
@@ -74,6 +78,8 @@ def pipeline(
         raise ConfigError("`--only` is one step; leave out `--from` and `--until`")
     if sum((dry_run, status, show)) > 1:
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
+    if shard is not None and force:
+        raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
     from ziggurat.pipeline.embedded import STARTER
 
     text, label = _read(file, overrides or [])
@@ -84,20 +90,26 @@ def pipeline(
         raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
     config = _config(text, label, overrides or [])
 
+    from ziggurat.pipeline.bulk import Bulk
     from ziggurat.pipeline.road import Road
     from ziggurat.pipeline.step import Selection
     from ziggurat.pipeline.table import pipeline_of
 
-    road = Road(config, say, console())
+    looks = dry_run or status
+    options = JobOptions(config.folder, shard, False, None if looks else ray, workers)
+    road = Road(config, say, console(), Bulk(options.ray, workers, options.part))
     if _is_demo(file):
         from ziggurat.pipeline.embedded import write_demo
 
         write_demo(road.folder)
     steps = pipeline_of(road)
     selection = Selection(only or first, only or until, frozenset(force or []))
-    if dry_run or status:
+    if looks:
         with _located(text, label, overrides or []):
             _show(steps, selection, costs=dry_run, json=json)
+        return
+    if shard is not None:
+        _do_part(steps, only, shard)
         return
     with warnings_shown():
         signal = _run(steps, selection, _located(text, label, overrides or []))
@@ -178,6 +190,21 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
     if end.stopped is not None:
         say(f"stopped in step {end.stopped}; what is done is kept, and {again()}")
     return end.signal
+
+
+def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
+    """Do a part of a step; ends the program where a signal stopped it."""
+    from ziggurat.pipeline.parts import StepParts, shared_step
+
+    step = shared_step(steps.steps, name)
+    with warnings_shown():
+        signal = StepParts(steps.folder, steps.steps).run_part(step, say)
+    if signal is not None:
+        say(
+            f"stopped in part {shard} of step {step.name}; what is done is kept, and the same command goes on from here"
+        )
+        raise typer.Exit(128 + signal)
+    say(f"part {shard} of step {step.name} is done; the same command without `--only` and `--shard` merges all parts")
 
 
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.jobs.shards import Manifest, Shard
 from ziggurat.processes import worker_pool
+from ziggurat.terminal import signals_waiting
 
 __all__ = ["Launcher", "Run", "cluster_library", "processes", "ray_actors"]
 
@@ -129,7 +130,10 @@ def _connected(address: str) -> Iterator[ModuleType]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        # In the midst of it Ray's own handlers would end the process, some of them by an abort. But a cluster that is
+        # started here would inherit that its processes cannot be told to stop.
+        with signals_waiting() if address != "local" else contextlib.nullcontext():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         raise _absent(address, error) from None
     try:

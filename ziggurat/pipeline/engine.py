@@ -37,12 +37,12 @@ from ziggurat.pipeline.step import (
 )
 from ziggurat.pipeline.times import Spent, Times
 
-__all__ = ["TIMES", "Pipeline", "PipelineEnd"]
+__all__ = ["BUSY", "LOCK", "TIMES", "Pipeline", "PipelineEnd"]
 
-_HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
+_HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER, _DEAR = "earlier", 600.0
 """Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
-_BUSY = "another pipeline is at work here; wait for it to end"
+BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Pipeline:
         refuse_foreign(self.folder, [step.name for step in self.steps])
         self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
         manifests: dict[str, StepManifest | None] = {}
-        found, busy = [], held(self.folder / _LOCK)
+        found, busy = [], held(self.folder / LOCK)
         for step in self.steps[: chosen.stop]:
             standing, manifests[step.name] = self._look(step, selection, manifests, self.steps.index(step) in chosen)
             if busy and standing.spent.running is not None and not standing.finished:
@@ -124,7 +124,7 @@ class Pipeline:
         refuse_foreign(self.folder, [step.name for step in self.steps])  # before it gets a file of ours
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
-        with locked(self.folder / _LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
+        with locked(self.folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {BUSY}"):
             sweep(self.folder)
             self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
             manifests: dict[str, StepManifest | None] = {}

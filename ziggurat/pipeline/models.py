@@ -6,7 +6,9 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
@@ -22,6 +24,10 @@ from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.settings import Settings, joined, settings_of
 from ziggurat.pipeline.step import Done, Step
 from ziggurat.pipeline.wording import errors_worded, held_out_worded, worded
+
+if TYPE_CHECKING:
+    from ziggurat.data.prepare_report import PrepareReport
+    from ziggurat.jobs.run import JobOutcome
 
 __all__ = [
     "data_step",
@@ -89,9 +95,7 @@ def data_step(road: Road, name: ModelName) -> Step:
     chosen, corpora = getattr(road.config, name), Corpora(road)
     experiment = experiment_of(road, name)
 
-    def work(folder: Path) -> None:
-        from ziggurat.data.prepare import prepare
-
+    def work(folder: Path) -> int | None:
         refuse_empty_stages(road)
         empty = corpora.empty()
         if not corpora.with_pairs(name):
@@ -102,11 +106,13 @@ def data_step(road: Road, name: ModelName) -> Step:
             if corpus.name in empty:
                 road.say(f"warning: {corpus.name}: cleaning left none of its pairs; it is left out")
         with errors_worded(name, lambda: corpora.keys(name)):
-            report = prepare(experiment_of(road, name).data, progress=Progress(road.say, "pairs").phase)
-        for notice in report.notices:
-            own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
-            road.say(f"warning: {own}")
-        road.say(f"{report.kept:,} pairs, {report.pieces()}")
+            outcome = _prepared(road, folder / "job", experiment_of(road, name).data)
+        if (report := outcome.report) is not None:
+            for notice in report.notices:
+                own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
+                road.say(f"warning: {own}")
+            road.say(f"{report.kept:,} pairs, {report.pieces()}")
+        return outcome.signal
 
     def files() -> list[Path]:
         given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
@@ -139,7 +145,24 @@ def data_step(road: Road, name: ModelName) -> Step:
             "store/dev-*",
         ),
         lambda: by_rate(Amounts(road).of(name), PAIRS_PREPARED),
+        is_job=True,
     )
+
+
+def _prepared(road: Road, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
+    """Prepare data; as a job, in the folder `job`, where others take part in it or have done so."""
+    from ziggurat.data.prepare import prepare
+    from ziggurat.data.workspace import discard
+    from ziggurat.jobs.preparation import prepare_job
+    from ziggurat.jobs.run import JobOutcome
+
+    progress = Progress(road.say, "pairs")
+    if not (road.bulk.shared or job.exists()):
+        return JobOutcome(None, prepare(data, progress=progress.phase))
+    outcome = prepare_job(data, job, road.bulk.work(None, 1, "cpu", progress.show), progress=progress.phase)
+    if outcome.report is not None and job.exists():
+        discard(job)
+    return outcome
 
 
 def _vocabulary(place: str, key: str) -> list[Path]:

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -24,6 +24,7 @@ from ziggurat.data.files import atomic_file
 from ziggurat.data.readers import PairBlock
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
+from ziggurat.pipeline.bulk import Bulk
 
 __all__ = ["DISTILLED", "Corpora", "Progress", "Road", "Say", "slug", "write_side", "write_sides"]
 
@@ -44,11 +45,13 @@ class Road:
         config: the configuration.
         say: takes messages.
         console: takes those of training; None: standard error.
+        bulk: how steps that are jobs are done.
     """
 
     config: PipelineConfig
     say: Say = lambda text: None
     console: Console | None = None
+    bulk: Bulk = field(default_factory=Bulk)
 
     @property
     def folder(self) -> Path:
@@ -233,18 +236,18 @@ class Progress:
         self._told = False
 
     def show(self, before: int, now: int, total: int | None) -> None:
-        """Take the number of lines done by earlier calls, by this one, and of all."""
-        assert total is not None  # only parts of a `prepare` may not know it
-        clock = time.monotonic()
+        """Take the number of lines done by earlier calls, by this one, and of all (None: not known)."""
+        clock, of_all = time.monotonic(), "" if total is None else f" of {total:,}"
         if now == 0:
             self._began = self._last = clock
             # At once: minutes without a message look like a program that hangs.
-            done = f"{before:,} of {total:,} {self._noun} were done before"
-            self._say(done if before else f"{total:,} {self._noun} to do")
-        elif before + now < total and (clock - self._last >= _MESSAGE_SECONDS or not self._told):
+            done = f"{before:,}{of_all} {self._noun} were done before"
+            self._say(done if before or total is None else f"{total:,} {self._noun} to do")
+        elif before + now != total and (clock - self._last >= _MESSAGE_SECONDS or not self._told):
             self._last, self._told = clock, True
-            left = duration((total - before - now) * (clock - self._began) / now)
-            self._say(f"{before + now:,} of {total:,} {self._noun}, {left} left")
+            seconds = None if total is None else (total - before - now) * (clock - self._began) / now
+            left = "" if seconds is None else f", {duration(seconds)} left"
+            self._say(f"{before + now:,}{of_all} {self._noun}{left}")
 
     def phase(self, name: str, done: int, total: int | None) -> None:
         """Take a phase, the amount done and the total."""

@@ -92,6 +92,7 @@ class Step:
             result stays, but what is not finished begins anew, so that its parts are of one kind.
         done: tells how much of it is done where it was begun; None: not known.
         version: raised when the code makes another result of the same, so that the step is done again.
+        is_job: it is a job (ziggurat.jobs), so that several calls can each do a part of it.
     """
 
     name: str
@@ -107,6 +108,7 @@ class Step:
     machine: Mapping[str, Any] = field(default_factory=dict)
     done: Callable[[], Done | None] = lambda: None
     version: int = 1
+    is_job: bool = False
 
 
 @dataclass(frozen=True)

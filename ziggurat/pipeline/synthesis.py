@@ -22,7 +22,6 @@ from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, o
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step, write_document
-from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.backtranslation.plan import BackTranslationJob
@@ -74,7 +73,7 @@ def _translation(
     candidates: dict[str, Any] = {}
     if references and isinstance(config, DistillationConfig):
         candidates = {"n_best": config.n_best, "nearest": config.nearest}
-    workers = config.workers or _usual_workers(config)
+    here = config.workers, config.threads, config.device
     section = "backtranslation" if name == "backward" else "distillation"
 
     def job(folder: Path) -> BackTranslationJob:
@@ -98,19 +97,18 @@ def _translation(
         )
 
     def check() -> None:
+        road.bulk.check(step, config.device)
         _check_decoding(step, road, name, job(road.at(step)).settings())
 
     def work(folder: Path) -> int | None:
         from ziggurat.backtranslation.merge import dropped_text
         from ziggurat.backtranslation.run import back_translate
-        from ziggurat.jobs.launchers import processes
-        from ziggurat.jobs.run import Work
         from ziggurat.pipeline.dropped import dropped_notice
 
         refuse_empty_stages(road)
         asked = job(folder)
         with in_fresh_state():
-            outcome = back_translate(asked, Work(partial(processes, workers), progress=Progress(road.say).show))
+            outcome = back_translate(asked, road.bulk.work(*here, Progress(road.say).show))
         if (report := outcome.report) is not None:
             road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
             if notice := dropped_notice(report, asked.filters, section, _bitext(road, name), _vocabularies(road, name)):
@@ -129,10 +127,11 @@ def _translation(
         after,
         lambda: model_files(road, name),
         _CORPUS,
-        lambda: costs.translating(name, Amounts(road).read(step), beam, workers),
+        lambda: costs.translating(name, Amounts(road).read(step), beam, road.bulk.processes(*here)),
         check,
         machine=settings_of(config, include=_OF_MACHINE),
         done=lambda: lines_done(road.at(step, "corpus"), "filtered", "lines"),
+        is_job=True,
     )
 
 
@@ -169,28 +168,20 @@ def _check_decoding(step: str, road: Road, name: ModelName, changes: Mapping[str
         raise ConfigError(f"step {step}, with the {said(name)}: {error}") from None
 
 
-def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
-    """Return one worker for each core, one on a GPU."""
-    if config.device != "cpu":
-        from ziggurat.models.device import usable_device
-
-        if usable_device(config.device, "device").type != "cpu":
-            return 1
-    return max(1, usable_cpus() // config.threads)
-
-
 def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
     """Return the step that drops the distilled pairs whose source the backward model finds least likely."""
     made, distilled = Corpora(road).translated(), road.config.distillation
     assert distilled is not None
     sources, targets = ([road.at(step, "corpus", f"{side}.txt") for step in made] for side in ("source", "target"))
-    workers = config.workers or _usual_workers(config)
+    here = config.workers, config.threads, config.device
+
+    def check() -> None:
+        road.bulk.check("filter", config.device)
+        _check_decoding("filter", road, "backward", {})
 
     def work(folder: Path) -> int | None:
         from ziggurat.backtranslation.cross_entropy import FilterJob, filter_pairs
         from ziggurat.backtranslation.merge import dropped_text
-        from ziggurat.jobs.launchers import processes
-        from ziggurat.jobs.run import Work
 
         job = FilterJob(
             models=(str(road.model("backward")),),
@@ -204,7 +195,7 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
             threads=config.threads,
         )
         with in_fresh_state():
-            outcome = filter_pairs(job, Work(partial(processes, workers), progress=Progress(road.say, "pairs").show))
+            outcome = filter_pairs(job, road.bulk.work(*here, Progress(road.say, "pairs").show))
         if (report := outcome.report) is not None:
             road.say(f"{report.kept:,} of {report.read:,} pairs; dropped: {dropped_text(report.dropped)}")
         return outcome.signal
@@ -218,7 +209,8 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
         partial(model_files, road, "backward"),
         _CORPUS,
         lambda: costs.scoring(Amounts(road).read("filter")),
-        partial(_check_decoding, "filter", road, "backward", {}),
+        check,
         machine=settings_of(config, include=_OF_MACHINE),
         done=lambda: lines_done(road.at("filter", "corpus"), "scored", "pairs"),
+        is_job=True,
     )

@@ -58,6 +58,12 @@ class Times:
         """Forget a step, which is to be done anew."""
         self._spent.pop(step, None)
 
+    def leave_running(self, step: str) -> None:
+        """Count time for a step from now, as for a call that is killed: parts of it may end in any order, or never."""
+        before = self.of(step)
+        running = time.time() if before.running is None else before.running
+        self._write(step, Spent(before.seconds, before.calls + 1, running))
+
     @contextlib.contextmanager
     def measuring(self, step: str, folder: Path) -> Iterator[None]:
         """Context in which time counts for a step."""
