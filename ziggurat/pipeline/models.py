@@ -1,4 +1,4 @@
-"""Steps that prepare a model's data and train it, and what steps that use a model depend on."""
+"""Steps that train a model, and what steps that use a model depend on."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ import contextlib
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
-from ziggurat.config.pipeline import MODELS, PREPARED_BY, ModelName
+from ziggurat.config.pipeline import MODELS, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.train import TrainingConfig
-from ziggurat.data.files import find_files
 from ziggurat.errors import ConfigError, DataError, printable
-from ziggurat.pipeline.amounts import Amounts
-from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate
+from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.done import updates_done
-from ziggurat.pipeline.road import Corpora, Progress, Road
+from ziggurat.pipeline.road import Corpora, Road
 from ziggurat.pipeline.settings import Settings, joined, settings_of
 from ziggurat.pipeline.step import Done, Step
-from ziggurat.pipeline.wording import errors_worded, held_out_worded, worded
-
-if TYPE_CHECKING:
-    from ziggurat.data.prepare_report import PrepareReport
-    from ziggurat.jobs.run import JobOutcome
+from ziggurat.pipeline.wording import errors_worded
 
 __all__ = [
-    "data_step",
+    "VOCABULARIES",
     "decoding_of",
     "experiment_of",
     "in_fresh_state",
@@ -42,8 +34,8 @@ __all__ = [
     "train_step",
 ]
 
-_VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
-_OF_STORE = {"subword", "unicode"}
+VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
+"""Files of the vocabularies of a store, or a run."""
 _OF_TRAINING = {"model", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
 """Keys of a model's section that its store and its training depend on."""
 _NOT_OF_RESULT = {
@@ -88,89 +80,6 @@ def refuse_empty_stages(road: Road) -> None:
             if gone := [corpus for corpus in stage.mix if corpus in empty]:
                 why = f"cleaning left no pair of {gone[0]} ({road.at('clean', 'report.json')} has the reasons)"
                 raise DataError(f"`{name}.stages.{number}.mix`: {why}; take it out of the mix, or change `cleaning`")
-
-
-def data_step(road: Road, name: ModelName) -> Step:
-    """Return the step that prepares the store of a model."""
-    chosen, corpora = getattr(road.config, name), Corpora(road)
-    experiment = experiment_of(road, name)
-
-    def work(folder: Path) -> int | None:
-        refuse_empty_stages(road)
-        empty = corpora.empty()
-        if not corpora.with_pairs(name):
-            nothing = f"nothing to learn from: cleaning left no pair of {', '.join(sorted(empty))}"
-            where = f"({road.at('clean', 'report.json')} has the reasons)"
-            raise DataError(f"the {said(name)} has {nothing} {where}; change `cleaning` or `bitext`")
-        for corpus in corpora.train(name):
-            if corpus.name in empty:
-                road.say(f"warning: {corpus.name}: cleaning left none of its pairs; it is left out")
-        with errors_worded(name, lambda: corpora.keys(name)):
-            outcome = _prepared(road, folder / "job", experiment_of(road, name).data)
-        if (report := outcome.report) is not None:
-            for notice in report.notices:
-                own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
-                road.say(f"warning: {own}")
-            road.say(f"{report.kept:,} pairs, {report.pieces()}")
-        return outcome.signal
-
-    def files() -> list[Path]:
-        given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
-        named = {key: getattr(chosen.subword, key) for key in given}
-        return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
-
-    train = [
-        {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
-        for c in corpora.train(name)
-    ]
-    tags = [corpus.tag for corpus in corpora.dev(name)]
-    return Step(
-        f"{name}-data",
-        f"prepares the data of the {said(name)}",
-        joined(
-            settings_of(chosen, include=_OF_STORE),
-            {"languages": [experiment.data.source_language, experiment.data.target_language]},
-            settings_of(road.config.cleaning, include=set(PREPARED_BY)),
-            {"corpora": train, **({"dev_tags": tags} if any(tags) else {})},
-        ),
-        work,
-        corpora.inputs(name),
-        files,
-        (
-            "store/manifest.json",
-            "store/vocabulary.json",
-            "store/*.spm",
-            "store/*.vocab",
-            "store/train-*",
-            "store/dev-*",
-        ),
-        lambda: by_rate(Amounts(road).of(name), PAIRS_PREPARED),
-        is_job=True,
-    )
-
-
-def _prepared(road: Road, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
-    """Prepare data; as a job, in the folder `job`, where others take part in it or have done so."""
-    from ziggurat.data.prepare import prepare
-    from ziggurat.data.workspace import discard
-    from ziggurat.jobs.preparation import prepare_job
-    from ziggurat.jobs.run import JobOutcome
-
-    progress = Progress(road.say, "pairs")
-    if not (road.bulk.shared or job.exists()):
-        return JobOutcome(None, prepare(data, progress=progress.phase))
-    outcome = prepare_job(data, job, road.bulk.work(None, 1, "cpu", progress.show), progress=progress.phase)
-    if outcome.report is not None and job.exists():
-        discard(job)
-    return outcome
-
-
-def _vocabulary(place: str, key: str) -> list[Path]:
-    """Return the files of a vocabulary, a file or a folder with some."""
-    folder = Path(place).expanduser()
-    if not folder.is_dir():
-        return find_files(place, key)
-    return [path for pattern in _VOCABULARIES for path in sorted(folder.glob(pattern))]
 
 
 def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
@@ -242,7 +151,7 @@ def _weights_of(experiment: Experiment) -> tuple[str, ...]:
     files = ["best/model.safetensors" if checkpoint.keep_best else "last/model.safetensors", "config.yaml"]
     if checkpoint.average_last:
         files += [f"{AVERAGED}/model.safetensors", f"{AVERAGED}/{SCORE_FILE}"]
-    return tuple(f"run/{file}" for file in (*files, *_VOCABULARIES))
+    return tuple(f"run/{file}" for file in (*files, *VOCABULARIES))
 
 
 def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
@@ -305,5 +214,5 @@ def _files_of(folder: Path) -> list[Path]:
     from ziggurat.models.run_folder import CONFIG_FILE
 
     weights, root = locate_weights(folder)
-    vocabularies = [path for pattern in _VOCABULARIES for path in sorted(root.glob(pattern))]
+    vocabularies = [path for pattern in VOCABULARIES for path in sorted(root.glob(pattern))]
     return [weights, root / CONFIG_FILE, *vocabularies]

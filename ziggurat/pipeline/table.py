@@ -13,10 +13,11 @@ from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.evaluation import evaluate_step
 from ziggurat.pipeline.export import export_steps, shortlist_step
-from ziggurat.pipeline.models import data_step, experiment_of, quantise_step, train_step
+from ziggurat.pipeline.models import experiment_of, quantise_step, train_step
 from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.store import data_step
 from ziggurat.pipeline.summary import report_step
 from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps, filter_step
 

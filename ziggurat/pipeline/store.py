@@ -1,0 +1,109 @@
+"""The step that prepares a model's data: its store, from what cleaning and translating left of the corpora."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.config.data import DataConfig
+from ziggurat.config.pipeline import PREPARED_BY, ModelName
+from ziggurat.data.files import find_files
+from ziggurat.errors import DataError
+from ziggurat.pipeline.amounts import Amounts
+from ziggurat.pipeline.costs import PAIRS_PREPARED, by_rate
+from ziggurat.pipeline.models import VOCABULARIES, experiment_of, refuse_empty_stages, said
+from ziggurat.pipeline.road import Corpora, Progress, Road
+from ziggurat.pipeline.settings import joined, settings_of
+from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.wording import errors_worded, held_out_worded, worded
+
+if TYPE_CHECKING:
+    from ziggurat.data.prepare_report import PrepareReport
+    from ziggurat.jobs.run import JobOutcome
+
+__all__ = ["data_step"]
+
+_OF_STORE = {"subword", "unicode"}
+
+
+def data_step(road: Road, name: ModelName) -> Step:
+    """Return the step that prepares the store of a model."""
+    chosen, corpora = getattr(road.config, name), Corpora(road)
+    experiment = experiment_of(road, name)
+
+    def work(folder: Path) -> int | None:
+        refuse_empty_stages(road)
+        empty = corpora.empty()
+        if not corpora.with_pairs(name):
+            nothing = f"nothing to learn from: cleaning left no pair of {', '.join(sorted(empty))}"
+            where = f"({road.at('clean', 'report.json')} has the reasons)"
+            raise DataError(f"the {said(name)} has {nothing} {where}; change `cleaning` or `bitext`")
+        for corpus in corpora.train(name):
+            if corpus.name in empty:
+                road.say(f"warning: {corpus.name}: cleaning left none of its pairs; it is left out")
+        with errors_worded(name, lambda: corpora.keys(name)):
+            outcome = _prepared(road, folder / "job", experiment_of(road, name).data)
+        if (report := outcome.report) is not None:
+            for notice in report.notices:
+                own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
+                road.say(f"warning: {own}")
+            road.say(f"{report.kept:,} pairs, {report.pieces()}")
+        return outcome.signal
+
+    def files() -> list[Path]:
+        given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
+        named = {key: getattr(chosen.subword, key) for key in given}
+        return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
+
+    train = [
+        {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
+        for c in corpora.train(name)
+    ]
+    tags = [corpus.tag for corpus in corpora.dev(name)]
+    return Step(
+        f"{name}-data",
+        f"prepares the data of the {said(name)}",
+        joined(
+            settings_of(chosen, include=_OF_STORE),
+            {"languages": [experiment.data.source_language, experiment.data.target_language]},
+            settings_of(road.config.cleaning, include=set(PREPARED_BY)),
+            {"corpora": train, **({"dev_tags": tags} if any(tags) else {})},
+        ),
+        work,
+        corpora.inputs(name),
+        files,
+        (
+            "store/manifest.json",
+            "store/vocabulary.json",
+            "store/*.spm",
+            "store/*.vocab",
+            "store/train-*",
+            "store/dev-*",
+        ),
+        lambda: by_rate(Amounts(road).of(name), PAIRS_PREPARED),
+        is_job=True,
+    )
+
+
+def _prepared(road: Road, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
+    """Prepare data; as a job, in the folder `job`, where others take part in it or have done so."""
+    from ziggurat.data.prepare import prepare
+    from ziggurat.data.workspace import discard
+    from ziggurat.jobs.preparation import prepare_job
+    from ziggurat.jobs.run import JobOutcome
+
+    progress = Progress(road.say, "pairs")
+    if not (road.bulk.shared or job.exists()):
+        return JobOutcome(None, prepare(data, progress=progress.phase))
+    outcome = prepare_job(data, job, road.bulk.work(None, 1, "cpu", progress.show), progress=progress.phase)
+    if outcome.report is not None and job.exists():
+        discard(job)
+    return outcome
+
+
+def _vocabulary(place: str, key: str) -> list[Path]:
+    """Return the files of a vocabulary, a file or a folder with some."""
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        return find_files(place, key)
+    return [path for pattern in VOCABULARIES for path in sorted(folder.glob(pattern))]
