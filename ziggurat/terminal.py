@@ -120,7 +120,8 @@ def stop_signals() -> list[signal.Signals]:
 def signals_waiting() -> Iterator[None]:
     """Context at whose end signals to stop arrive, at the handlers that there were before it.
 
-    Outside the main thread, where Python allows no handlers, it does nothing.
+    Outside the main thread, where Python allows no handlers, it does nothing; and a signal that the system gives to
+    another thread does not wait.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

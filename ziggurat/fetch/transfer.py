@@ -132,7 +132,7 @@ def download(
                 failures += 1
                 # Not any byte: a server that sends one a try would hold us for ever.
                 gain = _GAIN_BYTES if part.total is None else max(1, (part.total - furthest) // 10)
-                if part.size - furthest >= min(gain, _GAIN_BYTES):
+                if network.retries and part.size - furthest >= min(gain, _GAIN_BYTES):  # 0 retries: not one
                     failures, furthest = 0, part.size
                 if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
                     kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
