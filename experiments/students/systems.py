@@ -68,7 +68,7 @@ class Plan:
     updates: int | None = None
     peak: float = 2e-3
     max_ratio: float = 4.0
-    rounds: int = 3
+    rounds: int = 2
 
     @property
     def students(self) -> list[str]:
