@@ -32,7 +32,7 @@ def engines(run: Path, served: Path, shortlist: Path) -> dict[str, Callable[[], 
     """Return what opens a model, by the name of the engine; int8 of our own only where the processor has it."""
     threads = len(os.sched_getaffinity(0))
     own = partial(ziggurat.load, run, which="last", device="cpu")
-    found: dict[str, Callable[[], Any]] = {"own fp32": partial(own, precision="fp32")}
+    found: dict[str, Callable[[], Any]] = {"own fp32": partial(own, precision="float32")}
     if available("int8"):
         found["own int8"] = partial(own, precision="int8")
         if shortlist.exists():
