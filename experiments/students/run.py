@@ -275,13 +275,18 @@ def measure_all(study: Study) -> None:
         "seed": SEED,
         "commit": commit(),
         "processor": processor(),
-        "configs": {name: yaml.safe_load((study.run(name) / "config.yaml").read_text("utf-8")) for name in models},
+        "configs": {name: yaml.safe_load(config_text(study, name)) for name in models},
         "figures": figures,
     }
     study.results.mkdir(parents=True, exist_ok=True)
     write_atomically(study.results / "results.json", (json.dumps(record, indent=1) + "\n").encode())
     print_tables(record)
     draw(record, study.results / "pareto.svg")
+
+
+def config_text(study: Study, name: str) -> str:
+    """Return the configuration of a run, with WORK in place of where it was: results are kept in the repository."""
+    return (study.run(name) / "config.yaml").read_text("utf-8").replace(str(study.work), "WORK")
 
 
 def main() -> None:
