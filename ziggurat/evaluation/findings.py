@@ -103,7 +103,7 @@ class Scores:
 
     @property
     def too_few(self) -> bool:
-        """Whether the sentences are too few to tell a difference from chance, whatever the p-values."""
+        """True where the sentences are too few to tell a difference from chance, whatever the p-values."""
         return self.sentences is not None and self.sentences < FEWEST_CASES
 
     def verdict(self, row: str, column: str) -> str:

@@ -63,35 +63,33 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """The difference of two systems on a disturbed test set under one metric."""
+class _Between:
+    """A difference of two systems under one perturbation and one metric."""
 
     left: str
     right: str
     perturbation: str
     metric: str
     difference: float
-    """Score of `left` minus that of `right`, both disturbed."""
     p: float | None
-    """Of sacreBLEU's paired bootstrap; None: too few cases to tell."""
+    """None: too few cases to tell."""
     p_adjusted: float | None
     """Corrected for perturbations and pairs."""
 
 
-@dataclass(frozen=True)
-class EffectDifference:
-    """How much less, or more, a perturbation costs one of two systems than the other under one metric."""
+class Contest(_Between):
+    """The difference of two systems on a disturbed test set: score of `left` minus that of `right`.
 
-    left: str
-    right: str
-    perturbation: str
-    metric: str
-    difference: float
-    """`Effect.difference` of `left` minus that of `right`: where more is better, positive if `left` loses less."""
-    p: float | None
-    """Of a paired bootstrap of this difference, two-sided; None: too few cases to tell."""
-    p_adjusted: float | None
-    """Corrected for perturbations and pairs."""
+    `p` is of sacreBLEU's paired bootstrap.
+    """
+
+
+class EffectDifference(_Between):
+    """The difference of what a perturbation costs two systems: `Effect.difference` of `left` minus that of `right`.
+
+    Where a higher score is better, it is positive if `left` loses less. `p` is of a paired bootstrap of this
+    difference, two-sided.
+    """
 
 
 _Tested = TypeVar("_Tested", Effect, Contest, EffectDifference)
@@ -235,7 +233,7 @@ class _Measured:
 
     @property
     def tells(self) -> bool:
-        """Whether its cases are enough for tests."""
+        """True where its cases are enough for tests."""
         return len(self.trial.inputs) >= FEWEST_CASES
 
 

@@ -1,4 +1,4 @@
-"""How a call does the steps of a pipeline that are jobs (ziggurat.jobs); what comes out does not depend on it."""
+"""The way in which a call does the steps of a pipeline that are jobs (ziggurat.jobs); no result depends on it."""
 
 from __future__ import annotations
 

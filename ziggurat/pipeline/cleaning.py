@@ -50,7 +50,7 @@ _OF_TEXT = {"format", "columns", "fetch", "filters", "scores"}
 _PAIRS_OF_WORKER = 50_000
 """Fewer are not worth the start of a process: with all filters some 8,000 are cleaned a second."""
 _MOST_WORKERS = 24
-"""What one process reads, compares and writes, 190,000 pairs a second, keeps no more busy with all filters."""
+"""Most processes: one reads, compares and writes, 190,000 pairs a second, which feeds no more of them."""
 
 
 def clean_step(road: Road) -> Step:

@@ -1,4 +1,4 @@
-"""How much is done of steps that were begun, by what is in their folders."""
+"""The share of begun steps that is done, by what is in their folders."""
 
 from __future__ import annotations
 
