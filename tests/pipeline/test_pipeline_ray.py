@@ -27,7 +27,7 @@ def test_killed_at_random_moments_on_a_cluster_that_changes(nodes: Any, tmp_path
         return len(list((cut / "w" / step / "corpus").glob("[fs]*ed/*.json")))
 
     while True:
-        process, end = start(cut, "--ray", nodes.address), time.monotonic() + generator.uniform(2, 30)
+        process, end = start(cut, "--ray", nodes.address), time.monotonic() + generator.uniform(2, 10)
         while process.poll() is None and (killed == 6 or time.monotonic() < end):
             if gone == come and done(("backtranslate", "distil")[gone % 2]) >= 2 and gone < 2:
                 nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
