@@ -105,7 +105,9 @@ class TrainedConfig(Section):
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
             raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
         if self.training.start_from is not None:
-            raise ValueError("`training.start_from` is not for a pipeline, whose models begin from nothing")
+            raise ValueError(
+                "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher"
+            )
         if unread := unread_files(self.subword):
             raise ValueError(unread[0].replace("data.subword", "subword"))
         if self.without_layers is not None:

@@ -33,7 +33,7 @@ __all__ = [
     "refuse_empty_stages",
     "said",
     "train_step",
-    "with_teachers_part",
+    "with_pruned_student",
 ]
 
 VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
@@ -55,7 +55,7 @@ def said(name: ModelName) -> str:
     return "backward model" if name == "backward" else name
 
 
-def with_teachers_part(road: Road) -> Road:
+def with_pruned_student(road: Road) -> Road:
     """Return the road with all that the student has from the teacher that it begins as, if it does.
 
     Raises ConfigError: layers that cannot be left out; CheckpointError: no teacher where it should be there already.
