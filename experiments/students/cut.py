@@ -59,6 +59,8 @@ SYSTEMS = {
     "12-1-lowest": Trained(1, 800, "decoder.2-6", peak=1e-3),
     "12-1-highest": Trained(1, 800, "decoder.1-5", peak=1e-3),
     "12-2-ends": Trained(2, 800, "decoder.2-5", peak=1e-3),
+    "12-1-lowest-guided": Trained(1, 1500, "decoder.2-6", guided=True, peak=1e-3),
+    "12-2-ends-guided": Trained(2, 1500, "decoder.2-5", guided=True, peak=1e-3),
 }
 
 
@@ -156,7 +158,7 @@ def _figures(work: Path, name: str) -> dict[str, Any]:
     for key, file in (("begun", f"{name}.begun.json"), ("scores", f"{name}.json")):
         if (work / file).exists():
             scores = json.loads((work / file).read_text("utf-8"))
-            found[key] = {metric: scores[metric]["score"] for metric in ("bleu", "chrf")}
+            found[key] = {score["name"]: score["value"] for score in scores}
     return found
 
 
@@ -165,9 +167,9 @@ def table(record: dict[str, Any]) -> None:
     print("| | updates | dev nats | BLEU | chrF | BLEU before the first update |\n|---|---|---|---|---|---|")
     for name, found in record["figures"].items():
         update, nats = list(found["nats"].items())[-1]
-        begun = f"{found['begun']['bleu']:.1f}" if "begun" in found else ""
+        begun = f"{found['begun']['BLEU']:.1f}" if "begun" in found else ""
         scores = found["scores"]
-        print(f"| {name} | {int(update):,} | {nats:.3f} | {scores['bleu']:.1f} | {scores['chrf']:.1f} | {begun} |")
+        print(f"| {name} | {int(update):,} | {nats:.3f} | {scores['BLEU']:.1f} | {scores['chrF2']:.1f} | {begun} |")
 
 
 def main() -> None:
