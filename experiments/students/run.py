@@ -93,8 +93,10 @@ class Study:
         return self.work / "runs" / name
 
     def store(self, name: str) -> Path:
-        """Return a store: of the teacher, the backward model, or all students."""
-        return self.work / "stores" / (name if name in ("teacher", "backward") else "students")
+        """Return a store: of the teacher, the backward model, students from nothing, or those with its vocabulary."""
+        name = name.removesuffix("-int8")
+        cut = self.plan.systems[name].without is not None
+        return self.work / "stores" / (name if name in ("teacher", "backward") else "cut" if cut else "students")
 
     def config(self, name: str) -> Path:
         """Return the configuration of a system."""
@@ -119,6 +121,8 @@ def write_config(study: Study, name: str, updates: int) -> Path:
     subword: dict[str, Any] = {"kind": "bpe", "vocabulary_size": plan.pieces, "joint": True}
     if name == "backward":
         subword = {"kind": "existing", "source_model": str(study.store("teacher") / "joint.spm")}
+    if system.without is not None:
+        subword = {"kind": "existing", "source_model": str(study.run("teacher"))}
     if name in plan.students:
         corpus = yaml.safe_load((study.work / "filtered" / "corpus.yaml").read_text("utf-8"))["data"]["train"]
         pairs = corpus[0]
@@ -131,6 +135,8 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "train": [pairs],
             "dev": [{"source": str(study.text(f"dev.{source}")), "target": str(study.text(f"dev.{target}"))}],
             "subword": subword,
+            # A single decoder layer learns much sooner where to look when it is told (cut.py).
+            **({"alignment": {"compute": "hmm"}} if name in plan.students else {}),
         },
         "model": system.model(plan.width),
         "training": {
@@ -138,8 +144,13 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "precision": faster(plan.width),
             "batch": {"max_tokens": UPDATE_TOKENS},
             # A teacher's translations are already smooth.
-            "loss": {"label_smoothing": 0.0 if name in plan.students else 0.1},
-            "schedule": {"kind": "cosine", "peak": plan.peak, "warmup_updates": max(1, updates // 20), "floor": 1e-5},
+            "loss": {"label_smoothing": 0.0, "alignment": {}} if name in plan.students else {"label_smoothing": 0.1},
+            "schedule": {
+                "kind": "cosine",
+                "peak": plan.peak if system.without is None else plan.peak / 2,
+                "warmup_updates": max(1, updates // 20),
+                "floor": 1e-5,
+            },
             "optimiser": {"betas": [0.9, 0.98], "epsilon": 1e-8},
             "clip_norm": 1.0,
             "log_every_updates": every,
@@ -148,6 +159,7 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             "stop": {"updates": updates},
             "diagnostics": {"every_updates": None},
             "tensorboard": False,
+            **({} if system.without is None else {"start_from": str(study.work / "cut" / name)}),
         },
         "decoding": {
             "precision": {"bf16": "bfloat16", "fp32": "float32"}[faster(plan.width)],
@@ -181,6 +193,9 @@ def make_ready(study: Study, name: str) -> None:
     write_config(study, name, 20)
     if not study.store(name).exists():
         ziggurat("prepare", study.config(name))
+    if (without := study.plan.systems[name].without) is not None and not (start := study.work / "cut" / name).exists():
+        chosen = ("--to", "ziggurat", "--without-layers", without, "--lines", "20", "--which", "last")
+        ziggurat("export", study.run("teacher"), *chosen, "--out", start)
     write_config(study, name, updates_of(study, name))
 
 
@@ -233,7 +248,7 @@ def train_student(study: Study, name: str) -> None:
 
 def export(study: Study, name: str) -> None:
     """Write a model for CTranslate2 in int8, with a shortlist; nothing for one that it does not run."""
-    run, out, store = study.run(name), study.served(name), study.store(name.removesuffix("-int8"))
+    run, out, store = study.run(name), study.served(name), study.store(name)
     if reachable(load_experiment(run / "config.yaml"))["ctranslate2"] or out.exists():
         return
     listed = study.work / f"{store.name}.shortlist"

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from tests.small import moved, small_config
 from ziggurat.config import ModelConfig
+from ziggurat.config.pruning import LeftOut, unprunable
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import assemble, build_model
-from ziggurat.models.prune import LeftOut, prune, unprunable
+from ziggurat.models.prune import prune
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import load_weights, weights
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET
 from ziggurat.config.load import load_experiment
 from ziggurat.data.prepare import prepare
+from ziggurat.errors import ConfigError
 from ziggurat.nn import precision
 from ziggurat.nn.packed import available
 from ziggurat.nn.precision import (
@@ -21,6 +27,7 @@ from ziggurat.nn.precision import (
     settled,
     training_precision,
     training_rates,
+    wrong_maps,
 )
 from ziggurat.training.loop import train
 from ziggurat.training.objective import autocast, settle_precision
@@ -47,6 +54,70 @@ def test_rates_are_those_of_products_and_draw_no_random_number() -> None:
     for rate in (*training.values(), *decoding.values()):
         assert 1e6 < rate < 1e13, "operations per second of one thread"
     assert training_rates(WIDTHS) is training, "measured once"
+
+
+@pytest.mark.parametrize("widths", [(256, 1104), (1104, 256), (592, 256), (48, 80), (16, 7), (1, 3)], ids=str)
+def test_products_in_bf16_are_right_on_this_cpu(widths: tuple[int, int]) -> None:
+    state = torch.get_rng_state()
+    assert wrong_maps([widths]) == []
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("fault", ["forward", "into the input", "into the weight", "not a number"])
+def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that leaves out the inner dimension's rest beyond a multiple of 32, as faulty ones did."""
+
+    class Faulty(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+            ctx.save_for_backward(x, weight)
+            whole = x.shape[1] // 32 * 32 if fault == "forward" else x.shape[1]
+            y = x[:, :whole] @ weight[:, :whole].t() + bias
+            return y.fill_(float("nan")) if fault == "not a number" else y
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+            (g,), (x, weight) = gradients, ctx.saved_tensors
+            whole = {name: size // 32 * 32 if fault == f"into the {name}" else size for name, size in zip(
+                ("input", "weight"), (g.shape[1], g.shape[0]), strict=True)}  # fmt: skip
+            into_x = g[:, : whole["input"]] @ weight[: whole["input"]]
+            into_weight = g[: whole["weight"]].t() @ x[: whole["weight"]]
+            return into_x, into_weight, g.sum(0)
+
+    def faulty(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        if x.dtype != torch.bfloat16:
+            return F.linear(x, weight, bias)
+        return Faulty.apply(x, weight, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+    monkeypatch.setattr(precision, "linear", faulty)
+    precision._error.cache_clear()
+    try:
+        (said,) = wrong_maps([(40, 48), (40, 48)])
+        assert said.startswith("40 to 48 (off by ")
+        made_up = {"fp32": 1e9, "bf16": 2e9}
+        monkeypatch.setattr(precision, "training_rates", lambda _: made_up)
+        assert training_precision(CPU, (40, 48)) == "fp32"
+        monkeypatch.setattr(precision, "wrong_maps", lambda maps: [])
+        assert training_precision(CPU, (40, 48)) == "bf16"
+    finally:
+        precision._error.cache_clear()
+
+
+def test_training_is_refused_where_bf16_is_wrong(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def wrong(maps: Iterable[tuple[int, int]]) -> list[str]:
+        asked.extend(maps)
+        return ["16 to 24 (off by 41%)"]
+
+    monkeypatch.setattr("ziggurat.training.learner.wrong_maps", wrong)
+    settings = tiny_experiment(tiny_folder, precision="bf16")
+    with pytest.raises(ConfigError, match=r"16 to 24 \(off by 41%\).*`training.precision=fp32`"):
+        train(tmp_path / "run", settings, console=QUIET)
+    model = settings.model
+    assert {(model.d_model, model.d_ff), (model.d_ff, model.d_model)} <= set(asked)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from ziggurat.alignment.links import error_rate, format_links
 from ziggurat.config import Experiment
 from ziggurat.config.experiment import Experiment as Checked
 from ziggurat.config.load import change_section
+from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.collate import Batch, SpecialIds, collate
@@ -30,7 +31,7 @@ from ziggurat.data.units import LinkMapper, PieceUnits, Words
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
 from ziggurat.models.directory import open_model
-from ziggurat.models.prune import LeftOut, pruned_experiment
+from ziggurat.models.prune import pruned_experiment
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.nn.attention import KeptWeights
 from ziggurat.training.graphs import refuse_unrecordable

@@ -16,6 +16,7 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.filters import FilterConfig
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
+from ziggurat.config.model import ModelConfig
 from ziggurat.config.modifiers import UntilConfig
 from ziggurat.config.pipeline_corpora import (
     BitextConfig,
@@ -62,6 +63,10 @@ HELD_OUT = "held-out"
 PREPARED_BY = ("max_characters", "max_pieces")
 """Filters that hold when the data of a model are prepared."""
 _ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
+
+
+def _said(error: ConfigError | ValidationError) -> str:
+    return str(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error).removeprefix("Value error, ")
 
 
 class PipelineConfig(Section):
@@ -126,18 +131,27 @@ class PipelineConfig(Section):
             raise ValueError("`student.existing`: a student is trained here; leave the section out")
         for name in MODELS:
             chosen: TrainedConfig | None = getattr(self, name)
-            if chosen is not None and chosen.existing is None:
+            if chosen is None or chosen.existing is not None:
+                continue
+            if chosen.without_layers is None:
                 self._check_model(name, chosen)
+            elif name != "student":
+                raise ValueError(f"`{name}.without_layers`: only a `student` begins as the teacher")
+            elif self.teacher is not None and self.teacher.existing is None:  # else the steps ask that model
+                self.with_student_of(self.teacher.model, self.teacher.unicode, "-")
         self._check_precision()
-        if self.quantisation is not None:
-            try:
-                self.quantised(
-                    self.experiment("student", [CorpusConfig(source="-", target="-")], [], "store"), "student"
-                )
-            except (ConfigError, ValidationError) as error:
-                said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-                raise ValueError(f"`quantisation`: {said.removeprefix('Value error, ')}") from None
         return self
+
+    def with_student_of(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
+        """Return the configuration with all that the student has from the teacher that it begins as.
+
+        `vocabulary` is the folder of the teacher's. Raises ValueError: what cannot be left out, or does not fit.
+        """
+        assert self.student is not None
+        student = self.student.begun_as(teacher, unicode, vocabulary)
+        whole = self.model_copy(update={"student": student})
+        whole._check_model("student", student)
+        return whole
 
     def _missing(self, held: HoldOutConfig) -> list[tuple[str, str]]:
         """Return each key that is missing, and what needs it."""
@@ -159,15 +173,16 @@ class PipelineConfig(Section):
                 (self.student, "student", "`distillation` is for it"),
                 (made, "monolingual.source", "`distillation` has no text without it: `bitext` is false"),
             ]
+        if self.student is not None and self.student.without_layers is not None:
+            wants.append((self.teacher, "teacher", "the student begins as it (`student.without_layers`)"))
         if self.filter is not None:
             wants += [
                 (self.distillation, "distillation", "`filter` is of its corpus"),
                 (self.backward, "backward", "`filter` goes by how likely it finds a source, given its translation"),
             ]
-        if self.alignment is not None:
-            wants.append((self.student, "student", "`alignment` is of its corpora"))
-        if self.quantisation is not None:
-            wants.append((self.student, "student", "`quantisation` is of it"))
+        for key, why in (("alignment", "is of its corpora"), ("quantisation", "is of it")):
+            if getattr(self, key) is not None:
+                wants.append((self.student, "student", f"`{key}` {why}"))
         if self.shortlist is not None:
             served = self.export is not None and self.export.ctranslate2 is not None
             wants += [
@@ -200,11 +215,15 @@ class PipelineConfig(Section):
             for corpus in (self.bitext.train if kind == BITEXT else [_ANY])
         ]
         try:
-            self.experiment(name, train, [], "store")
+            experiment = self.experiment(name, train, [], "store")
         except ValidationError as error:
-            found = error.errors()[0]
-            place = ".".join(str(step) for step in (name, *found["loc"]))
-            raise ValueError(f"`{place}`: {found['msg'].removeprefix('Value error, ')}") from None
+            place = ".".join(str(step) for step in (name, *error.errors()[0]["loc"]))
+            raise ValueError(f"`{place}`: {_said(error)}") from None
+        if name == "student" and self.quantisation is not None:
+            try:
+                self.quantised(experiment, "student")
+            except (ConfigError, ValidationError) as error:
+                raise ValueError(f"`quantisation`: {_said(error)}") from None
 
     def _check_precision(self) -> None:
         """Raise ValueError for a step that translates or scores in a precision that each machine chooses for itself."""

@@ -12,6 +12,7 @@ from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
+from ziggurat.config.pruning import LeftOut, pruned_config
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.train import TrainingConfig
 from ziggurat.config.unheeded import unread_files
@@ -46,6 +47,10 @@ pairs of short sentences, fr-en and de-en, that drops 0.2 to 0.7 %, of pairs at 
 (docs/back-translation.md)."""
 
 
+_OF_TEACHER = frozenset({"model", "subword", "unicode"})
+"""Keys that a student has from the teacher that it begins as."""
+
+
 class TrainedConfig(Section):
     """A model, as the sections of an experiment say (docs/config.md); where its data come from is the pipeline's."""
 
@@ -54,6 +59,9 @@ class TrainedConfig(Section):
     says nothing else."""
     existing: PathText | None = None
     """Run or model directory to be used as it is; nothing is trained."""
+    without_layers: str | None = None
+    """Of the student: it begins as the teacher without these layers, such as `decoder.2-5`, and with its vocabulary;
+    `model`, `subword` and `unicode` are then the teacher's (docs/students.md). null: it begins from nothing."""
     corpora: dict[CorpusName, Annotated[float, Field(gt=0, le=1e9)]] | None = None
     """Corpora to train on with their weights; null: `bitext` and, where they are made, `back-translation`; for the
     student `distillation` alone where that is made."""
@@ -84,11 +92,10 @@ class TrainedConfig(Section):
             below, _ = parse_yaml(recipe_text(name), f"recipe {name}")
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        data = below.get("data", {})
         taken: dict[str, Any] = {key: below[key] for key in ("model", "training", "decoding") if key in below}
-        for key in ("subword", "unicode"):
-            if key in data:
-                taken[key] = data[key]
+        taken |= {key: below["data"][key] for key in ("subword", "unicode") if key in below.get("data", {})}
+        if content.get("without_layers") is not None:
+            taken = {key: value for key, value in taken.items() if key not in _OF_TEACHER}
         if isinstance(model := content.get("model"), dict) and "model" in taken:
             taken["model"] = without_sizes(taken["model"], model.get("preset"))
         return joined(taken, content)
@@ -98,10 +105,29 @@ class TrainedConfig(Section):
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
             raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
         if self.training.start_from is not None:
-            raise ValueError("`training.start_from` is not for a pipeline, whose models begin from nothing")
+            raise ValueError(
+                "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher"
+            )
         if unread := unread_files(self.subword):
             raise ValueError(unread[0].replace("data.subword", "subword"))
+        if self.without_layers is not None:
+            if given := self.model_fields_set & _OF_TEACHER:
+                raise ValueError(f"`without_layers` takes the teacher's `{min(given)}`: leave it out")
+            if self.training.growth is not None:
+                raise ValueError("`training.growth` begins with a model from nothing: not beside `without_layers`")
         return self
+
+    def begun_as(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
+        """Return the section of a student that begins as `teacher` without `without_layers`.
+
+        `vocabulary` is the folder of the teacher's. Raises ValueError: layers that cannot be left out.
+        """
+        try:
+            model = pruned_config(teacher, LeftOut.parse(self.without_layers or "", ""))
+        except ConfigError as error:
+            raise ValueError(f"`student.without_layers`: {error}") from None
+        subword = SubwordConfig(kind="existing", source_model=vocabulary)
+        return self.model_copy(update={"model": model, "subword": subword, "unicode": unicode})
 
 
 class TranslationConfig(Section):

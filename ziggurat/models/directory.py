@@ -15,6 +15,7 @@ from torch import Tensor
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.experiment import changed, shown
 from ziggurat.config.lora import without_lora
+from ziggurat.config.pruning import LeftOut
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import folder_kind
@@ -27,7 +28,7 @@ from ziggurat.models.build import assemble
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
 from ziggurat.models.low_rank import base_file, with_base
-from ziggurat.models.prune import LeftOut, prune, pruned_experiment
+from ziggurat.models.prune import prune, pruned_experiment
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -180,7 +181,7 @@ def open_model(
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
             where an average that is worse than `best` on the dev set comes last.
         device: where to put the model; see ziggurat.models.device.usable_device.
-        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.models.prune).
+        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.pruning).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
     a device that cannot be used, layers that cannot be left out.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -29,10 +29,15 @@ __all__ = [
     "speeds",
     "training_precision",
     "training_rates",
+    "wrong_maps",
 ]
 
 Widths = tuple[int, int]
 
+_FAR = 0.02
+"""Error of a product in bf16, relative to the norm, from which it is wrong: rounding alone makes 0.002."""
+_TAIL_ROWS, _WIDEST = 77, 4096
+"""Rows of the products that are checked, no multiple of anything a kernel goes by; and the most columns of a matrix."""
 _WORTH = 1.15
 """Ratio of rates from which a precision counts as faster: rates vary by less than a tenth from one look to the next."""
 _SECONDS = 0.03
@@ -83,8 +88,41 @@ def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", 
     On a GPU it is bf16 where the hardware has it; nothing is measured there.
     """
     if device.type == "cpu":
-        return "bf16" if faster(training_rates(widths), "fp32") == "bf16" else "fp32"
+        worth = faster(training_rates(widths), "fp32") == "bf16" and not wrong_maps([widths, widths[::-1]])
+        return "bf16" if worth else "fp32"
     return "bf16" if _has_bf16(device) else "fp32"
+
+
+def wrong_maps(maps: Iterable[Widths]) -> list[str]:
+    """Return which linear maps this CPU computes wrongly in bf16, forward or backward, and by how much.
+
+    `maps` are their widths, input first. Kernels for some widths, on some processors, have had faults that no error
+    tells of: oneDNN's where the inner width is no multiple of 32 (its issue 5717), OpenVINO's on Zen 5 (38256). A
+    model trained by them learns, but badly. Compared with the same products in fp32; no random number of training's
+    is drawn.
+    """
+    narrowed = sorted({(min(a, _WIDEST), min(b, _WIDEST)) for a, b in maps})
+    errors = {(a, b): _error(a, b) for a, b in narrowed}
+    return [f"{a} to {b} (off by {error:.0%})" for (a, b), error in errors.items() if not error < _FAR]  # or NaN
+
+
+@functools.cache
+def _error(wide_in: int, wide_out: int) -> float:
+    """Return the largest error of a linear map in bf16 and of its gradients, relative to their norm."""
+    numbers = torch.Generator().manual_seed(0)
+    shapes = (_TAIL_ROWS, wide_in), (wide_out, wide_in), (wide_out,), (_TAIL_ROWS, wide_out)
+    narrow = [torch.randn(shape, generator=numbers).bfloat16() for shape in shapes]
+    pairs = zip(_products(narrow), _products([values.float() for values in narrow]), strict=True)
+    return max(float((found.float() - right).norm() / right.norm()) for found, right in pairs)
+
+
+def _products(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return a linear map's result and gradients, given its input, weight, bias and the gradient of its result."""
+    *factors, gradient = values
+    with torch.enable_grad():
+        factors = [factor.requires_grad_() for factor in factors]
+        y = linear(*factors)
+    return y.detach(), *torch.autograd.grad(y, factors, gradient)
 
 
 def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Widths) -> Precision:

@@ -46,6 +46,7 @@ class Costs:
         experiments: what each is trained by.
         amounts: knows the bitext, which tells the lengths of sentences until a model's store is there.
         existing: folders of the models that are there already.
+        pruned: the student has the vocabulary of the teacher, as which it begins.
     """
 
     def __init__(
@@ -53,26 +54,38 @@ class Costs:
         experiments: dict[ModelName, Experiment],
         amounts: Amounts,
         existing: Mapping[ModelName, Path] = MappingProxyType({}),
+        *,
+        pruned: bool = False,
     ) -> None:
         self._experiments = experiments
         self._amounts = amounts
         self._existing = existing
+        self._pruned = pruned
         self._known: dict[ModelName, Cost] = {}
 
     def of(self, name: ModelName) -> Cost:
         """Return the cost of training a model, on this machine; of one that is there, as if it were trained here."""
         from ziggurat.cost.estimate import estimate_cost
-        from ziggurat.models.directory import locate_weights
         from ziggurat.models.inspection import vocabulary_sizes
-        from ziggurat.models.run_folder import CONFIG_FILE
 
         if name not in self._known:
-            folder = locate_weights(self._existing[name])[1] if name in self._existing else None
-            experiment = self._experiments[name] if folder is None else load_experiment(folder / CONFIG_FILE)
+            # The teacher's vocabulary may not be there yet, but what it will be is known.
+            with_vocabulary, folder = self._experiment("teacher" if self._pruned and name == "student" else name)
             with errors_worded(name):
-                sizes = vocabulary_sizes(experiment.data, folder)
+                sizes = vocabulary_sizes(with_vocabulary.data, folder)
+                experiment, _ = self._experiment(name)
                 self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._amounts.reader(0))
         return self._known[name]
+
+    def _experiment(self, name: ModelName) -> tuple[Experiment, Path | None]:
+        """Return the experiment of a model, and the folder of one that is there already."""
+        from ziggurat.models.directory import locate_weights
+        from ziggurat.models.run_folder import CONFIG_FILE
+
+        if name not in self._existing:
+            return self._experiments[name], None
+        folder = locate_weights(self._existing[name])[1]
+        return load_experiment(folder / CONFIG_FILE), folder
 
     def training(self, name: ModelName) -> Expected:
         """Return what the training of a model takes, validations and checkpoints left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ziggurat.config.decode import DecodingConfig
@@ -32,11 +33,12 @@ __all__ = [
     "refuse_empty_stages",
     "said",
     "train_step",
+    "with_pruned_student",
 ]
 
 VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 """Files of the vocabularies of a store, or a run."""
-_OF_TRAINING = {"model", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
+_OF_TRAINING = {"model", "without_layers", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
 """Keys of a model's section that its store and its training depend on."""
 _NOT_OF_RESULT = {
     *("start_from", "device", "threads"),  # a path; rounding, as by another machine
@@ -51,6 +53,27 @@ _NOT_OF_KEEPING = {"keep_last", "keep_every", "keep_best", "keep_best_per_direct
 def said(name: ModelName) -> str:
     """Return what a model is called in messages."""
     return "backward model" if name == "backward" else name
+
+
+def with_pruned_student(road: Road) -> Road:
+    """Return the road with all that the student has from the teacher that it begins as, if it does.
+
+    Raises ConfigError: layers that cannot be left out; CheckpointError: no teacher where it should be there already.
+    """
+    teacher, student = road.config.teacher, road.config.student
+    if teacher is None or student is None or student.without_layers is None:
+        return road
+    model, unicode = teacher.model, teacher.unicode
+    if teacher.existing is not None:
+        from ziggurat.models.directory import locate_weights, weights_experiment
+
+        weights, root = locate_weights(road.model("teacher"))
+        there = weights_experiment(weights.parent, root)
+        model, unicode = there.model, there.data.unicode
+    try:
+        return replace(road, config=road.config.with_student_of(model, unicode, str(road.model("teacher"))))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def experiment_of(road: Road, name: ModelName) -> Experiment:
@@ -84,26 +107,45 @@ def refuse_empty_stages(road: Road) -> None:
 
 def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     """Return the step that trains a model."""
-    chosen, experiment = getattr(road.config, name), experiment_of(road, name)
+    chosen: TrainedConfig = getattr(road.config, name)
+    experiment, pruned = experiment_of(road, name), chosen.without_layers
 
     def work(folder: Path) -> int | None:
         with errors_worded(name, lambda: Corpora(road).keys(name)):
-            return train_or_go_on(road, folder / "run", experiment_of(road, name))
+            present = experiment_of(road, name)
+            if pruned is not None:
+                present = _begun_as_teacher(road, folder / "begun", present, pruned)
+            return train_or_go_on(road, folder / "run", present)
 
     model = chosen.model
     depth = f"{model.encoder.layers}-{model.decoder.layers}"
     growth = chosen.training.growth
-    grown = f", grown from {growth.stages[0].layers}" if growth is not None else ""
+    before = f", grown from {growth.stages[0].layers}" if growth is not None else ""
+    if pruned is not None:
+        before = f", begun as the teacher without {pruned}"
     return Step(
         name,
-        f"trains the {said(name)}: {depth} layers of width {model.d_model}{grown}",
+        f"trains the {said(name)}: {depth} layers of width {model.d_model}{before}",
         joined(settings_of(chosen, include=_OF_TRAINING), {"training": _of_result(chosen.training)}),
         work,
-        {f"{name}-data": ["store/*"]},
+        {f"{name}-data": ["store/*"], **(of_model(road, "teacher") if pruned is not None else {})},
+        (lambda: model_files(road, "teacher")) if pruned is not None else list,
         outputs=_weights_of(experiment),
         cost=lambda: costs.training(name),
         done=lambda: costs.trained(name, *updates_done(road.at(name, "run"))),
     )
+
+
+def _begun_as_teacher(road: Road, folder: Path, student: Experiment, without_layers: str) -> Experiment:
+    """Write the teacher without some layers to `folder`; return the experiment that trains the student from it."""
+    from ziggurat.models.directory import open_model, write_model_directory
+    from ziggurat.models.tensors import weights
+
+    if not folder.exists():  # written whole or not at all
+        teacher = open_model(road.model("teacher"), without_layers=without_layers)
+        write_model_directory(folder, weights(teacher.model), teacher.experiment, teacher.directory)
+    training = student.training.model_copy(update={"start_from": str(folder)})
+    return student.model_copy(update={"training": training})
 
 
 def quantise_step(road: Road, updates: int, costs: Costs) -> Step:

@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline import PREPARED_BY, ModelName
+from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.data.files import find_files
 from ziggurat.errors import DataError
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import PAIRS_PREPARED, by_rate
-from ziggurat.pipeline.models import VOCABULARIES, experiment_of, refuse_empty_stages, said
+from ziggurat.pipeline.models import (
+    VOCABULARIES,
+    experiment_of,
+    model_files,
+    of_model,
+    refuse_empty_stages,
+    said,
+)
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step
@@ -28,8 +36,13 @@ _OF_STORE = {"subword", "unicode"}
 
 def data_step(road: Road, name: ModelName) -> Step:
     """Return the step that prepares the store of a model."""
-    chosen, corpora = getattr(road.config, name), Corpora(road)
-    experiment = experiment_of(road, name)
+    chosen: TrainedConfig = getattr(road.config, name)
+    corpora, experiment = Corpora(road), experiment_of(road, name)
+    subword, vocabulary = {}, dict[str, list[str]]()
+    if pruned := chosen.without_layers is not None:
+        # By what it is, not by where: the whole may be moved. And of the teacher nothing but its vocabulary.
+        subword = {"subword": "the teacher's"}
+        vocabulary = {model: [f"run/{file}" for file in VOCABULARIES] for model in of_model(road, "teacher")}
 
     def work(folder: Path) -> int | None:
         refuse_empty_stages(road)
@@ -51,6 +64,8 @@ def data_step(road: Road, name: ModelName) -> Step:
         return outcome.signal
 
     def files() -> list[Path]:
+        if pruned:
+            return [path for path in model_files(road, "teacher") if any(map(path.match, VOCABULARIES))]
         given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
         named = {key: getattr(chosen.subword, key) for key in given}
         return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
@@ -65,12 +80,13 @@ def data_step(road: Road, name: ModelName) -> Step:
         f"prepares the data of the {said(name)}",
         joined(
             settings_of(chosen, include=_OF_STORE),
+            subword,
             {"languages": [experiment.data.source_language, experiment.data.target_language]},
             settings_of(road.config.cleaning, include=set(PREPARED_BY)),
             {"corpora": train, **({"dev_tags": tags} if any(tags) else {})},
         ),
         work,
-        corpora.inputs(name),
+        corpora.inputs(name) | vocabulary,
         files,
         (
             "store/manifest.json",

@@ -13,7 +13,7 @@ from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.evaluation import evaluate_step
 from ziggurat.pipeline.export import export_steps, shortlist_step
-from ziggurat.pipeline.models import experiment_of, quantise_step, train_step
+from ziggurat.pipeline.models import experiment_of, quantise_step, train_step, with_pruned_student
 from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
@@ -30,7 +30,8 @@ def pipeline_of(road: Road) -> Pipeline:
 
 
 def steps_of(road: Road) -> list[Step]:
-    """Return the steps of a configuration, in order."""
+    """Return the steps of a configuration, in order. Raises as `with_pruned_student` does."""
+    road = with_pruned_student(road)
     steps = list(_steps(road))
     return [*steps, report_step(road, steps, road.folder / TIMES)]
 
@@ -41,7 +42,8 @@ def _steps(road: Road) -> Iterator[Step]:
     there: list[ModelName] = [name for name in MODELS if getattr(config, name) is not None]
     existing = {name: road.model(name) for name in there if getattr(config, name).existing is not None}
     trained = [name for name in there if name not in existing]
-    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road), existing)
+    pruned = config.student is not None and config.student.without_layers is not None
+    costs = Costs({name: experiment_of(road, name) for name in trained}, Amounts(road), existing, pruned=pruned)
 
     def model(name: ModelName) -> Iterator[Step]:
         if name in trained:

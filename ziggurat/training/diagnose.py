@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ziggurat.config.pruning import LeftOut, unprunable
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.lines import translate_tagged
@@ -19,7 +20,6 @@ from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_r
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.scores import evaluate
 from ziggurat.models.directory import OpenedModel, open_model
-from ziggurat.models.prune import LeftOut, unprunable
 from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, locked
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.threads import share_cores

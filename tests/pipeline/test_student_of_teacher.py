@@ -1,0 +1,107 @@
+"""A student that begins as its teacher without some layers: what it is trained from, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.pipeline.conftest import TRAINING, parsed, trained, whole
+from tests.small import merged
+from ziggurat.config import Experiment
+from ziggurat.errors import ConfigError
+from ziggurat.models.directory import open_model
+from ziggurat.models.tensors import weights
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.table import pipeline_of
+
+QUICK: dict[str, Any] = {"validation": {"decode": False}, "checkpoint": {"every_updates": 60, "average_last": 0}}
+STILL: dict[str, Any] = {"schedule": {"kind": "constant", "peak": 1e-9}, "stop": {"updates": 2}, **QUICK}
+OTHERS = ("backward", "backtranslation", "distillation", "filter", "alignment", "shortlist", "export", "evaluation")
+
+
+def teacher(**training: Any) -> dict[str, Any]:
+    return merged(trained(2, **QUICK, **training), {"model": {"decoder": {"layers": 3}}})
+
+
+def content(**sections: Any) -> dict[str, Any]:
+    student = {"without_layers": "encoder.1,decoder.2-3", "training": merged(TRAINING, STILL)}
+    parts = {"teacher": teacher(stop={"updates": 4}), "student": student, "quantisation": None, "monolingual": None}
+    return whole(**{**dict.fromkeys(OTHERS), **parts, **sections})
+
+
+def test_it_begins_with_what_is_left_of_the_teacher(place: Path, road: Callable[..., Road]) -> None:
+    steps = ("sets", "clean", "teacher-data", "teacher", "student-data", "student", "report")
+    assert pipeline_of(road(content())).run().done == steps
+    begun = open_model("w/teacher/run", without_layers="encoder.1,decoder.2-3")
+    student = open_model("w/student/run", which="last")
+    assert (student.experiment.model.encoder.layers, student.experiment.model.decoder.layers) == (1, 1)
+    assert student.tokenizers[0].size == begun.tokenizers[0].size
+    # Two updates at rates below 1e-7 leave what training began with.
+    torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+    assert pipeline_of(road(content())).run().done == ()
+    # Another teacher has other weights, and the same vocabulary.
+    again = pipeline_of(road(content(teacher=teacher(stop={"updates": 5})))).run().done
+    assert again == ("teacher", "student", "report")
+    assert pipeline_of(road(content(), "student.without_layers=decoder.1-2")).run().done[-2:] == ("student", "report")
+
+
+def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, road: Callable[..., Road]) -> None:
+    first = content(student=None)
+    pipeline_of(road(first)).run()
+    (place / "w/teacher/run").rename(place / "there")
+    there = content(folder="other", teacher={"existing": "there"})
+    assert pipeline_of(road(there)).run().done == ("sets", "clean", "student-data", "student", "report")
+    begun, student = open_model("there", without_layers="encoder.1,decoder.2-3"), open_model("other/student/run")
+    torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+    with pytest.raises(ConfigError, match=r"`student.without_layers`: .*the decoder has 3 layers, no layer 7"):
+        pipeline_of(road(there, "student.without_layers=decoder.7"))
+
+
+def test_its_costs_are_known_before_the_teacher_is_there(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, tuple[int, int]]] = []
+
+    def estimate(experiment: Experiment, vocabularies: tuple[int, int], reader: object) -> None:
+        asked.append((experiment.model.decoder.layers, vocabularies))
+
+    monkeypatch.setattr("ziggurat.cost.estimate.estimate_cost", estimate)
+    student = next(step for step in pipeline_of(road(content())).steps if step.name == "student")
+    with contextlib.suppress(AttributeError):  # of the cost, which is None here
+        student.cost()
+    assert asked == [(1, (150, 150))]
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "word"),
+    [
+        ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` names no layers"),
+        ({}, ["student.without_layers=decoder.1-3"], "nothing would be left of the decoder"),
+        ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
+        ({}, ["student.training.growth={stages: [{layers: 1, updates: 1}]}"], "not beside `without_layers`"),
+        ({"teacher": None}, [], "`teacher` is missing: the student begins as it"),
+        ({"teacher": {"without_layers": "decoder.1"}}, [], "`teacher.without_layers`: only a `student`"),
+        (
+            {},
+            ["teacher.model.encoder.history=dlcl"],
+            "`encoder.history: dlcl` has weights for the outputs of all layers",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(sections: dict[str, Any], overrides: list[str], word: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parsed(content(**sections), *overrides)
+    assert word in str(error.value)
+
+
+def test_a_recipe_gives_it_training_and_decoding_alone() -> None:
+    config = parsed(content(student={"recipe": "student-12-1-base", "without_layers": "decoder.1"}))
+    assert config.student is not None
+    assert config.student.training.schedule.warmup_updates > 1000
+    assert config.student.model == type(config.student.model)()
