@@ -1,6 +1,6 @@
 """Does a student with one decoder layer learn sooner when it is cut out of its teacher than from nothing?
 
-    python experiments/students/cut.py WORK --data TATOEBA     # two hours of one core, or one of two
+    python experiments/students/cut.py WORK --data TATOEBA     # two and a half hours of one core (AMD EPYC, AVX2)
     python experiments/students/cut.py WORK --table
 
 All models have width 128 and learn from the human translations, so that the start is all that differs. What is there
@@ -25,7 +25,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from measuring import commit, processor  # noqa: E402
-from run import CORES, SEED, faster, train, ziggurat  # noqa: E402
+from run import CORES, faster, train, ziggurat  # noqa: E402
+from systems import DECODING, SEED, System, training  # noqa: E402
 
 from ziggurat.data.files import write_atomically  # noqa: E402
 
@@ -67,7 +68,12 @@ SYSTEMS = {
 def config(work: Path, name: str) -> Path:
     """Write the configuration of a model."""
     system = SYSTEMS[name]
-    every, cut = max(1, system.updates // 20), system.without is not None
+    learning = training(system.updates, system.peak, UPDATE_TOKENS, faster(WIDTH))
+    if system.guided:
+        learning["loss"]["alignment"] = {"weight": 0.05}
+    if system.without is not None:
+        learning |= {"start_from": str(work / "cut" / name), "log_every_updates": 100}
+        learning["validation"]["every_updates"], learning["checkpoint"]["every_updates"] = 100, 400
     content: dict[str, Any] = {
         "data": {
             "source_language": "de",
@@ -78,32 +84,9 @@ def config(work: Path, name: str) -> Path:
             "subword": {"kind": "bpe", "vocabulary_size": 8000, "joint": True},
             "alignment": {"compute": "hmm"},
         },
-        "model": {
-            "d_model": WIDTH,
-            "d_ff": 4 * WIDTH,
-            "heads": 4,
-            "residual": "pre",
-            "encoder": {"layers": 12},
-            "decoder": {"layers": system.decoder},
-            "dropout": {"residual": 0.1, "attention": 0.0, "embedding": 0.1},
-        },
-        "training": {
-            "seed": SEED,
-            "precision": faster(WIDTH),
-            "batch": {"max_tokens": UPDATE_TOKENS},
-            "loss": {"label_smoothing": 0.1, **({"alignment": {"weight": 0.05}} if system.guided else {})},
-            "schedule": {"kind": "cosine", "peak": system.peak, "warmup_updates": every, "floor": 1e-5},
-            "optimiser": {"betas": [0.9, 0.98], "epsilon": 1e-8},
-            "clip_norm": 1.0,
-            "log_every_updates": 100 if cut else every,
-            "validation": {"every_updates": 100 if cut else 2 * every, "decode": False},
-            "checkpoint": {"every_updates": 400 if cut else every, "keep_last": 3},
-            "stop": {"updates": system.updates},
-            "diagnostics": {"every_updates": None},
-            "tensorboard": False,
-            **({"start_from": str(work / "cut" / name)} if cut else {}),
-        },
-        "decoding": {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}},
+        "model": System(12, system.decoder, 4 * WIDTH, core_seconds=0).model(WIDTH),
+        "training": learning,
+        "decoding": DECODING,
     }
     path = work / f"{name}.yaml"
     write_atomically(path, yaml.safe_dump(content, sort_keys=False).encode())

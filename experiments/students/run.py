@@ -1,6 +1,6 @@
 """Students with deep encoders and shallow decoders: quality against speed in int8, beside their teacher.
 
-    python experiments/students/run.py WORK --data TATOEBA          # everything, one after the other: 2.5 hours
+    python experiments/students/run.py WORK --data TATOEBA          # everything: some 2.5 hours
     python experiments/students/run.py WORK --data TATOEBA --tiny   # the same with 300 pairs, some minutes
     python experiments/students/run.py WORK --measure               # speed and scores again, on an idle machine
     python experiments/students/run.py WORK --table                 # tables and pareto.svg
@@ -36,7 +36,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from measuring import commit, processor, seconds_in_turns  # noqa: E402
 from results import draw, print_tables  # noqa: E402
 from speed import measure  # noqa: E402
-from systems import FULL, TINY, Plan  # noqa: E402
+from systems import DECODING, FULL, SEED, TINY, Plan, training  # noqa: E402
 
 from ziggurat.config import load_experiment  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
@@ -44,7 +44,6 @@ from ziggurat.data.files import write_atomically  # noqa: E402
 from ziggurat.export.exporter import reachable  # noqa: E402
 from ziggurat.nn.precision import training_precision  # noqa: E402
 
-SEED = 1
 UPDATE_TOKENS = 2048
 CORES = len(os.sched_getaffinity(0))
 
@@ -126,7 +125,12 @@ def write_config(study: Study, name: str, updates: int) -> Path:
     if name in plan.students:
         corpus = yaml.safe_load((study.work / "filtered" / "corpus.yaml").read_text("utf-8"))["data"]["train"]
         pairs = corpus[0]
-    every = max(1, updates // 20)
+    peak = plan.peak if system.without is None else plan.peak / 2
+    learning = training(updates, peak, UPDATE_TOKENS, faster(plan.width))
+    if name in plan.students:  # a teacher's translations are already smooth
+        learning["loss"] = {"label_smoothing": 0.0, "alignment": {}}
+    if system.without is not None:
+        learning["start_from"] = str(study.work / "cut" / name)
     config = {
         "data": {
             "source_language": source,
@@ -139,34 +143,8 @@ def write_config(study: Study, name: str, updates: int) -> Path:
             **({"alignment": {"compute": "hmm"}} if name in plan.students else {}),
         },
         "model": system.model(plan.width),
-        "training": {
-            "seed": SEED,
-            "precision": faster(plan.width),
-            "batch": {"max_tokens": UPDATE_TOKENS},
-            # A teacher's translations are already smooth.
-            "loss": {"label_smoothing": 0.0, "alignment": {}} if name in plan.students else {"label_smoothing": 0.1},
-            "schedule": {
-                "kind": "cosine",
-                "peak": plan.peak if system.without is None else plan.peak / 2,
-                "warmup_updates": max(1, updates // 20),
-                "floor": 1e-5,
-            },
-            "optimiser": {"betas": [0.9, 0.98], "epsilon": 1e-8},
-            "clip_norm": 1.0,
-            "log_every_updates": every,
-            "validation": {"every_updates": 2 * every, "decode": False},
-            "checkpoint": {"every_updates": every, "keep_last": 3},
-            "stop": {"updates": updates},
-            "diagnostics": {"every_updates": None},
-            "tensorboard": False,
-            **({} if system.without is None else {"start_from": str(study.work / "cut" / name)}),
-        },
-        "decoding": {
-            "precision": {"bf16": "bfloat16", "fp32": "float32"}[faster(plan.width)],
-            "beam_size": 4,
-            "endings": "beam",
-            "length_penalty": {"kind": "none", "alpha": 0.0},
-        },
+        "training": learning,
+        "decoding": {**DECODING, "precision": {"bf16": "bfloat16", "fp32": "float32"}[faster(plan.width)]},
     }
     write_atomically(study.config(name), yaml.safe_dump(config, sort_keys=False).encode())
     return study.config(name)

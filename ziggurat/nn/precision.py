@@ -96,10 +96,10 @@ def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", 
 def wrong_maps(maps: Iterable[Widths]) -> list[str]:
     """Return which linear maps this CPU computes wrongly in bf16, forward or backward, and by how much.
 
-    `maps` are their widths, input first. Kernels for some widths, on some processors, have had faults that no error
-    tells of: oneDNN's where the inner width is no multiple of 32 (its issue 5717), OpenVINO's on Zen 5 (38256). A
-    model trained by them learns, but badly. Compared with the same products in fp32; no random number of training's
-    is drawn.
+    `maps` are their widths, input first; of a wider one than 4,096 a part is tried. Kernels for some widths, on some
+    processors, have had faults that no error tells of: oneDNN's with AMX where the inner width is no multiple of 32
+    (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32; no random number
+    of training's is drawn.
     """
     narrowed = sorted({(min(a, _WIDEST), min(b, _WIDEST)) for a, b in maps})
     errors = {(a, b): _error(a, b) for a, b in narrowed}

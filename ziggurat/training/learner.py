@@ -236,5 +236,5 @@ def _refuse_wrong_maps(model: Seq2Seq) -> None:
     if wrong := wrong_maps((tensor.shape[1], tensor.shape[0]) for tensor in model.parameters() if tensor.dim() == 2):
         raise ConfigError(
             f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "
-            "fault is in a library's kernels: set `training.precision=fp32`, or take widths that are multiples of 64"
+            "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine"
         )
