@@ -81,6 +81,15 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert "depends on what student will hand on" in out
 
 
+def test_a_folder_is_no_file_of_that_name(place: Path, ziggurat: Call) -> None:
+    for name in ("demo", "starter"):  # as `ziggurat demo` leaves one
+        Path(name).mkdir()
+        assert ziggurat("pipeline", name, "--print")[:2] == (0, embedded_text(name))
+    Path("starter").rmdir()
+    assert ziggurat("pipeline", "demo", "folder=elsewhere", "--status")[0] == 0
+    assert Path("elsewhere/pipeline.yaml").is_file()
+
+
 def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     Path("my.yaml").write_text(small())
     for arguments, said in (

@@ -86,7 +86,7 @@ def pipeline(
     if show:
         print(text, end="")
         return
-    if file == STARTER and not Path(file).exists():
+    if file == STARTER and not Path(file).is_file():
         raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
     config = _config(text, label, overrides or [])
 
@@ -145,7 +145,7 @@ def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
     from ziggurat.config.yaml_text import parse_value
     from ziggurat.pipeline.embedded import DEMO_FOLDER, EMBEDDED, embedded_text
 
-    if file in EMBEDDED and not Path(file).exists():
+    if file in EMBEDDED and not Path(file).is_file():  # `make demo` leaves a folder `demo`
         folders = [parse_value(text.removeprefix("folder="), text) for text in overrides if text.startswith("folder=")]
         return embedded_text(file, str(folders[-1]) if folders else DEMO_FOLDER), f"the embedded pipeline {file}"
     if not Path(file).exists() and not Path(file).suffix:
@@ -156,7 +156,7 @@ def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
 def _is_demo(file: str) -> bool:
     from ziggurat.pipeline.embedded import DEMO
 
-    return file == DEMO and not Path(file).exists()
+    return file == DEMO and not Path(file).is_file()
 
 
 def _config(text: str, label: str, overrides: Sequence[str]) -> PipelineConfig:
