@@ -110,13 +110,14 @@ def _systems(width: int) -> dict[str, System]:
 
     return {
         "teacher": System(12, 6, 4 * width, 3300),
-        "backward": System(3, 3, 4 * width, 500),
-        "6-6": System(6, 6, 4 * width, 1100),
-        "6-2": System(6, 2, inner(40, 16), 1100),
-        "12-1": System(12, 1, inner(56, 26), 1100),
-        "18-1": System(18, 1, inner(80, 38), 1100),
-        "12-2-cut": System(12, 2, 4 * width, 1100, without="decoder.2-5"),
-        "12-1-cut": System(12, 1, 4 * width, 1100, without="decoder.2-6"),
+        "backward": System(3, 3, 4 * width, 400),
+        "6-6": System(6, 6, 4 * width, 1000),
+        "6-2": System(6, 2, inner(40, 16), 1000),
+        "12-1": System(12, 1, inner(56, 26), 1000),
+        # These two have a teacher's training behind them.
+        "12-2-cut": System(12, 2, 4 * width, 600, without="decoder.2-5"),
+        "12-1-cut": System(12, 1, 4 * width, 600, without="decoder.2-6"),
+        "18-1": System(18, 1, inner(80, 38), 1000),
     }
 
 

@@ -341,6 +341,28 @@ def test_several_directories_open_as_one_translator(tmp_path: Path, tokenizer: S
         load_translator(paths, device="cpu", which="best")
 
 
+def test_maps_of_all_members_are_checked_in_the_precision_of_translation(
+    tmp_path: Path, tokenizer: SentencePieceTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[set[tuple[int, int]]] = []
+
+    def wrong(maps: set[tuple[int, int]], precision: str) -> list[str]:
+        checked.append(maps)
+        return ["16 to 24 (off by 41%)"]
+
+    monkeypatch.setattr("ziggurat.nn.precision.wrong_packed", wrong)
+    monkeypatch.setattr("ziggurat.nn.precision.available", lambda precision: True)
+    paths = [
+        directory(tmp_path / "a", tokenizer, tokenizer, 1),
+        directory(tmp_path / "b", tokenizer, tokenizer, 1, "positions: learned, max_positions: 40"),
+    ]
+    with pytest.raises(ConfigError, match=r"`decoding.precision: bfloat16`.*16 to 24 \(off by 41%\).*use float32"):
+        load_translator(paths, device="cpu", precision="bfloat16")
+    assert {(16, 32), (32, 16), (16, tokenizer.size), (16, 40)} <= checked[0], "(16, 40): the second model's positions"
+    load_translator(paths, device="cpu")
+    assert len(checked) == 1, "nothing is checked in float32"
+
+
 @pytest.mark.parametrize("side", ["source", "target"])
 @pytest.mark.parametrize(
     ("tags", "unicode", "said"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ziggurat.config.load import load_experiment
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError
 from ziggurat.nn import precision
+from ziggurat.nn.compiled import Precision
 from ziggurat.nn.packed import available
 from ziggurat.nn.precision import (
     decoding_notice,
@@ -28,6 +29,7 @@ from ziggurat.nn.precision import (
     training_precision,
     training_rates,
     wrong_maps,
+    wrong_packed,
 )
 from ziggurat.training.loop import train
 from ziggurat.training.objective import autocast, settle_precision
@@ -61,6 +63,38 @@ def test_products_in_bf16_are_right_on_this_cpu(widths: tuple[int, int]) -> None
     state = torch.get_rng_state()
     assert wrong_maps([widths]) == []
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+def test_packed_products_are_right_on_this_cpu(kind: Precision) -> None:
+    if not available(kind):
+        pytest.skip(f"this CPU has no fast products in {kind}")
+    assert wrong_packed([(256, 1104), (1104, 256), (592, 256), (48, 80), (16, 7), (1, 3)], kind) == []
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8"])
+def test_nothing_is_translated_in_a_precision_that_is_wrong(
+    kind: Precision, rates: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel that leaves out the inner dimension's rest beyond a multiple of 32."""
+
+    def faulty(weight: Tensor, bias: Tensor, narrow: Precision) -> Callable[[Tensor], Tensor]:
+        whole = weight.shape[1] // 32 * 32
+        return lambda x: F.linear(x[:, :whole], weight[:, :whole], bias)
+
+    monkeypatch.setattr(precision, "packed", faulty)
+    monkeypatch.setattr(precision, "available", lambda asked: True)
+    rates["bfloat16"] = 4e9
+    precision._packed_error.cache_clear()
+    try:
+        assert settled("auto", CPU, WIDTHS, [(64, 48)]) == "bfloat16"
+        assert settled("auto", CPU, WIDTHS, [(64, 48), (40, 48)]) == "float32"
+        assert settled("float32", CPU, WIDTHS, [(40, 48)]) == "float32"
+        assert settled(kind, CPU, WIDTHS, [(64, 48)]) == kind
+        with pytest.raises(ConfigError, match=rf"`decoding.precision: {kind}`.*: 40 to 48 \(off by 4\d%\)"):
+            settled(kind, CPU, WIDTHS, [(64, 48), (40, 48)])
+    finally:
+        precision._packed_error.cache_clear()
 
 
 @pytest.mark.parametrize("fault", ["forward", "into the input", "into the weight", "not a number"])

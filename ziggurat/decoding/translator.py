@@ -28,7 +28,7 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn import compiled
 from ziggurat.nn.packed import make_fast
-from ziggurat.nn.precision import decoding_notice, settled
+from ziggurat.nn.precision import decoding_notice, maps_of, settled
 from ziggurat.threads import share_cores
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
@@ -261,14 +261,15 @@ def load_translator(
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
     Raises CheckpointError for a missing or damaged model; ConfigError for a wrong setting, a device that is missing or
-    does not compute with `decoding.precision`, or other vocabularies; DataError for a missing or damaged shortlist.
+    does not compute with `decoding.precision`, or does so wrongly, or other vocabularies; DataError for a missing or
+    damaged shortlist.
     """
     paths = [path] if isinstance(path, str | Path) else path
     members = open_members(paths, which=which, device=device, without_layers=without_layers)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
     first, shape, here = members[0], members[0].experiment.model, members[0].model.device
     asked, widths = settings.precision, (shape.d_model, shape.d_ff)
-    precision = settled(asked, here, widths)
+    precision = settled(asked, here, widths, set().union(*(maps_of(member.model) for member in members)))
     settings = settings.model_copy(update={"precision": precision})
     for member in members:
         make_fast(member.model, precision, as_trained=member.experiment.training.quantise == "int8")

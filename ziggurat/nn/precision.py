@@ -24,18 +24,20 @@ __all__ = [
     "decoding_notice",
     "decoding_rates",
     "faster",
+    "maps_of",
     "precision_notice",
     "settled",
     "speeds",
     "training_precision",
     "training_rates",
     "wrong_maps",
+    "wrong_packed",
 ]
 
 Widths = tuple[int, int]
 
-_FAR = 0.02
-"""Error of a product in bf16, relative to the norm, from which it is wrong: rounding alone makes 0.002."""
+_FAR = 0.05
+"""Error of a product, relative to the norm, from which it is wrong: rounding makes 0.004 in bf16, 0.013 in int8."""
 _TAIL_ROWS, _WIDEST = 77, 4096
 """Rows of the products that are checked, no multiple of anything a kernel goes by; and the most columns of a matrix."""
 _WORTH = 1.15
@@ -101,19 +103,50 @@ def wrong_maps(maps: Iterable[Widths]) -> list[str]:
     (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32; no random number
     of training's is drawn.
     """
+    return _told(maps, _error)
+
+
+def wrong_packed(maps: Iterable[Widths], precision: Precision) -> list[str]:
+    """Return which packed maps (ziggurat.nn.packed) this CPU computes wrongly in `precision`, and by how much.
+
+    As `wrong_maps` does; translation's kernels are others than training's.
+    """
+    return _told(maps, functools.partial(_packed_error, precision))
+
+
+def maps_of(model: torch.nn.Module) -> set[Widths]:
+    """Return the widths of a model's linear maps, input first; an embedding counts as the output map that it may be."""
+    return {(tensor.shape[1], tensor.shape[0]) for tensor in model.parameters() if tensor.dim() == 2}
+
+
+def _told(maps: Iterable[Widths], error: Callable[[int, int], float]) -> list[str]:
+    """Return the maps whose error is too large, and how large it is."""
     narrowed = sorted({(min(a, _WIDEST), min(b, _WIDEST)) for a, b in maps})
-    errors = {(a, b): _error(a, b) for a, b in narrowed}
-    return [f"{a} to {b} (off by {error:.0%})" for (a, b), error in errors.items() if not error < _FAR]  # or NaN
+    errors = {(a, b): error(a, b) for a, b in narrowed}
+    return [f"{a} to {b} (off by {far:.0%})" for (a, b), far in errors.items() if not far < _FAR]  # or NaN
+
+
+@functools.cache
+def _packed_error(precision: Precision, wide_in: int, wide_out: int) -> float:
+    """Return the error of a packed map in `precision`, relative to the norm."""
+    x, weight, bias = _drawn((_TAIL_ROWS, wide_in), (wide_out, wide_in), (wide_out,))
+    right = torch.nn.functional.linear(x, weight, bias)
+    return float((packed(weight, bias, precision)(x) - right).norm() / right.norm())
 
 
 @functools.cache
 def _error(wide_in: int, wide_out: int) -> float:
     """Return the largest error of a linear map in bf16 and of its gradients, relative to their norm."""
-    numbers = torch.Generator().manual_seed(0)
     shapes = (_TAIL_ROWS, wide_in), (wide_out, wide_in), (wide_out,), (_TAIL_ROWS, wide_out)
-    narrow = [torch.randn(shape, generator=numbers).bfloat16() for shape in shapes]
+    narrow = [values.bfloat16() for values in _drawn(*shapes)]
     pairs = zip(_products(narrow), _products([values.float() for values in narrow]), strict=True)
     return max(float((found.float() - right).norm() / right.norm()) for found, right in pairs)
+
+
+def _drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return random numbers, of a generator of their own."""
+    numbers = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=numbers) for shape in shapes]
 
 
 def _products(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -125,19 +158,31 @@ def _products(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     return y.detach(), *torch.autograd.grad(y, factors, gradient)
 
 
-def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Widths) -> Precision:
+def settled(
+    asked: Precision | Literal["auto"], device: torch.device, widths: Widths, maps: Iterable[Widths] = ()
+) -> Precision:
     """Return the precision of translation that `asked` stands for: `auto` is bfloat16 where it is faster, else float32.
 
-    Nothing is measured for another precision, or on a GPU. Raises ConfigError for bfloat16 on a GPU that emulates it.
+    Nothing is measured for another precision, or on a GPU. `maps` are all linear maps of the models; `auto` is float32
+    where this CPU computes one of them wrongly in bfloat16.
+
+    Raises ConfigError for bfloat16 on a GPU that emulates it, and for a precision in which this CPU is wrong.
     """
-    if asked == "bfloat16" and device.type == "cuda" and not _has_bf16(device):
+    if device.type != "cpu":
+        if asked == "bfloat16" and device.type == "cuda" and not _has_bf16(device):
+            raise ConfigError(
+                "`decoding.precision: bfloat16` needs a GPU that computes with it, NVIDIA's from Ampere on; use float32"
+            )
+        return ("bfloat16" if _has_bf16(device) else "float32") if asked == "auto" else asked
+    if asked == "auto":
+        narrow = faster(decoding_rates(widths), "float32") is not None and not wrong_packed(maps, "bfloat16")
+        return "bfloat16" if narrow else "float32"
+    if asked != "float32" and available(asked) and (wrong := wrong_packed(maps, asked)):
         raise ConfigError(
-            "`decoding.precision: bfloat16` needs a GPU that computes with it, NVIDIA's from Ampere on; use float32"
+            f"`decoding.precision: {asked}`: this CPU computes maps of the model wrongly in it: {', '.join(wrong)}; "
+            "the fault is in a library's kernels: use float32, or another machine"
         )
-    if asked != "auto":
-        return asked
-    narrow = _has_bf16(device) if device.type != "cpu" else faster(decoding_rates(widths), "float32") is not None
-    return "bfloat16" if narrow else "float32"
+    return asked
 
 
 def decoding_notice(

@@ -22,7 +22,7 @@ from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import load_weights, weights
 from ziggurat.models.vocabularies import refuse_other_vocabulary
-from ziggurat.nn.precision import wrong_maps
+from ziggurat.nn.precision import maps_of, wrong_maps
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
@@ -233,7 +233,7 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
 
 def _refuse_wrong_maps(model: Seq2Seq) -> None:
     """Raise ConfigError where this CPU computes linear maps of the model wrongly in bf16."""
-    if wrong := wrong_maps((tensor.shape[1], tensor.shape[0]) for tensor in model.parameters() if tensor.dim() == 2):
+    if wrong := wrong_maps(maps_of(model)):
         raise ConfigError(
             f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "
             "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine"
