@@ -128,9 +128,14 @@ def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.Monkey
     try:
         (said,) = wrong_maps([(40, 48), (40, 48)])
         assert said.startswith("40 to 48 (off by ")
+        wide = {"forward": (4112, 16), "into the input": (16, 32001)}.get(fault, (16, 48))
+        assert [text.split(" (")[0] for text in wrong_maps([wide])] == [f"{wide[0]} to {wide[1]}"]
         made_up = {"fp32": 1e9, "bf16": 2e9}
         monkeypatch.setattr(precision, "training_rates", lambda _: made_up)
         assert training_precision(CPU, (40, 48)) == "fp32"
+        assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "fp32"
+        right = fault in ("forward", "into the input")  # for these widths; the others are wrong in all
+        assert training_precision(CPU, (64, 64), lambda: [(32, 32)]) == ("bf16" if right else "fp32")
         monkeypatch.setattr(precision, "wrong_maps", lambda maps: [])
         assert training_precision(CPU, (40, 48)) == "bf16"
     finally:
@@ -218,7 +223,19 @@ def test_nothing_is_trained_in_a_precision_that_nobody_chose(tmp_path_factory: p
     with pytest.raises(ValueError, match="settle_precision"):
         autocast(CPU, "auto")
     experiment = tiny_experiment(tmp_path_factory.mktemp("settled"))
-    assert settle_precision(experiment, CPU) is experiment
+    assert settle_precision(experiment, CPU, (50, 60)) is experiment
+
+
+def test_auto_asks_for_all_maps_of_the_model(
+    rates: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Or a run that begins by itself would be refused where fp32 was there to be chosen."""
+    monkeypatch.setattr(precision, "wrong_maps", lambda maps: [str(each) for each in maps if each == (16, 50)])
+    rates["bf16"] = 4e9
+    experiment = tiny_experiment(tmp_path_factory.mktemp("maps"), precision="auto")
+    assert experiment.model.d_model == 16
+    chosen = [settle_precision(experiment, CPU, sizes).training.precision for sizes in ((50, 50), (60, 60))]
+    assert chosen == ["fp32", "bf16"]
 
 
 def test_what_is_measured_stays_small_in_wide_models() -> None:
@@ -234,6 +251,6 @@ def test_processes_that_measure_different_things_take_the_first_ones_answer(
     experiment = tiny_experiment(tmp_path_factory.mktemp("agreed"), precision="auto")
     asked: list[int] = []
     for of_first in (1, 0):
-        agreed = settle_precision(experiment, CPU, lambda mine, answer=of_first: asked.append(mine) or answer)  # type: ignore[misc]
+        agreed = settle_precision(experiment, CPU, (50, 60), lambda mine, answer=of_first: asked.append(mine) or answer)  # type: ignore[misc]
         assert agreed.training.precision == ("bf16" if of_first else "fp32")
     assert asked == [0, 0], f"what this process has measured: {rates}"

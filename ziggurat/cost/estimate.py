@@ -106,7 +106,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusRe
     DataError of build_model and expected_batches.
     """
     device, notes = _device(experiment.training.device)
-    auto, experiment = experiment.training.precision == "auto", settle_precision(experiment, device)
+    auto, experiment = experiment.training.precision == "auto", settle_precision(experiment, device, sizes)
     training = experiment.training
     notes += [f"`training.precision: auto` is {training.precision} here"] if auto else []
     widths = experiment.model.d_model, experiment.model.d_ff

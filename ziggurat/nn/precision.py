@@ -36,10 +36,11 @@ __all__ = [
 
 Widths = tuple[int, int]
 
-_FAR = 0.05
-"""Error of a product, relative to the norm, from which it is wrong: rounding makes 0.004 in bf16, 0.013 in int8."""
-_TAIL_ROWS, _WIDEST = 77, 4096
-"""Rows of the products that are checked, no multiple of anything a kernel goes by; and the most columns of a matrix."""
+_FAR = {"float32": 1e-4, "bfloat16": 0.01, "int8": 0.04}
+"""Error of a product, relative to the norm, from which it is wrong: rounding makes 0.003 in bf16, 0.013 in int8."""
+_TAIL_ROWS, _WIDEST, _TAIL = 77, 4096, 64
+"""Rows of the products that are checked, no multiple of anything a kernel goes by; the most columns of a matrix; and the
+block of which a wider one, which is narrowed, keeps its rest, since kernels go wrong in the rest."""
 _WORTH = 1.15
 """Ratio of rates from which a precision counts as faster: rates vary by less than a tenth from one look to the next."""
 _SECONDS = 0.03
@@ -84,26 +85,29 @@ def decoding_rates(widths: Widths) -> Mapping[str, float]:
     return _rates({name: functools.partial(each, x) for name, each in maps.items()}, 2 * rows * math.prod(widths))
 
 
-def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", "bf16"]:
+def training_precision(
+    device: torch.device, widths: Widths, maps: Callable[[], Iterable[Widths]] = tuple
+) -> Literal["fp32", "bf16"]:
     """Return what `training.precision: auto` stands for: bf16 where it is faster, else fp32, which is more exact.
 
-    On a GPU it is bf16 where the hardware has it; nothing is measured there.
+    On a GPU it is bf16 where the hardware has it; nothing is measured there. On a CPU it is fp32 where a map of
+    `widths`, or one of `maps()`, is wrong in bf16.
     """
     if device.type == "cpu":
-        worth = faster(training_rates(widths), "fp32") == "bf16" and not wrong_maps([widths, widths[::-1]])
-        return "bf16" if worth else "fp32"
+        worth = faster(training_rates(widths), "fp32") == "bf16"
+        return "bf16" if worth and not wrong_maps([widths, widths[::-1], *maps()]) else "fp32"
     return "bf16" if _has_bf16(device) else "fp32"
 
 
 def wrong_maps(maps: Iterable[Widths]) -> list[str]:
     """Return which linear maps this CPU computes wrongly in bf16, forward or backward, and by how much.
 
-    `maps` are their widths, input first; of a wider one than 4,096 a part is tried. Kernels for some widths, on some
+    `maps` are their widths, input first; of one wider than 4,096 a part is tried, with the same rest of 64. Kernels for some widths, on some
     processors, have had faults that no error tells of: oneDNN's with AMX where the inner width is no multiple of 32
     (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32; no random number
     of training's is drawn.
     """
-    return _told(maps, _error)
+    return _told(maps, _error, _FAR["bfloat16"])
 
 
 def wrong_packed(maps: Iterable[Widths], precision: Precision) -> list[str]:
@@ -111,7 +115,7 @@ def wrong_packed(maps: Iterable[Widths], precision: Precision) -> list[str]:
 
     As `wrong_maps` does; translation's kernels are others than training's.
     """
-    return _told(maps, functools.partial(_packed_error, precision))
+    return _told(maps, functools.partial(_packed_error, precision), _FAR[precision])
 
 
 def maps_of(model: torch.nn.Module) -> set[Widths]:
@@ -119,11 +123,14 @@ def maps_of(model: torch.nn.Module) -> set[Widths]:
     return {(tensor.shape[1], tensor.shape[0]) for tensor in model.parameters() if tensor.dim() == 2}
 
 
-def _told(maps: Iterable[Widths], error: Callable[[int, int], float]) -> list[str]:
-    """Return the maps whose error is too large, and how large it is."""
-    narrowed = sorted({(min(a, _WIDEST), min(b, _WIDEST)) for a, b in maps})
-    errors = {(a, b): error(a, b) for a, b in narrowed}
-    return [f"{a} to {b} (off by {far:.0%})" for (a, b), far in errors.items() if not far < _FAR]  # or NaN
+def _told(maps: Iterable[Widths], error: Callable[[int, int], float], far: float) -> list[str]:
+    """Return the maps whose error is `far` or more, and how large it is."""
+    errors = {(a, b): error(_narrowed(a), _narrowed(b)) for a, b in sorted(set(maps))}
+    return [f"{a} to {b} (off by {found:.0%})" for (a, b), found in errors.items() if not found < far]  # or NaN
+
+
+def _narrowed(width: int) -> int:
+    return width if width <= _WIDEST else _WIDEST - _TAIL + width % _TAIL
 
 
 @functools.cache

@@ -190,7 +190,8 @@ def run_trial(
     """
     share_cores(torch.get_num_threads())
     device = usable_device(experiment.training.device, "training.device")
-    small = settle_precision(trial_experiment(experiment, store, settings), device)
+    sizes = store.source.size, store.target.size
+    small = settle_precision(trial_experiment(experiment, store, settings), device, sizes)
     learner = Learner(small, store, device)
     learner.profile()  # sets ADMIN's omegas; other kinds need nothing
     loader = loader_of(small, store)

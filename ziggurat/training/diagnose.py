@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ziggurat.config import TrainingConfig
 from ziggurat.config.pruning import LeftOut, unprunable
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
@@ -109,16 +110,21 @@ def _batch(opened: OpenedModel, store: Path | None) -> Batch:
     return probe_batch(opened.experiment, data)
 
 
+def _settled(opened: OpenedModel) -> TrainingConfig:
+    source, target = opened.tokenizers
+    return settle_precision(opened.experiment, opened.model.device, (source.size, target.size)).training
+
+
 def _measured(opened: OpenedModel, batch: Batch, update: int) -> Record:
     """Return the record of a model after `update`."""
-    training = settle_precision(opened.experiment, opened.model.device).training
+    training = _settled(opened)
     loss = probe_loss(training.loss, training.precision)
     return record_of(opened.model, update, measured(opened.model, batch, loss))
 
 
 def _add_worth(record: Record, opened: OpenedModel, batch: Batch, say: Callable[[str], object]) -> None:
     """Add what each layer is worth to the record of a model."""
-    training = settle_precision(opened.experiment, opened.model.device).training
+    training = _settled(opened)
     say(f"leaving out and exchanging layers: {passes_needed(list(record.layers.values())):,} passes")
     record.values.update(layer_measures(opened.model, batch, probe_loss(training.loss, training.precision)))
 

@@ -26,12 +26,13 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
+from ziggurat.models.inspection import bare_model
 from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.attention import KeptWeights
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.precision import training_precision
+from ziggurat.nn.precision import maps_of, training_precision
 from ziggurat.nn.quantised import quantise
 from ziggurat.training.guidance import with_guidance
 from ziggurat.training.loss import Labels, LossSums, sequence_loss
@@ -161,15 +162,19 @@ def add_gradients(
     return sums._replace(objective=sums.objective.detach())  # detached, or the sum over batches would keep every graph
 
 
-def settle_precision(experiment: Experiment, device: torch.device, agree: Callable[[int], int] = int) -> Experiment:
+def settle_precision(
+    experiment: Experiment, device: torch.device, vocabularies: tuple[int, int], agree: Callable[[int], int] = int
+) -> Experiment:
     """Return `experiment` with the precision that `training.precision: auto` stands for on `device`.
 
-    `agree` turns the answer of this process (1 for bf16, 0 for fp32) into that of all of them: what they measure may
+    `vocabularies` are the sizes of the source's and the target's: a CPU must compute all maps of the model rightly in
+    bf16. `agree` turns the answer of this process (1 for bf16, 0 for fp32) into that of all of them: what they measure may
     differ.
     """
     if experiment.training.precision != "auto":
         return experiment
-    found = training_precision(device, (experiment.model.d_model, experiment.model.d_ff))
+    widths = experiment.model.d_model, experiment.model.d_ff
+    found = training_precision(device, widths, lambda: maps_of(bare_model(experiment.model, *vocabularies)))
     precision = "bf16" if agree(found == "bf16") else "fp32"
     training = experiment.training.model_copy(update={"precision": precision})
     return experiment.model_copy(update={"training": training})

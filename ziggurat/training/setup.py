@@ -116,7 +116,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     # As early as possible: it reads every file of the store, beside all that follows.
     store_check = StoreCheck(store, processes)
     device = _usable_device(experiment)
-    experiment = settle_precision(experiment, device, processes.of_first)
+    experiment = settle_precision(experiment, device, (store.source.size, store.target.size), processes.of_first)
     learner = Learner(experiment, store, device, processes)
     # Before the search for a batch size, which can take minutes, although that makes the validator once more.
     validator = _validator(experiment, store, processes)
