@@ -43,21 +43,45 @@ def test_it_begins_with_what_is_left_of_the_teacher(place: Path, road: Callable[
     assert student.tokenizers[0].size == begun.tokenizers[0].size
     # Two updates at rates below 1e-7 leave what training began with.
     torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+    assert not (place / "w/student/start").exists()
     assert pipeline_of(road(content())).run().done == ()
+    assert pipeline_of(road(content(), "student.without_layers='decoder.3, decoder.2,encoder.1'")).run().done == ()
     # Another teacher has other weights, and the same vocabulary.
     again = pipeline_of(road(content(teacher=teacher(stop={"updates": 5})))).run().done
     assert again == ("teacher", "student", "report")
-    assert pipeline_of(road(content(), "student.without_layers=decoder.1-2")).run().done[-2:] == ("student", "report")
+    # Another vocabulary is another one for the student; other layers are other weights.
+    changes = "student.without_layers=decoder.1-2", "teacher.subword.vocabulary_size=140"
+    again = pipeline_of(road(content(), *changes)).run().done
+    assert again == ("teacher-data", "teacher", "student-data", "student", "report")
+    begun, student = open_model("w/teacher/run", without_layers="decoder.1-2"), open_model("w/student/run")
+    torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+    assert student.tokenizers[0].size == 140
 
 
 def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, road: Callable[..., Road]) -> None:
     first = content(student=None)
     pipeline_of(road(first)).run()
     (place / "w/teacher/run").rename(place / "there")
-    there = content(folder="other", teacher={"existing": "there"})
+    there = content(folder="other", teacher={"existing": "there/last"})
     assert pipeline_of(road(there)).run().done == ("sets", "clean", "student-data", "student", "report")
-    begun, student = open_model("there", without_layers="encoder.1,decoder.2-3"), open_model("other/student/run")
-    torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+
+    def check() -> Experiment:
+        begun = open_model("there", which="last", without_layers="encoder.1,decoder.2-3")
+        student = open_model("other/student/run")
+        torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+        assert student.tokenizers[0].size == begun.tokenizers[0].size
+        return student.experiment
+
+    assert check().data.unicode == "none"
+    # Another one in its place, with another vocabulary.
+    pipeline_of(road(first, "teacher.subword.vocabulary_size=140", "teacher.unicode=nfkc")).run()
+    (place / "there").rename(place / "before")
+    (place / "w/teacher/run").rename(place / "there")
+    assert pipeline_of(road(there)).run().done == ("student-data", "student", "report")
+    assert check().data.unicode == "nfkc"
+    turned = ("source_language=qhi", "target_language=qlo")
+    with pytest.raises(ConfigError, match=r"`teacher.existing`: there/last translates from qlo to qhi; .*qhi to qlo"):
+        pipeline_of(road(there, *turned))
     with pytest.raises(ConfigError, match=r"`student.without_layers`: .*the decoder has 3 layers, no layer 7"):
         pipeline_of(road(there, "student.without_layers=decoder.7"))
 
@@ -84,6 +108,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
         ({}, ["student.without_layers=decoder.1-3"], "nothing would be left of the decoder"),
         ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
         ({}, ["student.training.growth={stages: [{layers: 1, updates: 1}]}"], "not beside `without_layers`"),
+        ({}, ["student.training.lora={}"], "`training.lora` adapts a trained model"),
         ({"teacher": None}, [], "`teacher` is missing: the student begins as it"),
         ({"teacher": {"without_layers": "decoder.1"}}, [], "`teacher.without_layers`: only a `student`"),
         (

@@ -104,6 +104,10 @@ class TrainedConfig(Section):
     def _trained_or_existing(self) -> Self:
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
             raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
+        if self.training.lora is not None:
+            raise ValueError(
+                "`training.lora` adapts a trained model, and none of a pipeline is: adapt one by `ziggurat train`"
+            )
         if self.training.start_from is not None:
             raise ValueError(
                 "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher"

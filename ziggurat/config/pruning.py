@@ -44,6 +44,10 @@ class LeftOut(NamedTuple):
             found[match[1]] |= {*range(first, min(last, _MOST) + 1), last}
         return cls(*map(frozenset, found.values()))
 
+    def names(self) -> list[str]:
+        """Return the names of the layers, such as `decoder.3`, in order."""
+        return [f"{stack}.{number}" for stack in ("encoder", "decoder") for number in sorted(self.of(stack))]
+
     def of(self, stack: str) -> frozenset[int]:
         """Return those of one stack."""
         return self.decoder if stack == "decoder" else self.encoder

@@ -13,7 +13,9 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
 from ziggurat.config.pipeline import MODELS, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
+from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import TrainingConfig
+from ziggurat.data.workspace import discard
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.done import updates_done
@@ -58,20 +60,28 @@ def said(name: ModelName) -> str:
 def with_pruned_student(road: Road) -> Road:
     """Return the road with all that the student has from the teacher that it begins as, if it does.
 
-    Raises ConfigError: layers that cannot be left out; CheckpointError: no teacher where it should be there already.
+    Raises ConfigError: layers that cannot be left out, a teacher of the other direction; CheckpointError: no teacher
+    where it should be there already.
     """
     teacher, student = road.config.teacher, road.config.student
     if teacher is None or student is None or student.without_layers is None:
         return road
-    model, unicode = teacher.model, teacher.unicode
+    model, unicode, vocabulary = teacher.model, teacher.unicode, road.model("teacher")
     if teacher.existing is not None:
         from ziggurat.models.directory import locate_weights, weights_experiment
 
-        weights, root = locate_weights(road.model("teacher"))
-        there = weights_experiment(weights.parent, root)
+        weights, vocabulary = locate_weights(vocabulary)  # a checkpoint has its vocabulary in the run's folder
+        there = weights_experiment(weights.parent, vocabulary)
         model, unicode = there.model, there.data.unicode
+        translates = there.data.source_language, there.data.target_language
+        asked = road.config.source_language, road.config.target_language
+        if translates == asked[::-1]:
+            raise ConfigError(
+                f"`teacher.existing`: {teacher.existing} translates from {translates[0]} to {translates[1]}; the student "
+                f"that begins as it is to translate from {asked[0]} to {asked[1]}"
+            )
     try:
-        return replace(road, config=road.config.with_student_of(model, unicode, str(road.model("teacher"))))
+        return replace(road, config=road.config.with_student_of(model, unicode, str(vocabulary)))
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -113,11 +123,17 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     def work(folder: Path) -> int | None:
         with errors_worded(name, lambda: Corpora(road).keys(name)):
             present = experiment_of(road, name)
+            start = folder / "start"
             if pruned is not None:
-                present = _begun_as_teacher(road, folder / "begun", present, pruned)
-            return train_or_go_on(road, folder / "run", present)
+                present = _begun_as_teacher(road, start, present, pruned)
+            signal = train_or_go_on(road, folder / "run", present)
+            if signal is None and start.exists():
+                discard(start)  # a copy of the teacher's weights, as large as those of the run
+            return signal
 
     model = chosen.model
+    # However it is written.
+    left_out = {} if pruned is None else {"without_layers": LeftOut.parse(pruned).names()}
     depth = f"{model.encoder.layers}-{model.decoder.layers}"
     growth = chosen.training.growth
     before = f", grown from {growth.stages[0].layers}" if growth is not None else ""
@@ -126,7 +142,7 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     return Step(
         name,
         f"trains the {said(name)}: {depth} layers of width {model.d_model}{before}",
-        joined(settings_of(chosen, include=_OF_TRAINING), {"training": _of_result(chosen.training)}),
+        joined(settings_of(chosen, include=_OF_TRAINING), {"training": _of_result(chosen.training)}, left_out),
         work,
         {f"{name}-data": ["store/*"], **(of_model(road, "teacher") if pruned is not None else {})},
         (lambda: model_files(road, "teacher")) if pruned is not None else list,
