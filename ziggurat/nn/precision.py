@@ -39,8 +39,8 @@ Widths = tuple[int, int]
 _FAR = {"float32": 1e-4, "bfloat16": 0.01, "int8": 0.04}
 """Error of a product, relative to the norm, from which it is wrong: rounding makes 0.003 in bf16, 0.013 in int8."""
 _TAIL_ROWS, _WIDEST, _TAIL = 77, 4096, 64
-"""Rows of the products that are checked, no multiple of anything a kernel goes by; the most columns of a matrix; and the
-block of which a wider one, which is narrowed, keeps its rest, since kernels go wrong in the rest."""
+"""Rows of the products that are checked, no multiple of anything a kernel goes by; the most columns of a matrix; and
+the block of which a wider one, which is narrowed, keeps its rest, since kernels go wrong in the rest."""
 _WORTH = 1.15
 """Ratio of rates from which a precision counts as faster: rates vary by less than a tenth from one look to the next."""
 _SECONDS = 0.03
@@ -102,10 +102,10 @@ def training_precision(
 def wrong_maps(maps: Iterable[Widths]) -> list[str]:
     """Return which linear maps this CPU computes wrongly in bf16, forward or backward, and by how much.
 
-    `maps` are their widths, input first; of one wider than 4,096 a part is tried, with the same rest of 64. Kernels for some widths, on some
-    processors, have had faults that no error tells of: oneDNN's with AMX where the inner width is no multiple of 32
-    (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32; no random number
-    of training's is drawn.
+    `maps` are their widths, input first; of one wider than 4,096 a part is tried, with the same rest of 64. Kernels for
+    some widths, on some processors, have had faults that no error tells of: oneDNN's with AMX where the inner width is
+    no multiple of 32 (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32;
+    no random number of training's is drawn.
     """
     return _told(maps, _error, _FAR["bfloat16"])
 

@@ -77,8 +77,8 @@ def with_pruned_student(road: Road) -> Road:
         asked = road.config.source_language, road.config.target_language
         if translates == asked[::-1]:
             raise ConfigError(
-                f"`teacher.existing`: {teacher.existing} translates from {translates[0]} to {translates[1]}; the student "
-                f"that begins as it is to translate from {asked[0]} to {asked[1]}"
+                f"`teacher.existing`: {teacher.existing} translates from {translates[0]} to {translates[1]}; the "
+                f"student that begins as it is to translate from {asked[0]} to {asked[1]}"
             )
     try:
         return replace(road, config=road.config.with_student_of(model, unicode, str(vocabulary)))

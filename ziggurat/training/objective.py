@@ -168,8 +168,8 @@ def settle_precision(
     """Return `experiment` with the precision that `training.precision: auto` stands for on `device`.
 
     `vocabularies` are the sizes of the source's and the target's: a CPU must compute all maps of the model rightly in
-    bf16. `agree` turns the answer of this process (1 for bf16, 0 for fp32) into that of all of them: what they measure may
-    differ.
+    bf16. `agree` turns the answer of this process (1 for bf16, 0 for fp32) into that of all of them: what they measure
+    may differ.
     """
     if experiment.training.precision != "auto":
         return experiment
