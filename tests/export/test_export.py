@@ -22,6 +22,7 @@ from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from tests.small import small_config
 from ziggurat.cli.export import _report_text
+from ziggurat.config import load_experiment
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.results import Translation
@@ -32,7 +33,7 @@ from ziggurat.export.anatomy import Affine, compose, dissect
 from ziggurat.export.exporter import Gate, export_model
 from ziggurat.export.plain import ExportedModel, with_epsilon
 from ziggurat.export.targets import TARGETS
-from ziggurat.export.verification import compare, search_settings
+from ziggurat.export.verification import ExportVerification, compare, search_settings
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import open_model
 from ziggurat.models.tensors import load_weights, weights
@@ -85,6 +86,23 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
             ServedTranslator(tmp_path / "out", endings="fairseq")
         with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding.endings: candidates`"):
             ServedTranslator(tmp_path / "out", endings="candidates")
+
+
+@pytest.mark.parametrize("to", ["plain", "ziggurat"])
+def test_models_that_translate_in_bf16_are_compared_in_fp32(
+    to: str, written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounding to bf16 would change translations of a model that translates badly, as one without layers does."""
+    seen: list[str] = []
+
+    def watched(ours: Translator, theirs: Translator, *given: Any) -> ExportVerification:
+        seen.append(theirs.decoding.precision)
+        return compare(ours, theirs, *given)
+
+    monkeypatch.setattr("ziggurat.export.exporter.compare", watched)
+    export_model(written(decoding={"precision": "bfloat16"}), to, tmp_path / "out", verify=text)
+    assert seen == ["float32"]
+    assert load_experiment(tmp_path / "out" / "config.yaml").decoding.precision == "bfloat16"
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from ziggurat.data.subword import copy_tokenizers
 from ziggurat.decoding.engines import SERVED_SHORTLIST
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.decoding.translator import load_translator
+from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import ConfigError
 from ziggurat.export.argos import argos_reasons, write_argos
 from ziggurat.export.argos_translator import ArgosTranslator
@@ -80,6 +80,11 @@ def _huggingface_reasons(experiment: Experiment) -> list[str]:
     ]
 
 
+def _in_fp32(folder: Path) -> Translator:
+    """Return the translator of a model directory as it is compared, whatever precision the model translates in."""
+    return load_translator(folder, precision="float32")
+
+
 def _write_ziggurat(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     fill_model_directory(folder, model.tensors, model.experiment, model.directory, again="export the model again")
 
@@ -117,11 +122,11 @@ def _argos_reasons(experiment: Experiment) -> list[str]:
 
 
 TARGETS: dict[str, ExportTarget] = {
-    "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, load_translator),
+    "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, _in_fp32),
     "plain": ExportTarget(
         lambda experiment: not_plain(experiment.model),
         _write_plain,
-        load_translator,
+        _in_fp32,
     ),
     "ctranslate2": ExportTarget(
         _ctranslate2_reasons,
