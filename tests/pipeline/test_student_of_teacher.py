@@ -14,6 +14,7 @@ import torch
 from tests.pipeline.conftest import TRAINING, parsed, trained, whole
 from tests.small import merged
 from ziggurat.config import Experiment
+from ziggurat.data.workspace import discard
 from ziggurat.errors import ConfigError
 from ziggurat.models.directory import open_model
 from ziggurat.models.tensors import weights
@@ -35,9 +36,21 @@ def content(**sections: Any) -> dict[str, Any]:
     return whole(**{**dict.fromkeys(OTHERS), **parts, **sections})
 
 
-def test_it_begins_with_what_is_left_of_the_teacher(place: Path, road: Callable[..., Road]) -> None:
-    steps = ("sets", "clean", "teacher-data", "teacher", "student-data", "student", "report")
-    assert pipeline_of(road(content())).run().done == steps
+def test_it_begins_with_what_is_left_of_the_teacher(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path) -> None:
+        """End as a process that is killed when it is trained, and what it began from is gone."""
+        discard(folder)
+        raise SystemExit
+
+    monkeypatch.setattr("ziggurat.pipeline.models.discard", killed)
+    with pytest.raises(SystemExit):
+        pipeline_of(road(content())).run()
+    monkeypatch.setattr("ziggurat.pipeline.models.discard", discard)
+    trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
+    assert pipeline_of(road(content())).run().done == ("student", "report")
+    assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at
     begun = open_model("w/teacher/run", without_layers="encoder.1,decoder.2-3")
     student = open_model("w/student/run", which="last")
     assert (student.experiment.model.encoder.layers, student.experiment.model.decoder.layers) == (1, 1)
