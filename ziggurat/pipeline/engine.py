@@ -12,6 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +169,9 @@ class Pipeline:
         manifest = read_manifest(folder)
 
         def standing(state: State, why: str) -> tuple[StepState, StepManifest | None]:
-            spent = replace(self._times.of(step.name), seconds=self._times.so_far(step.name, folder))
-            found = StepState(step, state, why, spent, manifest is not None)
+            so_far = partial(self._times.so_far, step.name, folder)
+            spent = replace(self._times.of(step.name), seconds=so_far())
+            found = StepState(step, state, why, spent, manifest is not None, so_far)
             return found, manifest if found.settled else None
 
         if not chosen:

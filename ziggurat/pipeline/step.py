@@ -63,10 +63,12 @@ class Done:
     Attributes:
         share: of its work, from 0 to 1.
         said: the same in words: `400 of 800 updates`.
+        seconds: the time that it took; None: what was spent on the step until now.
     """
 
     share: float
     said: str
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
