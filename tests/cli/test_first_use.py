@@ -555,4 +555,4 @@ def test_a_path_with_an_equals_sign_is_a_path(ziggurat: Ziggurat, trained: Path,
     assert found.status == 0, found.err
     config = tmp_path / "c=1.yaml"
     config.write_text("format: 9")
-    assert "c=1.yaml, line 1" in ziggurat("train", config, "--run", tmp_path / "run").err
+    assert "c=1.yaml: `data` is missing" in ziggurat("train", config, "--run", tmp_path / "run").err

@@ -45,7 +45,8 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("training: {device: 2024}\n", "not 2024; put text that looks like a number or a date in quotes"),
         ("training: {device: 2024-01-31}\n", "put text that looks like a number or a date in quotes"),
         ("training: {device: [cpu]}\n", "`training.device`: input should be a valid string, not ['cpu']"),
-        ("format: 99\n", "configuration format 99 is not known here"),
+        ("format: 99\n", "x.yaml: configuration format 99 is not known here"),
+        ("model:\n  heads: 4\n  d_model: 30\n", "x.yaml, line 4: `model`: `d_model` (30) is not a multiple of"),
     ],
 )
 def test_mistakes_are_named_with_line_path_and_way_out(text: str, said: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.backtranslation.plan import BackTranslationJob
@@ -133,6 +134,23 @@ def test_errors_name_file_line_and_key() -> None:
 def test_what_is_refused(override: str, said: str) -> None:
     changes = re.split(r" (?=\w+\.\w+)", override)
     assert said in refused(whole(), *changes)
+
+
+def test_rules_of_the_whole_file_are_told_at_the_key_that_they_name() -> None:
+    def place(written: str, content: dict[str, Any]) -> str:
+        lines = [line.strip() for line in yaml.safe_dump(content).splitlines()]
+        return f"my.yaml, line {1 + lines.index(written)}"
+
+    begun = whole(student={"without_layers": "decoder.9"}, alignment=None)
+    assert refused(begun).startswith(f"{place('without_layers: decoder.9', begun)}: `student.without_layers`: ")
+    for section, user in {"backward": "backtranslation", "student": "distillation", "teacher": "distillation"}.items():
+        content = whole(**{section: None})  # the section that needs the missing one
+        assert refused(content).startswith(f"{place(f'{user}:', content)}: `{section}` is missing: `{user}`")
+    content = whole(alignment=None)
+    assert refused(content).startswith(f"{place('alignment: {}', content)}: `student.training.loss.alignment` needs")
+    said = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
+    assert refused(whole(), "backward=null").startswith(said)
+    assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is not known here")
 
 
 def test_all_that_is_missing_is_said_at_once() -> None:

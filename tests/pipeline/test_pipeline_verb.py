@@ -126,6 +126,11 @@ def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call
     Path("data/empty").touch()
     _, _, err = ziggurat("pipeline", "my.yaml", "bitext.train.0.target=data/empty", "--status")
     assert "bitext.train.0: data/empty is empty; give a file with sentences, or leave it out" in err
+    stages = [{"mix": {"nothing": 1}, "until": {"corpus": "nothing"}}]
+    Path("my.yaml").write_text(text := small(student={**trained(), "stages": stages}))
+    line = 1 + next(n for n, line in enumerate(text.splitlines()) if line.strip().startswith(("mix:", "- mix:")))
+    _, _, err = ziggurat("pipeline", "my.yaml", "--status")
+    assert f"my.yaml, line {line}: `student.stages.0.mix`: no corpus nothing" in err
 
 
 def test_folders_of_others_are_told_before_any_work(place: Path, ziggurat: Call) -> None:

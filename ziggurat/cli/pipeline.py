@@ -102,7 +102,8 @@ def pipeline(
         from ziggurat.pipeline.embedded import write_demo
 
         write_demo(road.folder)
-    steps = pipeline_of(road)
+    with _located(text, label, overrides or []):
+        steps = pipeline_of(road)
     selection = Selection(only or first, only or until, frozenset(force or []))
     if looks:
         with _located(text, label, overrides or []):
@@ -129,7 +130,7 @@ def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ZigguratError as error:
-        found = re.match(r"([a-z_]+(?:\.\w+)*): ", str(error))
+        found = re.match(r"`?([a-z_]+(?:\.\w+)*)`?: ", str(error))
         if found is None or any(found[1].startswith(override.partition("=")[0]) for override in overrides):
             raise
         _, lines = parse_yaml(text, label)
