@@ -265,9 +265,11 @@ def test_files_of_a_corpus_with_a_name_may_be_renamed(place: Path, road: Callabl
 
 def test_other_languages_exchange_the_sides_of_every_set(place: Path, road: Callable[..., Road]) -> None:
     sides = [lines(place / f"data/dev.{code}") for code in ("qlo", "qhi")]
-    (place / "data/all.tsv").write_text("".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True)), "utf-8")
-    one = [{"path": "data/all.tsv"}]
-    config = text(bitext={"train": one, "dev": one}, test=None, monolingual={"source": [{"path": "data/text.qlo"}]})
+    table = "".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True))
+    for name in ("all.tsv", "dev.tsv"):
+        (place / "data" / name).write_text(table, "utf-8")
+    bitext = {"train": [{"path": "data/all.tsv"}], "dev": [{"path": "data/dev.tsv"}]}
+    config = text(bitext=bitext, test=None, monolingual={"source": [{"path": "data/text.qlo"}]})
     config["cleaning"] = {"held_out": "keep"}
     pipeline_of(road(config, "source_language=qhi", "target_language=qlo")).run(UNTIL_TEXT)
     assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")

@@ -160,6 +160,37 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
 
 
+def test_a_text_is_in_one_place_only(place: Path) -> None:
+    def bitext(**dev: str) -> dict[str, Any]:
+        return {"train": [{"path": "data/all.tsv"}], "dev": [{"source": "d.qlo", "target": "d.qhi"} | dev]}
+
+    (place / "linked.qhi").symlink_to("data/test.qhi")
+    (place / "a[1]").touch()
+    same, others = "are the same text", "; give others, or take some out by `bitext.hold_out`"
+    tested = f"sentences that the model is chosen by do not test it{others}"
+    trained_on = f"sentences that are trained on do not tell how good a model is{others}"
+    for content, said in (
+        (bitext(source=f"{place}/data/../data/test.qlo"),
+         f"`bitext.dev.0.source` and `test.0.source` {same}, data/test.qlo: {tested}"),
+        (bitext(target="linked.qhi"), f"`bitext.dev.0.target` and `test.0.target` {same}, data/test.qhi: {tested}"),
+        ({"train": [{"source": "data/*.qlo", "target": "t.qhi"}], "dev": [{"source": "data/dev.qlo", "target": "u"}]},
+         f"`bitext.train.0.source` and `bitext.dev.0.source` {same}, data/dev.qlo: {trained_on}"),
+        ({"train": [{"fetch": "x/de-en"}], "dev": [{"fetch": "x/de-en"}]},
+         f"`bitext.train.0.fetch` and `bitext.dev.0.fetch` {same}, x/de-en: {trained_on}"),
+        ({**bitext(), "train": [{"path": "a.tsv"}, {"path": "./a.tsv", "name": "b", "weight": 2}]},
+         f"`bitext.train.0` and `bitext.train.1` {same}; leave one of them out; `weight` says how often"),
+        (bitext(target="d.qlo"), "`bitext.dev.0`: `source` and `target` are the same text, d.qlo"),
+    ):  # fmt: skip
+        assert said in refused(whole(bitext=content))
+    test = {"name": "a", "source": "t.qlo", "target": "t.qhi"}
+    assert f"`test.0` and `test.1` {same}; leave one" in refused(whole(test=[test, {**test, "name": "b"}]))
+    # A second reference, another tag, other columns of a table, a name that looks like a pattern.
+    parsed(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}]))
+    plain = {"source": "a[1]", "target": "a[2]"}
+    train = [{"path": "all.tsv"}, {"path": "all.tsv", "columns": [0, 2]}, plain, {**plain, "tag": "<t>"}]
+    parsed(whole(bitext={**bitext(), "train": train}))
+
+
 def test_names_of_test_sets_differ() -> None:
     two = whole(test=[{"name": "a", "source": "x", "target": "y"}] * 2)
     assert "names of test sets must differ" in refused(two)
@@ -232,8 +263,9 @@ def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
 
 
 def test_corpora_of_one_name_get_files_of_their_own() -> None:
-    corpus = {"source": "a/train.qlo.gz", "target": "a/train.qhi.gz"}
-    config = parsed(whole(bitext={"train": [corpus, corpus, {**corpus, "name": "my own/text"}], "dev": [corpus]}))
+    corpora = [{"source": f"{place}/train.qlo.gz", "target": f"{place}/train.qhi.gz"} for place in "abcd"]
+    train = [*corpora[:2], {**corpora[2], "name": "my own/text"}]
+    config = parsed(whole(bitext={"train": train, "dev": corpora[3:]}))
     assert Road(config).bitext_names() == ["train", "train-2", "my_own_text"]
     with pytest.raises(
         ConfigError, match=r"bitext.train.0: a pipeline makes a corpus `distillation`: give another `na"
