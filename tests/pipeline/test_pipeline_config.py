@@ -22,6 +22,7 @@ from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
 from ziggurat.jobs.run import JobOutcome
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
+from ziggurat.pipeline.export import shipped
 from ziggurat.pipeline.models import experiment_of, in_fresh_state
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
@@ -295,6 +296,26 @@ def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None
     assert stage["mix"] == {"distillation": 1.0}
     assert stage["until"] == {"corpus": "distillation", "epochs": None, "patience": None}
     assert {name: one for name, one in stage["modifiers"].items() if one} == noise["modifiers"]
+
+
+def test_what_is_shipped_is_named_with_the_command_that_translates_with_it() -> None:
+    def said(**sections: Any) -> list[str]:
+        return shipped(Road(parsed(whole(**sections))))
+
+    export = "w/export-ctranslate2/ctranslate2"
+    command = "to translate: ziggurat translate"
+    assert said() == [f"the student for ctranslate2: {export}", f"{command} {export} < text.qlo"]
+    for sections, model in (
+        ({"export": None, "shortlist": None}, "w/quantise/run"),
+        ({"export": None, "shortlist": None, "quantisation": None, "folder": "my w"}, "'my w/student/run'"),
+    ):
+        assert said(**sections) == [f"{command} {model} < text.qlo"]
+    others = {"onnx": {}, "argos": {}}
+    assert said(export=others, shortlist=None) == [
+        "the student for argos: w/export-argos/argos",
+        "the student for onnx: w/export-onnx/onnx",
+        f"{command} w/quantise/run < text.qlo",  # neither is read here
+    ]
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:

@@ -66,6 +66,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert [row["name"] for row in json.loads(out)["steps"]] == ["sets", "clean", "student-data", "student"]
     status, out, err = ziggurat("pipeline", "my.yaml")
     assert "the report, to open in a browser: w/report/report.html" in out
+    assert out.endswith("\nto translate: ziggurat translate w/student/run < text.qlo\n")
     assert "5/5 report: up to date" in err
     for name in ("report.html", "report.json"):
         Path("w/report", name).unlink()

@@ -268,6 +268,7 @@ def _score(one: dict[str, Any]) -> str:
 
 def _print_report(road: Road, json: bool) -> None:
     """Print what came out."""
+    from ziggurat.pipeline.export import shipped
     from ziggurat.pipeline.step import read_document
     from ziggurat.pipeline.summary import PAGE, RECORD
 
@@ -286,3 +287,5 @@ def _print_report(road: Road, json: bool) -> None:
     without = f" (without {' and '.join(record['existing'])}, there before)" if record.get("existing") else ""
     took = f"all steps{without} took {duration(record['seconds'])}"
     print(f"{took}; the report, to open in a browser: {road.at('report', PAGE)}")
+    for line in shipped(road):
+        print(line)
