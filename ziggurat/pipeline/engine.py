@@ -24,7 +24,7 @@ from ziggurat.pipeline.folders import made_here, refuse_foreign
 from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.reasons import difference, other_machine, wanted_of
 from ziggurat.pipeline.settings import settings_changed
-from ziggurat.pipeline.standing import State, StepState
+from ziggurat.pipeline.standing import DEAR, State, StepState
 from ziggurat.pipeline.step import (
     BEGUN,
     MANIFEST,
@@ -41,8 +41,8 @@ from ziggurat.pipeline.times import Spent, Times
 __all__ = ["BUSY", "LOCK", "TIMES", "Pipeline", "PipelineEnd"]
 
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
-_EARLIER, _DEAR = "earlier", 600.0
-"""Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
+_EARLIER = "earlier"
+"""Where results go whose step is done anew, if that step took long."""
 BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
@@ -236,7 +236,7 @@ class Pipeline:
             return
         if not made_here(folder):
             raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
-        if (seconds := self._times.so_far(step.name, folder)) < _DEAR:
+        if (seconds := self._times.so_far(step.name, folder)) < DEAR:
             discard(folder)
             return
         aside = self.folder / _EARLIER

@@ -10,7 +10,10 @@ from ziggurat.duration import duration
 from ziggurat.pipeline.step import Done, Expected, Step
 from ziggurat.pipeline.times import Spent
 
-__all__ = ["State", "StepState"]
+__all__ = ["DEAR", "State", "StepState"]
+
+DEAR = 600.0
+"""Seconds of work from which a step's results are set aside when it is done anew: a changed setting is often a slip."""
 
 State = Literal["done", "begun", "running", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
@@ -47,6 +50,14 @@ class StepState:
     def goes_on(self) -> bool:
         """True where what is there stays, and is gone on with."""
         return self.state in ("begun", "page")
+
+    @property
+    def told(self) -> str:
+        """The reason, and what becomes of the work so far where a step begins anew."""
+        if self.state not in ("changed", "damaged", "forced") or self.spent.seconds < 1:
+            return self.why
+        goes = "moves to `earlier`" if self.spent.seconds >= DEAR else "is discarded"
+        return f"{self.why}; it begins anew, what took {duration(self.spent.seconds)} {goes}"
 
     def expected(self) -> Expected:
         """Return what the rest of it will take: by its estimate, by what is done of it, or by the last time."""
