@@ -180,9 +180,14 @@ def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[...
         source.write("one\n" * 2 + "same\n" + "a\n")
         target.write("two\n" * 2 + "same\n" + "b " * 40 + "\n")
     pipeline_of(road(text())).run(UNTIL_TEXT)
-    dropped = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]["dropped"]
+    found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]
+    dropped = found["dropped"]
     assert (dropped["identical"], dropped["length_ratio"]) == (1, 1)
     assert dropped["duplicate"] >= 1
+    (line,) = (line for line in said if line.startswith("train: "))
+    kept, reasons = line.split("; dropped: ")
+    assert kept == f"train: kept {found['kept']} of {found['read']} pairs"
+    assert sorted(reasons.split(", ")) == [f"{reason} {count}" for reason, count in dropped.items() if count]
     with pytest.raises(DataError, match=r"nothing left to train on; see cleaning"):
         pipeline_of(road(text(), "cleaning.max_characters=1")).run(UNTIL_TEXT)
     with pytest.raises(ConfigError, match=r"cleaning.source_script: 'Klingon' is not a Unicode script"):
