@@ -377,7 +377,9 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
     (tmp_path / "w/fetch/out/b").write_bytes(b"other")
     with pytest.raises(DataError, match=r"fetch/out/b changed since it was made; leave out"):
         pipeline(tmp_path / "w", fakes).run(Selection(first="right"))
-    with pytest.raises(ConfigError, match="no step `lats` in this pipeline; it has fetch, left, right, last"):
+    with pytest.raises(
+        ConfigError, match=r"no step `lats` in this pipeline; did you mean `last`\? It has fetch, left, right, last"
+    ):
         pipeline(tmp_path / "w", fakes).run(Selection(last="lats"))
     with pytest.raises(ConfigError, match="`left` comes before `right`"):
         pipeline(tmp_path / "w", fakes).run(Selection("right", "left"))

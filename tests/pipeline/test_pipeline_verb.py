@@ -100,7 +100,11 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         (["nothing.yaml"], "nothing.yaml: no such configuration file"),
         (["strater"], "strater: no such file; the embedded pipelines are demo and starter"),
         (["starter"], "`starter` is a file to edit: `ziggurat pipeline starter --print > my.yaml`"),
-        (["my.yaml", "--until", "studnet"], "no step `studnet` in this pipeline; it has sets, clean,"),
+        (
+            ["my.yaml", "--until", "studnet"],
+            "no step `studnet` in this pipeline; did you mean `student`? It has sets,",
+        ),
+        (["my.yaml", "--from", "xyz"], "no step `xyz` in this pipeline; it has sets, clean,"),
         (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
         (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
         (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
