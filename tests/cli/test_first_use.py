@@ -167,6 +167,18 @@ def test_a_section_is_explained_without_an_empty_default(ziggurat: Ziggurat) -> 
     assert "default: )" not in ziggurat("explain")[1]
 
 
+def test_the_end_of_a_key_stands_for_all_keys_that_end_so(ziggurat: Ziggurat) -> None:
+    def told(key: str) -> list[str]:
+        return [line.split()[0] for line in ziggurat("explain", key)[1].splitlines() if line[0] != " "]
+
+    assert told("hold_out") == ["bitext.hold_out", "bitext.hold_out.dev", "bitext.hold_out.test"]
+    assert told("pair_score") == ["data.filters.pair_score", "cleaning.pair_score"]
+    assert told("without_layers") == [f"{model}.without_layers" for model in ("backward", "teacher", "student")]
+    assert told("stop.updates") == ["training.stop.updates"]
+    assert told("updates") == ["training.stop.updates", "training.growth.stages[].updates", "quantisation.updates"]
+    assert "did you mean" in ziggurat("explain", "out").err  # no whole part of a key
+
+
 def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> None:
     assert ziggurat("explain", "data.train.0.weight")[1].startswith("data.train[].weight  (number; default: 1.0)")
     assert "data.dev[].tag" in ziggurat("explain", "data.dev")[1]
@@ -555,4 +567,4 @@ def test_a_path_with_an_equals_sign_is_a_path(ziggurat: Ziggurat, trained: Path,
     assert found.status == 0, found.err
     config = tmp_path / "c=1.yaml"
     config.write_text("format: 9")
-    assert "c=1.yaml, line 1" in ziggurat("train", config, "--run", tmp_path / "run").err
+    assert "c=1.yaml: `data` is missing" in ziggurat("train", config, "--run", tmp_path / "run").err

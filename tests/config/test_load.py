@@ -40,12 +40,18 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("training: {stop: {updates: null}}\n", "training would never end"),
         ("decoding: {n_best: 5}\n", "`n_best` (5) is larger than `beam_size` (4)"),
         ("model: [1\n", "not valid YAML"),
+        (
+            "model:\n  <<: *big\n",
+            "x.yaml, line 3, column 7: `*big` repeats what is marked `&big` above it, and nothing is: that section "
+            "was removed; mark another one, or write out what stood there",
+        ),
         ("training: {device: no}\n", "not False; YAML takes `no`, `off` and `false` for truth values: put the word in"),
         ("training: {device: on}\n", "`on` and `true` for truth values: put the word in quotes, 'yes'"),
         ("training: {device: 2024}\n", "not 2024; put text that looks like a number or a date in quotes"),
         ("training: {device: 2024-01-31}\n", "put text that looks like a number or a date in quotes"),
         ("training: {device: [cpu]}\n", "`training.device`: input should be a valid string, not ['cpu']"),
-        ("format: 99\n", "configuration format 99 is not known here"),
+        ("format: 99\n", "x.yaml: configuration format 99 is not known here"),
+        ("model:\n  heads: 4\n  d_model: 30\n", "x.yaml, line 4: `model`: `d_model` (30) is not a multiple of"),
     ],
 )
 def test_mistakes_are_named_with_line_path_and_way_out(text: str, said: str) -> None:

@@ -60,12 +60,36 @@ def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
         locate_weights(store)
     with pytest.raises(CheckpointError, match=rf"but the checkpoints of the run {run}: name the run"):
         locate_weights(run / "checkpoints")
-    with pytest.raises(CheckpointError, match=rf"but a folder of runs; name one of them: {run}$"):
+    with pytest.raises(CheckpointError, match=rf"but a folder of models; name one that is in it: {run}$"):
         locate_weights(tmp_path / "runs")
     with pytest.raises(DataError, match="no store of `ziggurat prepare`, but a run"):
         Store.open(run)
     with pytest.raises(DataError, match="but a model directory"):
         Store.open(filled(tmp_path / "model", config_yaml="", model_safetensors=""))
+
+
+def test_a_pipeline_and_its_steps_name_the_models_in_them(tmp_path: Path) -> None:
+    work = tmp_path / "w"
+    for name in ("clean", "teacher", "student", "export-ctranslate2", "export-onnx"):
+        filled(work / name, begun_json={})
+    runs = [work / name / "run" for name in ("student", "teacher")]
+    for run in runs:
+        filled(run, config_yaml="")
+        (run / "checkpoints").mkdir()
+    exports = [work / f"export-{to}" / to for to in ("ctranslate2", "onnx")]
+    for export in exports:
+        filled(export, export_json={"target": export.name, "model": "w/student/run"}, model_bin="")
+    for folder, said in (
+        (work, f"the folder of a pipeline; name one that is in it: {exports[0]}, {runs[0]}, {runs[1]}"),
+        (work / "student", f"a folder of models; name one that is in it: {runs[0]}"),
+        (exports[0].parent, f"a folder of models; name one that is in it: {exports[0]}"),
+    ):
+        with pytest.raises(CheckpointError) as caught:
+            locate_weights(folder)
+        assert str(caught.value) == f"{folder}: no run or model directory, but {said}"
+    for other in (work / "clean", exports[1].parent):
+        with pytest.raises(CheckpointError, match="neither a run"):
+            locate_weights(other)
 
 
 @pytest.mark.parametrize("content", ["", "[1]", "{", '{"target": 1}', '{"target": "other", "model": 2}'])

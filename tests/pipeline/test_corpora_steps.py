@@ -180,9 +180,14 @@ def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[...
         source.write("one\n" * 2 + "same\n" + "a\n")
         target.write("two\n" * 2 + "same\n" + "b " * 40 + "\n")
     pipeline_of(road(text())).run(UNTIL_TEXT)
-    dropped = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]["dropped"]
+    found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]
+    dropped = found["dropped"]
     assert (dropped["identical"], dropped["length_ratio"]) == (1, 1)
     assert dropped["duplicate"] >= 1
+    (line,) = (line for line in said if line.startswith("train: "))
+    kept, reasons = line.split("; dropped: ")
+    assert kept == f"train: kept {found['kept']} of {found['read']} pairs"
+    assert sorted(reasons.split(", ")) == [f"{reason} {count}" for reason, count in dropped.items() if count]
     with pytest.raises(DataError, match=r"nothing left to train on; see cleaning"):
         pipeline_of(road(text(), "cleaning.max_characters=1")).run(UNTIL_TEXT)
     with pytest.raises(ConfigError, match=r"cleaning.source_script: 'Klingon' is not a Unicode script"):
@@ -265,9 +270,11 @@ def test_files_of_a_corpus_with_a_name_may_be_renamed(place: Path, road: Callabl
 
 def test_other_languages_exchange_the_sides_of_every_set(place: Path, road: Callable[..., Road]) -> None:
     sides = [lines(place / f"data/dev.{code}") for code in ("qlo", "qhi")]
-    (place / "data/all.tsv").write_text("".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True)), "utf-8")
-    one = [{"path": "data/all.tsv"}]
-    config = text(bitext={"train": one, "dev": one}, test=None, monolingual={"source": [{"path": "data/text.qlo"}]})
+    table = "".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True))
+    for name in ("all.tsv", "dev.tsv"):
+        (place / "data" / name).write_text(table, "utf-8")
+    bitext = {"train": [{"path": "data/all.tsv"}], "dev": [{"path": "data/dev.tsv"}]}
+    config = text(bitext=bitext, test=None, monolingual={"source": [{"path": "data/text.qlo"}]})
     config["cleaning"] = {"held_out": "keep"}
     pipeline_of(road(config, "source_language=qhi", "target_language=qlo")).run(UNTIL_TEXT)
     assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")

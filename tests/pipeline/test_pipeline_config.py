@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.backtranslation.plan import BackTranslationJob
@@ -21,6 +22,7 @@ from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
 from ziggurat.jobs.run import JobOutcome
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
+from ziggurat.pipeline.export import shipped
 from ziggurat.pipeline.models import experiment_of, in_fresh_state
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
@@ -135,11 +137,59 @@ def test_what_is_refused(override: str, said: str) -> None:
     assert said in refused(whole(), *changes)
 
 
+def test_rules_of_the_whole_file_are_told_at_the_key_that_they_name() -> None:
+    def place(written: str, content: dict[str, Any]) -> str:
+        lines = [line.strip() for line in yaml.safe_dump(content).splitlines()]
+        return f"my.yaml, line {1 + lines.index(written)}"
+
+    begun = whole(student={"without_layers": "decoder.9"}, alignment=None)
+    assert refused(begun).startswith(f"{place('without_layers: decoder.9', begun)}: `student.without_layers`: ")
+    for section, user in {"backward": "backtranslation", "student": "distillation", "teacher": "distillation"}.items():
+        content = whole(**{section: None})  # the section that needs the missing one
+        assert refused(content).startswith(f"{place(f'{user}:', content)}: `{section}` is missing: `{user}`")
+    content = whole(alignment=None)
+    assert refused(content).startswith(f"{place('alignment: {}', content)}: `student.training.loss.alignment` needs")
+    said = f"{place('backtranslation:', whole())}, with your overrides: `backward` is missing"
+    assert refused(whole(), "backward=null").startswith(said)
+    assert refused(whole(format=2)).startswith("my.yaml: pipeline format 2 is not known here")
+
+
 def test_all_that_is_missing_is_said_at_once() -> None:
     content = whole(test=None)
     del content["bitext"]["dev"]
     said = refused(content)
     assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
+
+
+def test_a_text_is_in_one_place_only(place: Path) -> None:
+    def bitext(**dev: str) -> dict[str, Any]:
+        return {"train": [{"path": "data/all.tsv"}], "dev": [{"source": "d.qlo", "target": "d.qhi"} | dev]}
+
+    (place / "linked.qhi").symlink_to("data/test.qhi")
+    (place / "a[1]").touch()
+    same, others = "are the same text", "; give others, or take some out by `bitext.hold_out`"
+    tested = f"sentences that the model is chosen by do not test it{others}"
+    trained_on = f"sentences that are trained on do not tell how good a model is{others}"
+    for content, said in (
+        (bitext(source=f"{place}/data/../data/test.qlo"),
+         f"`bitext.dev.0.source` and `test.0.source` {same}, data/test.qlo: {tested}"),
+        (bitext(target="linked.qhi"), f"`bitext.dev.0.target` and `test.0.target` {same}, data/test.qhi: {tested}"),
+        ({"train": [{"source": "data/*.qlo", "target": "t.qhi"}], "dev": [{"source": "data/dev.qlo", "target": "u"}]},
+         f"`bitext.train.0.source` and `bitext.dev.0.source` {same}, data/dev.qlo: {trained_on}"),
+        ({"train": [{"fetch": "x/de-en"}], "dev": [{"fetch": "x/de-en"}]},
+         f"`bitext.train.0.fetch` and `bitext.dev.0.fetch` {same}, x/de-en: {trained_on}"),
+        ({**bitext(), "train": [{"path": "a.tsv"}, {"path": "./a.tsv", "name": "b", "weight": 2}]},
+         f"`bitext.train.0` and `bitext.train.1` {same}; leave one of them out; `weight` says how often"),
+        (bitext(target="d.qlo"), "`bitext.dev.0`: `source` and `target` are the same text, d.qlo"),
+    ):  # fmt: skip
+        assert said in refused(whole(bitext=content))
+    test = {"name": "a", "source": "t.qlo", "target": "t.qhi"}
+    assert f"`test.0` and `test.1` {same}; leave one" in refused(whole(test=[test, {**test, "name": "b"}]))
+    # A second reference, another tag, other columns of a table, a name that looks like a pattern.
+    parsed(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}]))
+    plain = {"source": "a[1]", "target": "a[2]"}
+    train = [{"path": "all.tsv"}, {"path": "all.tsv", "columns": [0, 2]}, plain, {**plain, "tag": "<t>"}]
+    parsed(whole(bitext={**bitext(), "train": train}))
 
 
 def test_names_of_test_sets_differ() -> None:
@@ -214,8 +264,9 @@ def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
 
 
 def test_corpora_of_one_name_get_files_of_their_own() -> None:
-    corpus = {"source": "a/train.qlo.gz", "target": "a/train.qhi.gz"}
-    config = parsed(whole(bitext={"train": [corpus, corpus, {**corpus, "name": "my own/text"}], "dev": [corpus]}))
+    corpora = [{"source": f"{place}/train.qlo.gz", "target": f"{place}/train.qhi.gz"} for place in "abcd"]
+    train = [*corpora[:2], {**corpora[2], "name": "my own/text"}]
+    config = parsed(whole(bitext={"train": train, "dev": corpora[3:]}))
     assert Road(config).bitext_names() == ["train", "train-2", "my_own_text"]
     with pytest.raises(
         ConfigError, match=r"bitext.train.0: a pipeline makes a corpus `distillation`: give another `na"
@@ -245,6 +296,26 @@ def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None
     assert stage["mix"] == {"distillation": 1.0}
     assert stage["until"] == {"corpus": "distillation", "epochs": None, "patience": None}
     assert {name: one for name, one in stage["modifiers"].items() if one} == noise["modifiers"]
+
+
+def test_what_is_shipped_is_named_with_the_command_that_translates_with_it() -> None:
+    def said(**sections: Any) -> list[str]:
+        return shipped(Road(parsed(whole(**sections))))
+
+    export = "w/export-ctranslate2/ctranslate2"
+    command = "to translate: ziggurat translate"
+    assert said() == [f"the student for ctranslate2: {export}", f"{command} {export} < text.qlo"]
+    for sections, model in (
+        ({"export": None, "shortlist": None}, "w/quantise/run"),
+        ({"export": None, "shortlist": None, "quantisation": None, "folder": "my w"}, "'my w/student/run'"),
+    ):
+        assert said(**sections) == [f"{command} {model} < text.qlo"]
+    others = {"onnx": {}, "argos": {}}
+    assert said(export=others, shortlist=None) == [
+        "the student for argos: w/export-argos/argos",
+        "the student for onnx: w/export-onnx/onnx",
+        f"{command} w/quantise/run < text.qlo",  # neither is read here
+    ]
 
 
 def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:

@@ -94,6 +94,7 @@ def test_training_takes_no_more_updates_than_it_has(
     assert begun is not None
     assert begun.share == pytest.approx(max(updates, 120 / (60 * limit) if limit else 0))
     assert begun.said == f"400 of {changes['stop']['updates']:,} updates"
+    assert begun.seconds == 120.0  # of the checkpoint that has the updates, not of a later change in the folder
 
 
 @pytest.mark.parametrize(
@@ -101,6 +102,8 @@ def test_training_takes_no_more_updates_than_it_has(
     [
         ("begun", Expected(41.0, said="800 updates"), Done(0.25, "400 of 800 updates"), Spent(60.0, 1), 180.0,
          "400 of 800 updates are done, in 1:00; the rest at that speed"),
+        ("running", Expected(41.0), Done(0.25, "400 of 800 updates", 40.0), Spent(60.0, 1), 120.0,
+         "400 of 800 updates are done, in 40 s; the rest at that speed"),
         ("running", Expected(40.0), Done(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
         ("begun", Expected(41.0, said="9 pairs"), None, Spent(60.0, 1), 41.0,
          "9 pairs; all of it, on which 1:00 were spent already"),
@@ -117,6 +120,24 @@ def test_what_is_left_goes_by_what_is_done_and_else_by_the_last_time(
     assert (found.seconds, found.said) == (pytest.approx(seconds), said)
     # Of a result that was never finished the time says nothing.
     assert StepState(replace(step, cost=Expected), "changed", "", spent).expected().seconds is None
+
+
+def test_what_is_done_and_its_time_are_of_one_moment() -> None:
+    moments = [1, 2, 3]  # another call is at work: a quarter of all is done in each minute
+
+    def cost() -> Expected:
+        moments.pop(0)
+        return Expected(41.0)
+
+    def done() -> Done:
+        return Done(moments[0] / 4, f"{moments[0]} of 4 lines")
+
+    state = StepState(
+        Step("one", "", {}, lambda folder: None, cost=cost, done=done),
+        "running", "", Spent(30.0, 1, running=0.0), spent_by_now=lambda: 60.0 * moments[0],
+    )  # fmt: skip
+    assert state.expected().said == "1 of 4 lines are done, in 1:00; the rest at that speed"
+    assert state.expected().said == "2 of 4 lines are done, in 2:00; the rest at that speed"
 
 
 def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:

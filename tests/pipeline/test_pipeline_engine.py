@@ -337,6 +337,28 @@ def test_what_took_long_is_set_aside_and_not_removed(killed: bool, tmp_path: Pat
     assert pipeline(tmp_path / "p", fakes).left_over() == []
 
 
+def test_work_that_a_change_loses_is_told(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)[:2]
+    pipeline(tmp_path / "p", fakes).run()
+    times = tmp_path / "p" / TIMES
+    spent = json.loads(times.read_text())
+
+    def told(seconds: float) -> list[str]:
+        spent["fetch"]["seconds"] = seconds
+        times.write_text(json.dumps(spent))
+        return [state.told for state in pipeline(tmp_path / "p", fakes).standings()]
+
+    assert told(90.0) == ["up to date"] * 2
+    fakes[0].setting = 1
+    changed = "settings changed (there -> now): setting: 0 -> 1"
+    assert told(0.2)[0] == changed
+    assert told(90.0)[0] == f"{changed}; it begins anew, what took 1:30 is discarded"
+    assert told(3600.0)[0] == f"{changed}; it begins anew, what took 1:00:00 moves to `earlier`"
+    selection = Selection(forced=frozenset(["fetch"]))
+    found = pipeline(tmp_path / "p", fakes).standings(selection)[0].told
+    assert found == "to be done again; it begins anew, what took 1:00:00 moves to `earlier`"
+
+
 def test_a_signal_in_a_step_ends_the_call(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     steps = [fakes[0].step(), replace(fakes[1].step(), work=lambda folder: 2), fakes[2].step()]
@@ -355,7 +377,9 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
     (tmp_path / "w/fetch/out/b").write_bytes(b"other")
     with pytest.raises(DataError, match=r"fetch/out/b changed since it was made; leave out"):
         pipeline(tmp_path / "w", fakes).run(Selection(first="right"))
-    with pytest.raises(ConfigError, match="no step `lats` in this pipeline; it has fetch, left, right, last"):
+    with pytest.raises(
+        ConfigError, match=r"no step `lats` in this pipeline; did you mean `last`\? It has fetch, left, right, last"
+    ):
         pipeline(tmp_path / "w", fakes).run(Selection(last="lats"))
     with pytest.raises(ConfigError, match="`left` comes before `right`"):
         pipeline(tmp_path / "w", fakes).run(Selection("right", "left"))

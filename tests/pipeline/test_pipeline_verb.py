@@ -66,6 +66,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert [row["name"] for row in json.loads(out)["steps"]] == ["sets", "clean", "student-data", "student"]
     status, out, err = ziggurat("pipeline", "my.yaml")
     assert "the report, to open in a browser: w/report/report.html" in out
+    assert out.endswith("\nto translate: ziggurat translate w/student/run < text.qlo\n")
     assert "5/5 report: up to date" in err
     for name in ("report.html", "report.json"):
         Path("w/report", name).unlink()
@@ -76,8 +77,11 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     status, out, err = ziggurat("pipeline", "my.yaml", "--until", "clean")
     assert (status, out) == (0, "")  # the report is of an earlier call
     assert "w: the chosen steps are done" in err
+    times = json.loads(Path("w/times.json").read_text())
+    times["student"]["seconds"] = 61.0
+    Path("w/times.json").write_text(json.dumps(times))
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
-    assert "settings changed (there -> now): training.seed: 1 -> 2" in out
+    assert "settings changed (there -> now): training.seed: 1 -> 2; it begins anew, what took 1:01 is discarded" in out
     assert "depends on what student will hand on" in out
 
 
@@ -96,7 +100,11 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         (["nothing.yaml"], "nothing.yaml: no such configuration file"),
         (["strater"], "strater: no such file; the embedded pipelines are demo and starter"),
         (["starter"], "`starter` is a file to edit: `ziggurat pipeline starter --print > my.yaml`"),
-        (["my.yaml", "--until", "studnet"], "no step `studnet` in this pipeline; it has sets, clean,"),
+        (
+            ["my.yaml", "--until", "studnet"],
+            "no step `studnet` in this pipeline; did you mean `student`? It has sets,",
+        ),
+        (["my.yaml", "--from", "xyz"], "no step `xyz` in this pipeline; it has sets, clean,"),
         (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
         (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
         (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
@@ -126,6 +134,11 @@ def test_errors_of_what_the_file_names_have_its_line(place: Path, ziggurat: Call
     Path("data/empty").touch()
     _, _, err = ziggurat("pipeline", "my.yaml", "bitext.train.0.target=data/empty", "--status")
     assert "bitext.train.0: data/empty is empty; give a file with sentences, or leave it out" in err
+    stages = [{"mix": {"nothing": 1}, "until": {"corpus": "nothing"}}]
+    Path("my.yaml").write_text(text := small(student={**trained(), "stages": stages}))
+    line = 1 + next(n for n, line in enumerate(text.splitlines()) if line.strip().startswith(("mix:", "- mix:")))
+    _, _, err = ziggurat("pipeline", "my.yaml", "--status")
+    assert f"my.yaml, line {line}: `student.stages.0.mix`: no corpus nothing" in err
 
 
 def test_folders_of_others_are_told_before_any_work(place: Path, ziggurat: Call) -> None:

@@ -102,7 +102,8 @@ def pipeline(
         from ziggurat.pipeline.embedded import write_demo
 
         write_demo(road.folder)
-    steps = pipeline_of(road)
+    with _located(text, label, overrides or []):
+        steps = pipeline_of(road)
     selection = Selection(only or first, only or until, frozenset(force or []))
     if looks:
         with _located(text, label, overrides or []):
@@ -129,7 +130,7 @@ def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except ZigguratError as error:
-        found = re.match(r"([a-z_]+(?:\.\w+)*): ", str(error))
+        found = re.match(r"`?([a-z_]+(?:\.\w+)*)`?: ", str(error))
         if found is None or any(found[1].startswith(override.partition("=")[0]) for override in overrides):
             raise
         _, lines = parse_yaml(text, label)
@@ -216,7 +217,7 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
         return
     width = max(len(state.step.name) for state in states)
     for state in states:
-        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.why}"
+        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.told}"
         print(line if state.settled else f"{line}: {state.step.title}" if state.state == "new" else line)
         if (cost := expected.get(state.step.name)) is not None and cost.said:
             memory = f"; {cost.memory / 2**20:,.0f} MiB" if cost.memory else ""
@@ -252,7 +253,7 @@ def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
         "step": state.step.name,
         "title": state.step.title,
         "state": state.state,
-        "why": state.why,
+        "why": state.told,
         "spent_seconds": state.spent.seconds,
         "calls": state.spent.calls,
         **({"expected": cost} if expected is not None else {}),
@@ -267,6 +268,7 @@ def _score(one: dict[str, Any]) -> str:
 
 def _print_report(road: Road, json: bool) -> None:
     """Print what came out."""
+    from ziggurat.pipeline.export import shipped
     from ziggurat.pipeline.step import read_document
     from ziggurat.pipeline.summary import PAGE, RECORD
 
@@ -285,3 +287,5 @@ def _print_report(road: Road, json: bool) -> None:
     without = f" (without {' and '.join(record['existing'])}, there before)" if record.get("existing") else ""
     took = f"all steps{without} took {duration(record['seconds'])}"
     print(f"{took}; the report, to open in a browser: {road.at('report', PAGE)}")
+    for line in shipped(road):
+        print(line)

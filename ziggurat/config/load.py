@@ -184,16 +184,43 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
     """Return the problem, preceded by the file and line (or `command line`, or both) where it was written."""
     location: tuple[str | int, ...] = tuple(error["loc"])
     # A missing key has no line: the line of the section around it is the nearest.
-    known = location
-    while known and known not in lines:
-        known = known[:-1]
+    known = _nearest_known(location, lines)
+    if error["type"] == "value_error":
+        known = _named(str(error["ctx"]["error"]), location, lines, overridden) or known
     inside = any(o[: len(location)] == location for o in overridden)
     # A rule of a section that the file has, or of the whole, may be broken by the file alone.
     of_both = inside and (not location or location in lines) and location not in overridden
     from_command_line = not of_both and (inside or any(location[: len(o)] == o for o in overridden))
-    where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known in lines else name
+    where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known else name
     where += ", with your overrides" if of_both else ""
     return f"{where}: {_problem(error, location, from_command_line, root)}"
+
+
+def _nearest_known(path: tuple[str | int, ...], lines: Lines) -> tuple[str | int, ...]:
+    """Return a path, or that of the innermost section around it that the file has; () if it has none."""
+    while path and path not in lines:
+        path = path[:-1]
+    return path
+
+
+def _named(
+    message: str, location: tuple[str | int, ...], lines: Lines, overridden: set[tuple[str | int, ...]]
+) -> tuple[str | int, ...]:
+    """Return the path of the key that a rule of the section at `location` complains of; () where the file has none.
+
+    That is the one in backquotes that the message begins with; of a rule of the whole file the first one that the file
+    has, since the other may be what it misses: "`backward` is missing: `backtranslation` translates with it".
+    """
+    if location and not message.startswith("`"):
+        return ()
+    quoted = re.findall(r"`([\w-]+(?:\.[\w-]+)*)[^`]*`", message)
+    for key in quoted[:1] if location else quoted:
+        path = (*location, *(int(part) if part.isdecimal() else part for part in key.split(".")))
+        if any(path[: len(o)] == o for o in overridden):
+            continue  # the file has another value there, or none
+        if len(known := _nearest_known(path, lines)) > len(location):
+            return known
+    return ()
 
 
 def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool, root: type[BaseModel]) -> str:

@@ -11,7 +11,7 @@ from ziggurat.config.data import SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
-from ziggurat.config.pipeline import PipelineConfig
+from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.reference import Entry, entries, listed, nearest
 from ziggurat.config.train import TrainingConfig
 
@@ -31,13 +31,23 @@ _OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
 def explained(key: str) -> list[Entry]:
     """Return the entries of a key, such as `data.train[].weight`, and of all inside it; of "" those of an experiment.
 
-    Keys that experiments do not have are looked for in the file of a pipeline.
+    Keys that experiments do not have are looked for in the file of a pipeline. The end of a key, such as `pair_score`,
+    stands for all keys of both that end so: with several of them, for these without what is inside.
     """
     for section in (None, PipelineConfig):
         known = entries() if section is None else entries(section)
         if found := [e for e in known if not key or e.path == key or e.path.startswith((f"{key}.", f"{key}[]"))]:
             return found
-    return []
+    ends = _ending(key)
+    return explained(ends[0].path) if len(ends) == 1 else ends
+
+
+def _ending(key: str) -> list[Entry]:
+    """Return the entries of all keys that end with `key`; those of a pipeline's models that experiments have once."""
+    ends = [e for e in entries() if e.path.endswith(f".{key}")]
+    told = {e[1:] for e in ends}
+    of_pipeline = [e for e in entries(PipelineConfig) if e.path.endswith(f".{key}")]
+    return ends + [e for e in of_pipeline if e.path.split(".")[0] not in MODELS or e[1:] not in told]
 
 
 def resembling(key: str) -> list[str]:

@@ -67,15 +67,27 @@ def _foreign(path: Path) -> str | None:
 
 
 def _parent(path: Path) -> str | None:
-    """Recognise a folder of runs, and name the first ones."""
+    """Recognise a folder of runs and exports, or of the pipeline that made them, and name the first ones."""
     try:
-        runs = sorted(entry for entry in path.iterdir() if (entry / "checkpoints").is_dir())
+        found, kind = _models_in(path), "a folder of models"
+        if not found:
+            steps = sorted(file.parent for file in path.glob("*/begun.json"))
+            found, kind = [model for step in steps for model in _models_in(step)], "the folder of a pipeline"
     except OSError:
         return None
-    if not runs:
+    if not found:
         return None
-    named = ", ".join(map(str, runs[:3])) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
-    return f"a folder of runs; name one of them: {named}"
+    named = ", ".join(map(str, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    return f"{kind}; name one that is in it: {named}"
+
+
+def _models_in(path: Path) -> list[Path]:
+    """Return the runs in a folder, and the exports that translate here."""
+
+    def translates(folder: Path) -> bool:
+        return (folder / "checkpoints").is_dir() or _fields(folder / "export.json", "target") == ["ctranslate2"]
+
+    return sorted(entry for entry in path.iterdir() if translates(entry))
 
 
 def _fields(file: Path, *names: str) -> Sequence[str] | None:

@@ -199,6 +199,9 @@ class _Cleaning:
         found = side_notices(corpora, data) + overlap_notices(corpora, data)
         notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
         notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
+        for name, corpus in zip(names, training, strict=True):
+            dropped = f"; dropped: {_reasons(corpus)}" if corpus.kept < corpus.read else ""
+            road.say(f"{name}: kept {corpus.kept:,} of {corpus.read:,} pairs{dropped}")
         for notice in notices:
             road.say(f"warning: {notice}")
         reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
@@ -275,8 +278,13 @@ def _opened(folder: Path) -> BlockCleaner:
 
 def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
     """Return the notice on a corpus of which nothing is left; what comes after goes on without it."""
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
-    return f"bitext.train.{number} ({name}): none of its {corpus.read:,} pairs is left ({reasons}); it is left out"
+    left = f"none of its {corpus.read:,} pairs is left ({_reasons(corpus)})"
+    return f"bitext.train.{number} ({name}): {left}; it is left out"
+
+
+def _reasons(corpus: Corpus) -> str:
+    """Return the counts of dropped pairs by reason, the most frequent one first, as text."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
 
 
 def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:

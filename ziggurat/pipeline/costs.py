@@ -123,7 +123,7 @@ class Costs:
         if stop.updates is not None:
             shares.append(self._until(name, updates) / self._until(name, stop.updates))
         total = "" if stop.updates is None else f" of {stop.updates:,}"
-        return Done(min(1.0, max(shares)), f"{updates:,}{total} updates") if shares else None
+        return Done(min(1.0, max(shares)), f"{updates:,}{total} updates", seconds) if shares else None
 
     def quantising(self, updates: int) -> Expected:
         """Return what the fine-tuning of the student for int8 takes at the speed of its training."""

@@ -12,6 +12,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ziggurat.pipeline.folders import made_here, refuse_foreign
 from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.reasons import difference, other_machine, wanted_of
 from ziggurat.pipeline.settings import settings_changed
-from ziggurat.pipeline.standing import State, StepState
+from ziggurat.pipeline.standing import DEAR, State, StepState
 from ziggurat.pipeline.step import (
     BEGUN,
     MANIFEST,
@@ -40,8 +41,8 @@ from ziggurat.pipeline.times import Spent, Times
 __all__ = ["BUSY", "LOCK", "TIMES", "Pipeline", "PipelineEnd"]
 
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
-_EARLIER, _DEAR = "earlier", 600.0
-"""Where results go whose step is done anew, if that step took so many seconds: a changed setting is often a slip."""
+_EARLIER = "earlier"
+"""Where results go whose step is done anew, if that step took long."""
 BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
@@ -168,8 +169,9 @@ class Pipeline:
         manifest = read_manifest(folder)
 
         def standing(state: State, why: str) -> tuple[StepState, StepManifest | None]:
-            spent = replace(self._times.of(step.name), seconds=self._times.so_far(step.name, folder))
-            found = StepState(step, state, why, spent, manifest is not None)
+            so_far = partial(self._times.so_far, step.name, folder)
+            spent = replace(self._times.of(step.name), seconds=so_far())
+            found = StepState(step, state, why, spent, manifest is not None, so_far)
             return found, manifest if found.settled else None
 
         if not chosen:
@@ -234,7 +236,7 @@ class Pipeline:
             return
         if not made_here(folder):
             raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
-        if (seconds := self._times.so_far(step.name, folder)) < _DEAR:
+        if (seconds := self._times.so_far(step.name, folder)) < DEAR:
             discard(folder)
             return
         aside = self.folder / _EARLIER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.settings import settings_of
 from ziggurat.pipeline.step import Step
 
-__all__ = ["export_steps", "final_model", "shortlist_step"]
+__all__ = ["export_steps", "final_model", "shipped", "shortlist_step"]
 
 _SHORTLIST = "student.shortlist"
 
@@ -32,6 +33,18 @@ def final_model(road: Road) -> tuple[ModelName, Path, dict[str, list[str]]]:
         return "student", road.at("quantise", "run"), {"quantise": ["run/*"]}
     name: ModelName = "teacher" if road.config.student is None else "student"
     return name, road.model(name), of_model(road, name)
+
+
+def shipped(road: Road) -> list[str]:
+    """Return lines on what the pipeline was for: the exports, and the command that translates with one or the model."""
+    chosen = road.config.export
+    places = {to: road.at(f"export-{to}", to) for to, target in chosen or () if target is not None}
+    if road.config.student is None and road.config.teacher is None:
+        return []
+    name, model, _ = final_model(road)
+    exports = [f"the {name} for {to}: {place}" for to, place in places.items()]
+    translating = shlex.quote(str(places.get("ctranslate2", model)))  # no other export is read here
+    return [*exports, f"to translate: ziggurat translate {translating} < text.{road.languages[0]}"]
 
 
 def _of_dev(road: Road) -> tuple[Path, dict[str, list[str]]]:

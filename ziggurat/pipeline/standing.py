@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,7 +10,10 @@ from ziggurat.duration import duration
 from ziggurat.pipeline.step import Done, Expected, Step
 from ziggurat.pipeline.times import Spent
 
-__all__ = ["State", "StepState"]
+__all__ = ["DEAR", "State", "StepState"]
+
+DEAR = 600.0
+"""Seconds of work from which a step's results are set aside when it is done anew: a changed setting is often a slip."""
 
 State = Literal["done", "begun", "running", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
@@ -27,6 +31,7 @@ class StepState:
         why: the reason, in words.
         spent: the time spent on it.
         finished: whether a result of it is there, be it of other settings.
+        spent_by_now: reads the seconds spent on it again, which another call may be adding to; None: as in `spent`.
     """
 
     step: Step
@@ -34,6 +39,7 @@ class StepState:
     why: str
     spent: Spent
     finished: bool = False
+    spent_by_now: Callable[[], float] | None = None
 
     @property
     def settled(self) -> bool:
@@ -45,11 +51,22 @@ class StepState:
         """True where what is there stays, and is gone on with."""
         return self.state in ("begun", "page")
 
+    @property
+    def told(self) -> str:
+        """The reason, and what becomes of the work so far where a step begins anew."""
+        if self.state not in ("changed", "damaged", "forced") or self.spent.seconds < 1:
+            return self.why
+        goes = "moves to `earlier`" if self.spent.seconds >= DEAR else "is discarded"
+        return f"{self.why}; it begins anew, what took {duration(self.spent.seconds)} {goes}"
+
     def expected(self) -> Expected:
         """Return what the rest of it will take: by its estimate, by what is done of it, or by the last time."""
-        cost = self.step.cost()
         if self.state in ("begun", "running"):
-            return _rest(cost, self.step.done(), self.spent.seconds)
+            # Of one moment, and first: another call may be at work, and costs take minutes to measure.
+            spent = self.spent.seconds if self.spent_by_now is None else self.spent_by_now()
+            done = self.step.done()
+            return _rest(self.step.cost(), done, spent)
+        cost = self.step.cost()
         if cost.seconds is None and self.finished and self.spent.calls:
             said = "at most what all of it took" if self.state == "page" else "what it took before"
             return replace(cost, seconds=self.spent.seconds, said=f"{cost.said}; {said}" if cost.said else said)
@@ -62,6 +79,7 @@ def _rest(cost: Expected, done: Done | None, spent: float) -> Expected:
         said = f"all of it, on which {duration(spent)} were spent already"
         return replace(cost, said=f"{cost.said}; {said}" if cost.said else said)
     rest, said = 1 - done.share, f"{done.said} are done"
+    spent = spent if done.seconds is None else done.seconds
     if spent:
         seconds: float | None = spent * rest / done.share
         return replace(cost, seconds=seconds, said=f"{said}, in {duration(spent)}; the rest at that speed")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,12 @@ class Done:
     Attributes:
         share: of its work, from 0 to 1.
         said: the same in words: `400 of 800 updates`.
+        seconds: the time that it took; None: what was spent on the step until now.
     """
 
     share: float
     said: str
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,9 @@ class Selection:
         names = [step.name for step in steps]
         for name in (self.first, self.last, *sorted(self.forced)):
             if name is not None and name not in names:
-                raise ConfigError(f"no step `{printable(name)}` in this pipeline; it has {', '.join(names)}")
+                near = get_close_matches(name, names, n=1)
+                hint = f"did you mean `{near[0]}`? It" if near else "it"
+                raise ConfigError(f"no step `{printable(name)}` in this pipeline; {hint} has {', '.join(names)}")
         first = 0 if self.first is None else names.index(self.first)
         last = len(names) - 1 if self.last is None else names.index(self.last)
         if last < first:
