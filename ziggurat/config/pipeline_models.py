@@ -46,7 +46,6 @@ MAX_RATIO, RATIO_SLACK = 1.5, 5
 pairs of short sentences, fr-en and de-en, that drops 0.2 to 0.7 %, of pairs at random about a seventh
 (docs/back-translation.md)."""
 
-
 _OF_TEACHER = frozenset({"model", "subword", "unicode"})
 """Keys that a student has from the teacher that it begins as."""
 
@@ -105,9 +104,7 @@ class TrainedConfig(Section):
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
             raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
         if self.training.lora is not None:
-            raise ValueError(
-                "`training.lora` adapts a trained model, and none of a pipeline is: adapt one by `ziggurat train`"
-            )
+            raise ValueError("`training.lora` adapts a trained model, not one of a pipeline: use `ziggurat train`")
         if self.training.start_from is not None:
             raise ValueError(
                 "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher"
