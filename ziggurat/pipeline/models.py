@@ -198,7 +198,7 @@ def _of_result(training: TrainingConfig) -> Settings:
 
 
 def _quantised(updates: int, done: int, seconds: float) -> Done:
-    return Done(min(1.0, done / updates), f"{min(done, updates):,} of {updates:,} updates")
+    return Done(min(1.0, done / updates), f"{min(done, updates):,} of {updates:,} updates", seconds)
 
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:
