@@ -1,6 +1,6 @@
 """Students with deep encoders and shallow decoders: quality against speed in int8, beside their teacher.
 
-    python experiments/students/run.py WORK --data TATOEBA          # everything: some 2.5 hours
+    python experiments/students/run.py WORK --data TATOEBA          # everything: two to three hours
     python experiments/students/run.py WORK --data TATOEBA --tiny   # the same with 300 pairs, some minutes
     python experiments/students/run.py WORK --measure               # speed and scores again, on an idle machine
     python experiments/students/run.py WORK --table                 # tables and pareto.svg

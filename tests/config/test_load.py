@@ -42,8 +42,8 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("model: [1\n", "not valid YAML"),
         (
             "model:\n  <<: *big\n",
-            "x.yaml, line 3, column 7: `*big` repeats what is marked `&big` above it, and nothing is: that section "
-            "was removed; mark another one, or write out what stood there",
+            "x.yaml, line 3, column 7: `*big` repeats what is marked `&big` above it, and nothing is; "
+            "mark a section, or write out what is to stand there",
         ),
         ("training: {device: no}\n", "not False; YAML takes `no`, `off` and `false` for truth values: put the word in"),
         ("training: {device: on}\n", "`on` and `true` for truth values: put the word in quotes, 'yes'"),

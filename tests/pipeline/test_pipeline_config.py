@@ -348,6 +348,9 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
     (existing / "config.yaml").write_text(dump(experiment).replace("precision: float32", "precision: auto"))
     with pytest.raises(ConfigError, match=r"step filter, with the backward model: `decoding.precision: auto` may mean"):
         pipeline_of(road(whole(backward={"existing": "runs/old"}, backtranslation=None))).run()
+    turned = "source_language=qhi", "target_language=qlo"
+    with pytest.raises(ConfigError, match=r"`backward.existing`: runs/old translates from qhi to qlo; .*qlo to qhi"):
+        steps_of(road(whole(backward={"existing": "runs/old"}, backtranslation=None), *turned))
     assert not list((place / "w").glob("*/begun.json"))
 
 

@@ -132,8 +132,8 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
         said = printable(str(getattr(error, "problem", None) or error), 200)
         if alias := re.fullmatch("found undefined alias '(.*)'", said):
             anchor = alias[1]
-            gone = f"`*{anchor}` repeats what is marked `&{anchor}` above it, and nothing is: that section was removed"
-            raise ConfigError(f"{where}: {gone}; mark another one, or write out what stood there") from None
+            gone = f"`*{anchor}` repeats what is marked `&{anchor}` above it, and nothing is"
+            raise ConfigError(f"{where}: {gone}; mark a section, or write out what is to stand there") from None
         raise ConfigError(f"{where}: not valid YAML: {said}") from None
     except (ValueError, OverflowError, UnicodeError) as error:  # the scanner's, for \UFFFFFFFF, which is no character
         raise ConfigError(f"{name}: not valid YAML: {printable(str(error), 200)}") from None

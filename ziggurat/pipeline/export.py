@@ -39,8 +39,6 @@ def shipped(road: Road) -> list[str]:
     """Return lines on what the pipeline was for: the exports, and the command that translates with one or the model."""
     chosen = road.config.export
     places = {to: road.at(f"export-{to}", to) for to, target in chosen or () if target is not None}
-    if road.config.student is None and road.config.teacher is None:
-        return []
     name, model, _ = final_model(road)
     exports = [f"the {name} for {to}: {place}" for to, place in places.items()]
     translating = shlex.quote(str(places.get("ctranslate2", model)))  # no other export is read here

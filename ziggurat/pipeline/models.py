@@ -16,7 +16,7 @@ from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import TrainingConfig
 from ziggurat.data.workspace import discard
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.done import updates_done
 from ziggurat.pipeline.road import Corpora, Road
@@ -33,6 +33,7 @@ __all__ = [
     "of_model",
     "quantise_step",
     "refuse_empty_stages",
+    "refuse_other_direction",
     "said",
     "train_step",
     "with_pruned_student",
@@ -57,29 +58,45 @@ def said(name: ModelName) -> str:
     return "backward model" if name == "backward" else name
 
 
+def refuse_other_direction(road: Road) -> None:
+    """Raise ConfigError for a model that is there already and translates in the other direction than it should.
+
+    A model that is missing is told by the steps that use it; languages by other codes are not compared.
+    """
+    for name in MODELS:
+        place, (source, target) = getattr(road.config, name), road.languages
+        if place is None or place.existing is None:
+            continue
+        wanted = (target, source) if name == "backward" else (source, target)
+        with contextlib.suppress(CheckpointError):
+            data = _experiment_there(road, name)[0].data
+            if (data.target_language, data.source_language) == wanted:
+                raise ConfigError(
+                    f"`{name}.existing`: {place.existing} translates from {wanted[1]} to {wanted[0]}; the {said(name)} "
+                    f"of this pipeline is to translate from {wanted[0]} to {wanted[1]}"
+                )
+
+
+def _experiment_there(road: Road, name: ModelName) -> tuple[Experiment, Path]:
+    """Return the experiment of a model that is there already, and the folder with its configuration and vocabulary."""
+    from ziggurat.models.directory import locate_weights, weights_experiment
+
+    weights, root = locate_weights(road.model(name))  # of a checkpoint, the run's folder
+    return weights_experiment(weights.parent, root), root
+
+
 def with_pruned_student(road: Road) -> Road:
     """Return the road with all that the student has from the teacher that it begins as, if it does.
 
-    Raises ConfigError: layers that cannot be left out, a teacher of the other direction; CheckpointError: no teacher
-    where it should be there already.
+    Raises ConfigError: layers that cannot be left out; CheckpointError: no teacher where it should be there already.
     """
     teacher, student = road.config.teacher, road.config.student
     if teacher is None or student is None or student.without_layers is None:
         return road
     model, unicode, vocabulary = teacher.model, teacher.unicode, road.model("teacher")
     if teacher.existing is not None:
-        from ziggurat.models.directory import locate_weights, weights_experiment
-
-        weights, vocabulary = locate_weights(vocabulary)  # a checkpoint has its vocabulary in the run's folder
-        there = weights_experiment(weights.parent, vocabulary)
+        there, vocabulary = _experiment_there(road, "teacher")
         model, unicode = there.model, there.data.unicode
-        translates = there.data.source_language, there.data.target_language
-        asked = road.config.source_language, road.config.target_language
-        if translates == asked[::-1]:
-            raise ConfigError(
-                f"`teacher.existing`: {teacher.existing} translates from {translates[0]} to {translates[1]}; the "
-                f"student that begins as it is to translate from {asked[0]} to {asked[1]}"
-            )
     try:
         return replace(road, config=road.config.with_student_of(model, unicode, str(vocabulary)))
     except ValueError as error:

@@ -13,7 +13,13 @@ from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.evaluation import evaluate_step
 from ziggurat.pipeline.export import export_steps, shortlist_step
-from ziggurat.pipeline.models import experiment_of, quantise_step, train_step, with_pruned_student
+from ziggurat.pipeline.models import (
+    experiment_of,
+    quantise_step,
+    refuse_other_direction,
+    train_step,
+    with_pruned_student,
+)
 from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
@@ -30,7 +36,11 @@ def pipeline_of(road: Road) -> Pipeline:
 
 
 def steps_of(road: Road) -> list[Step]:
-    """Return the steps of a configuration, in order. Raises as `with_pruned_student` does."""
+    """Return the steps of a configuration, in order.
+
+    Raises as `refuse_other_direction` and `with_pruned_student` do.
+    """
+    refuse_other_direction(road)
     road = with_pruned_student(road)
     steps = list(_steps(road))
     return [*steps, report_step(road, steps, road.folder / TIMES)]
