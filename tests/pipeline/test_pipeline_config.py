@@ -161,35 +161,54 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
 
 
-def test_a_text_is_in_one_place_only(place: Path) -> None:
+def test_a_text_is_in_one_place_only(place: Path, road: Callable[..., Road]) -> None:
     def bitext(**dev: str) -> dict[str, Any]:
         return {"train": [{"path": "data/all.tsv"}], "dev": [{"source": "d.qlo", "target": "d.qhi"} | dev]}
 
     (place / "linked.qhi").symlink_to("data/test.qhi")
     (place / "a[1]").touch()
-    same, others = "are the same text", "; give others, or take some out by `bitext.hold_out`"
+    others = "; give others, or take some out by `bitext.hold_out`"
     tested = f"sentences that the model is chosen by do not test it{others}"
     trained_on = f"sentences that are trained on do not tell how good a model is{others}"
-    for content, said in (
-        (bitext(source=f"{place}/data/../data/test.qlo"),
-         f"`bitext.dev.0.source` and `test.0.source` {same}, data/test.qlo: {tested}"),
-        (bitext(target="linked.qhi"), f"`bitext.dev.0.target` and `test.0.target` {same}, data/test.qhi: {tested}"),
-        ({"train": [{"source": "data/*.qlo", "target": "t.qhi"}], "dev": [{"source": "data/dev.qlo", "target": "u"}]},
-         f"`bitext.train.0.source` and `bitext.dev.0.source` {same}, data/dev.qlo: {trained_on}"),
-        ({"train": [{"fetch": "x/de-en"}], "dev": [{"fetch": "x/de-en"}]},
-         f"`bitext.train.0.fetch` and `bitext.dev.0.fetch` {same}, x/de-en: {trained_on}"),
-        ({**bitext(), "train": [{"path": "a.tsv"}, {"path": "./a.tsv", "name": "b", "weight": 2}]},
-         f"`bitext.train.0` and `bitext.train.1` {same}; leave one of them out; `weight` says how often"),
-        (bitext(target="d.qlo"), "`bitext.dev.0`: `source` and `target` are the same text, d.qlo"),
-    ):  # fmt: skip
-        assert said in refused(whole(bitext=content))
     test = {"name": "a", "source": "t.qlo", "target": "t.qhi"}
-    assert f"`test.0` and `test.1` {same}; leave one" in refused(whole(test=[test, {**test, "name": "b"}]))
+    globbed = {
+        "train": [{"source": "data/*.qlo", "target": "t.qhi"}],
+        "dev": [{"source": "data/dev.qlo", "target": "u"}],
+    }
+    public = {"train": [{"fetch": "x/de-en"}], "dev": [{"fetch": "x/de-en"}]}
+    twice = {**bitext(), "train": [{"path": "a.tsv"}, {"path": "./a.tsv", "name": "b", "weight": 2}]}
+    for sections, said in (
+        (
+            {"bitext": bitext(source=f"{place}/data/../data/test.qlo")},
+            f"`test.0.source`: the same text as `bitext.dev.0.source`, data/test.qlo: {tested}",
+        ),
+        (
+            {"bitext": bitext(target="linked.qhi")},
+            f"`test.0.target`: the same text as `bitext.dev.0.target`, data/test.qhi: {tested}",
+        ),
+        (
+            {"bitext": globbed},
+            f"`bitext.dev.0.source`: the same text as `bitext.train.0.source`, data/dev.qlo: {trained_on}",
+        ),
+        (
+            {"bitext": public},
+            f"`bitext.dev.0.fetch`: the same text as `bitext.train.0.fetch`, x/de-en: {trained_on}",
+        ),
+        (
+            {"bitext": twice},
+            "`bitext.train.1`: the same text as `bitext.train.0`; leave one of them out; `weight` says",
+        ),
+        ({"bitext": bitext(target="d.qlo")}, "`bitext.dev.0`: `source` and `target` are the same text, d.qlo"),
+        ({"test": [test, {**test, "name": "b"}]}, "`test.1`: the same text as `test.0`; leave one"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            steps_of(road(whole(**sections)))
+        assert said in str(error.value)
     # A second reference, another tag, other columns of a table, a name that looks like a pattern.
-    parsed(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}]))
+    steps_of(road(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}])))
     plain = {"source": "a[1]", "target": "a[2]"}
     train = [{"path": "all.tsv"}, {"path": "all.tsv", "columns": [0, 2]}, plain, {**plain, "tag": "<t>"}]
-    parsed(whole(bitext={**bitext(), "train": train}))
+    steps_of(road(whole(bitext={**bitext(), "train": train})))
 
 
 def test_names_of_test_sets_differ() -> None:

@@ -19,14 +19,12 @@ from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.modifiers import UntilConfig
 from ziggurat.config.pipeline_corpora import (
-    HELD_OUT,
     BitextConfig,
     CleaningConfig,
     FetchConfig,
     HoldOutConfig,
     MonolingualConfig,
     TestSetConfig,
-    refuse_mixed_sets,
 )
 from ziggurat.config.pipeline_models import (
     AlignmentStepConfig,
@@ -60,6 +58,8 @@ MODELS: tuple[ModelName, ...] = ("backward", "teacher", "student")
 BITEXT: CorpusName = "bitext"
 BACK_TRANSLATION: CorpusName = "back-translation"
 DISTILLATION: CorpusName = "distillation"
+HELD_OUT = "held-out"
+"""Name of the test set that is taken out of the training corpora."""
 PREPARED_BY = ("max_characters", "max_pieces")
 """Filters that hold when the data of a model are prepared."""
 _ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
@@ -122,7 +122,9 @@ class PipelineConfig(Section):
             both = f"`source_language` and `target_language` are both `{self.source_language}`"
             raise ValueError(f"{both}: files go by these codes; give one a longer code, such as `sr-Latn`")
         held = self.bitext.hold_out or HoldOutConfig()
-        refuse_mixed_sets(self.bitext, self.test)
+        names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
+        if len(set(names)) < len(names):
+            raise ValueError(f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)")
         if missing := [f"`{key}` is missing: {why}" for key, why in self._missing(held)]:
             raise ValueError("; ".join(missing))
         if self.student is not None and self.student.existing is not None:

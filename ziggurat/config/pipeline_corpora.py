@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-import os
-from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,7 +11,6 @@ from ziggurat.config.data import CorpusConfig
 from ziggurat.config.filters import FilterConfig
 
 __all__ = [
-    "HELD_OUT",
     "BitextConfig",
     "BitextCorpus",
     "CleaningConfig",
@@ -23,11 +19,7 @@ __all__ = [
     "MonolingualConfig",
     "MonolingualText",
     "TestSetConfig",
-    "refuse_mixed_sets",
 ]
-
-HELD_OUT = "held-out"
-"""Name of the test set that is taken out of the training corpora."""
 
 Name = Annotated[str, Field(pattern=r"^[\w][\w.+-]*$", max_length=100)]
 
@@ -166,54 +158,3 @@ class MonolingualConfig(Section):
     """Text of the source language, for `distillation`."""
     target: list[MonolingualText] = Field(default_factory=list, max_length=1000)
     """Text of the target language, for `backtranslation`."""
-
-
-def refuse_mixed_sets(bitext: BitextConfig, tests: Sequence[TestSetConfig]) -> None:
-    """Raise ValueError for two test sets of one name, and for text that is given twice.
-
-    One side in common is enough between training, development and test sets; of two sets of one list all has to be the
-    same, since a test set may have a second reference, and a corpus two tags.
-    """
-    names = [test.name for test in tests] + ([HELD_OUT] if bitext.hold_out and bitext.hold_out.test else [])
-    if len(set(names)) < len(names):
-        raise ValueError(f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)")
-    texts: dict[str, tuple[str, str]] = {}
-    wholes: dict[str, str] = {}
-    lists: dict[str, Sequence[BitextCorpus | TestSetConfig]]
-    lists = {"bitext.train": bitext.train, "bitext.dev": bitext.dev, "test": tests}
-    for kind, sets in lists.items():
-        for number, one in enumerate(sets):
-            place, own = f"{kind}.{number}", list(_texts(one))
-            if len({text for _, text in own}) < len(own):
-                raise ValueError(f"`{place}`: `source` and `target` are the same text, {one.source}")
-            for key, text in own:
-                first, where = texts.setdefault(text, (kind, f"{place}.{key}"))
-                if first != kind:
-                    said = f"`{where}` and `{place}.{key}` are the same text, {getattr(one, key)}"
-                    raise ValueError(f"{said}: {_MIXED[first]}; give others, or take some out by `bitext.hold_out`")
-            rest = one.model_dump_json(exclude={"name", "weight", *_TEXTS})
-            if (other := wholes.setdefault(f"{kind} {own} {rest}", place)) != place:
-                weight = "; `weight` says how often it is drawn from" if kind == "bitext.train" else ""
-                raise ValueError(f"`{other}` and `{place}` are the same text; leave one of them out{weight}")
-
-
-_TEXTS = ("source", "target", "path", "fetch")
-_MIXED = {
-    "bitext.train": "sentences that are trained on do not tell how good a model is",
-    "bitext.dev": "sentences that the model is chosen by do not test it",
-}
-
-
-def _texts(one: BitextCorpus | TestSetConfig) -> Iterator[tuple[str, str]]:
-    """Yield the key of each text that a corpus or a set names, and what is the same for the same text."""
-    if one.fetch is not None:
-        yield "fetch", f"fetch {one.fetch}"
-    named = {"source": (one.source, ""), "target": (one.target, "")}
-    if isinstance(one, BitextCorpus):
-        named["path"] = (one.path, f" {one.columns}")  # a table may have several texts
-    for key, (given, columns) in named.items():
-        if given is not None:
-            pattern = os.path.expanduser(given)
-            is_glob = glob.has_magic(pattern) and not os.path.exists(pattern)
-            for path in sorted(glob.glob(pattern, recursive=True)) if is_glob else [pattern]:
-                yield key, f"{os.path.realpath(path)}{columns}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.languages import main_language
-from ziggurat.config.pipeline_corpora import BitextCorpus
+from ziggurat.config.pipeline_corpora import BitextCorpus, TestSetConfig
 from ziggurat.data.files import find_files
 from ziggurat.data.origins import Origin, read_origin
 from ziggurat.data.readers import CorpusReader
@@ -23,9 +24,57 @@ __all__ = [
     "fetched_names",
     "fetched_origins",
     "of_fetch",
+    "refuse_repeated_texts",
     "resolved",
     "sets_step",
 ]
+
+
+_WHY = {
+    "bitext.train": "sentences that are trained on do not tell how good a model is",
+    "bitext.dev": "sentences that the model is chosen by do not test it",
+}
+
+
+def refuse_repeated_texts(road: Road) -> None:
+    """Raise ConfigError for text that is given twice.
+
+    One side in common is enough between training, development and test sets; of two sets of one list all has to be the
+    same, since a test set may have a second reference, and a corpus two tags.
+    """
+    bitext = road.config.bitext
+    lists: dict[str, Sequence[BitextCorpus | TestSetConfig]]
+    lists = {"bitext.train": bitext.train, "bitext.dev": bitext.dev, "test": road.config.test}
+    texts: dict[str, tuple[str, str]] = {}
+    wholes: dict[str, str] = {}
+    for kind, sets in lists.items():
+        for number, one in enumerate(sets):
+            place = f"{kind}.{number}"
+            own = list(_texts(one, place))
+            if len({text for _, text in own}) < len(own):
+                raise ConfigError(f"`{place}`: `source` and `target` are the same text, {one.source}")
+            for key, text in own:
+                first, where = texts.setdefault(text, (kind, f"{place}.{key}"))
+                if first != kind:
+                    same = f"`{place}.{key}`: the same text as `{where}`, {getattr(one, key)}"
+                    raise ConfigError(f"{same}: {_WHY[first]}; give others, or take some out by `bitext.hold_out`")
+            rest = one.model_dump_json(exclude={"name", "weight", "source", "target", "path", "fetch"})
+            if (other := wholes.setdefault(f"{kind} {own} {rest}", place)) != place:
+                weight = "; `weight` says how often it is drawn from" if kind == "bitext.train" else ""
+                raise ConfigError(f"`{place}`: the same text as `{other}`; leave one of them out{weight}")
+
+
+def _texts(one: BitextCorpus | TestSetConfig, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the key of each text that a corpus or a set names, and what is the same for the same text."""
+    if one.fetch is not None:
+        yield "fetch", f"fetch {one.fetch}"
+    for key in ("source", "target", "path"):
+        if (given := getattr(one, key, None)) is not None:
+            paths = [Path(given).expanduser()]
+            with contextlib.suppress(DataError):  # what is missing is told by the step that reads it
+                paths = find_files(given, f"{place}.{key}")
+            columns = f" {getattr(one, 'columns', None)}" if key == "path" else ""  # a table may have several texts
+            yield from ((key, f"{path.resolve()}{columns}") for path in paths)
 
 
 def fetched_names(road: Road) -> list[str]:

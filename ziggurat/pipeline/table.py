@@ -8,7 +8,7 @@ from ziggurat.config.pipeline import MODELS, ModelName
 from ziggurat.pipeline.alignment import align_step
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.cleaning import clean_step
-from ziggurat.pipeline.corpora import fetch_step, fetched_names, sets_step
+from ziggurat.pipeline.corpora import fetch_step, fetched_names, refuse_repeated_texts, sets_step
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.evaluation import evaluate_step
@@ -38,8 +38,9 @@ def pipeline_of(road: Road) -> Pipeline:
 def steps_of(road: Road) -> list[Step]:
     """Return the steps of a configuration, in order.
 
-    Raises as `refuse_other_direction` and `with_pruned_student` do.
+    Raises as `refuse_repeated_texts`, `refuse_other_direction` and `with_pruned_student` do.
     """
+    refuse_repeated_texts(road)
     refuse_other_direction(road)
     road = with_pruned_student(road)
     steps = list(_steps(road))
