@@ -209,10 +209,10 @@ def test_of_several_gpus_the_one_that_is_asked_for_decides(monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda, "device", made_current)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: current[-1] == 1)
     old, new, widths = torch.device("cuda:0"), torch.device("cuda:1"), (64, 128)
-    assert [settled("auto", gpu, widths) for gpu in (old, new)] == ["float32", "bfloat16"]
-    assert settled("bfloat16", new, widths) == "bfloat16"
+    assert [settled("auto", gpu, widths, []) for gpu in (old, new)] == ["float32", "bfloat16"]
+    assert settled("bfloat16", new, widths, []) == "bfloat16"
     with pytest.raises(ConfigError, match=r"decoding\.precision: bfloat16.*Ampere"):
-        settled("bfloat16", old, widths)
+        settled("bfloat16", old, widths, [])
     notices = [decoding_notice("float32", "float32", gpu, widths) for gpu in (old, new)]
     assert notices == ["", "this GPU is faster in bfloat16 than in float32: `precision=bfloat16`"]
     assert decoding_notice("float32", "float32", new, widths, hints=False) == ""

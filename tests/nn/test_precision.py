@@ -132,12 +132,11 @@ def test_kernels_that_are_wrong_are_found(fault: str, monkeypatch: pytest.Monkey
         assert [text.split(" (")[0] for text in wrong_maps([wide])] == [f"{wide[0]} to {wide[1]}"]
         made_up = {"fp32": 1e9, "bf16": 2e9}
         monkeypatch.setattr(precision, "training_rates", lambda _: made_up)
-        assert training_precision(CPU, (40, 48)) == "fp32"
         assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "fp32"
         right = fault in ("forward", "into the input")  # for these widths; the others are wrong in all
         assert training_precision(CPU, (64, 64), lambda: [(32, 32)]) == ("bf16" if right else "fp32")
         monkeypatch.setattr(precision, "wrong_maps", lambda maps: [])
-        assert training_precision(CPU, (40, 48)) == "bf16"
+        assert training_precision(CPU, (64, 64), lambda: [(40, 48)]) == "bf16"
     finally:
         precision._error.cache_clear()
 
@@ -170,18 +169,18 @@ def test_faster_means_clearly_faster_than_a_precision_that_was_measured(
 
 
 def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> None:
-    assert training_precision(CPU, WIDTHS) == "fp32"
-    assert settled("auto", CPU, WIDTHS) == "float32"
+    assert training_precision(CPU, WIDTHS, list) == "fp32"
+    assert settled("auto", CPU, WIDTHS, []) == "float32"
     assert decoding_notice("auto", "float32", CPU, WIDTHS) == "precision: float32, chosen by `auto`"
     assert decoding_notice("float32", "float32", CPU, WIDTHS) == ""
     assert precision_notice("fp32", CPU, WIDTHS).startswith("products on this CPU: fp32 2, bf16 1 GFLOP/s")
     assert "slower in bf16 than in fp32 (fp32 2, bf16 1 GFLOP/s a thread)" in precision_notice("bf16", CPU, WIDTHS)
-    assert settled("bfloat16", CPU, WIDTHS) == "bfloat16", "what the user asked for is taken"
+    assert settled("bfloat16", CPU, WIDTHS, []) == "bfloat16", "what the user asked for is taken"
     said = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
     assert "float32 products are 2.0 times as fast as bfloat16" in said
     rates |= {"bf16": 4e9, "bfloat16": 4e9}
-    assert training_precision(CPU, WIDTHS) == "bf16"
-    assert settled("auto", CPU, WIDTHS) == "bfloat16"
+    assert training_precision(CPU, WIDTHS, list) == "bf16"
+    assert settled("auto", CPU, WIDTHS, []) == "bfloat16"
     assert "bf16 products are 2.0 times as fast" in precision_notice("fp32", CPU, WIDTHS)
     assert "`precision=bfloat16`" in decoding_notice("float32", "float32", CPU, WIDTHS)
     assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is told to change translations"

@@ -86,16 +86,16 @@ def decoding_rates(widths: Widths) -> Mapping[str, float]:
 
 
 def training_precision(
-    device: torch.device, widths: Widths, maps: Callable[[], Iterable[Widths]] = tuple
+    device: torch.device, widths: Widths, maps: Callable[[], Iterable[Widths]]
 ) -> Literal["fp32", "bf16"]:
     """Return what `training.precision: auto` stands for: bf16 where it is faster, else fp32, which is more exact.
 
-    On a GPU it is bf16 where the hardware has it; nothing is measured there. On a CPU it is fp32 where a map of
-    `widths`, or one of `maps()`, is wrong in bf16.
+    On a GPU it is bf16 where the hardware has it; nothing is measured there. On a CPU it is fp32 where one of `maps()`,
+    all of the model, is wrong in bf16; they are asked for where bf16 is faster alone.
     """
     if device.type == "cpu":
         worth = faster(training_rates(widths), "fp32") == "bf16"
-        return "bf16" if worth and not wrong_maps([widths, widths[::-1], *maps()]) else "fp32"
+        return "bf16" if worth and not wrong_maps(maps()) else "fp32"
     return "bf16" if _has_bf16(device) else "fp32"
 
 
@@ -166,7 +166,7 @@ def _products(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 def settled(
-    asked: Precision | Literal["auto"], device: torch.device, widths: Widths, maps: Iterable[Widths] = ()
+    asked: Precision | Literal["auto"], device: torch.device, widths: Widths, maps: Iterable[Widths]
 ) -> Precision:
     """Return the precision of translation that `asked` stands for: `auto` is bfloat16 where it is faster, else float32.
 
