@@ -24,6 +24,11 @@ settings.load_profile("unhurried")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests on a Ray cluster last: its threads stay in the process, and a child forked beside them may hang."""
+    items.sort(key=lambda item: "nodes" in getattr(item, "fixturenames", ()))
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Leave what thousands of collected tests are made of out of every later collection of garbage."""
     gc.collect()
