@@ -11,6 +11,7 @@ all that the steps hand on with another work folder. `--tiny` makes corpora and 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import json
 import os
@@ -47,6 +48,21 @@ TINY = (
     "evaluation.perturb_lines=20", "evaluation.speed_lines=20",
 )  # fmt: skip
 """Values for a trial: what they make is worth nothing."""
+SHORT = (
+    *(f"{model}.training.validation.every_updates=500" for model in ("backward", "teacher", "student")),
+    "backward.training.checkpoint.every_updates=100", "backward.training.stop.updates=1250",
+    *(f"{model}.training.{key}" for model in ("teacher", "student")
+      for key in ("checkpoint.every_updates=50", "stop.updates=1000")),
+    "teacher.training.growth.stages=[{layers: 6, updates: 600}]", "teacher.decoding.beam_size=2",
+    "distillation.n_best=2", "quantisation.updates=100",
+)  # fmt: skip
+"""Values for a quarter of the teacher's and the student's training and half of the search, with checkpoints as often as
+one has them who is killed every other minute."""
+JOBS = (
+    "backward-data", "backtranslate", "teacher-data", "distil", "distil-monolingual", "filter", "align", "student-data"
+)  # fmt: skip
+"""Steps that can be done in parts."""
+NODE = {"num_cpus": 1, "object_store_memory": 100 << 20}
 
 
 def write_corpora(data: Path, folder: Path, pairs: int, few: int | None) -> None:
@@ -75,25 +91,116 @@ def write_lines(path: Path, texts: Sequence[str]) -> None:
     write_atomically(path, "".join(f"{text}\n" for text in texts).encode())
 
 
-def run(work: Path, overrides: Sequence[str], kills: int, seed: int) -> list[float]:
-    """Run the pipeline, killed `kills` times on the way; return after how many seconds of each call."""
-    command = [sys.executable, "-m", "ziggurat", "pipeline", "pipeline.yaml", *overrides]
-    generator = random.Random(seed)
-    longest, killed = 20.0, list[float]()
-    while True:
-        process = subprocess.Popen(command, cwd=work, start_new_session=True)
-        moment = generator.uniform(1.0, longest) if len(killed) < kills else None
+def started(work: Path, *options: str) -> subprocess.Popen[bytes]:
+    """Start the pipeline, as the leader of a group of processes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ziggurat", "pipeline", "pipeline.yaml", *options], cwd=work, start_new_session=True
+    )
+
+
+def finish(process: subprocess.Popen[bytes]) -> None:
+    """Wait for the pipeline; end the experiment where it failed."""
+    if status := process.wait():
+        sys.exit(f"the pipeline ended with status {status}")
+
+
+class Kills:
+    """The program killed `number` times at random moments, now by one launcher and now by another.
+
+    Each call does its jobs by processes of this machine, on a Ray cluster of two nodes of one CPU, or as the first and
+    the second part of a step, at once, as an array of Slurm has them. It is ended by SIGKILL, with all its processes as
+    by a power cut, or by SIGTERM; of two parts one is, and the other goes on. Half of the calls on the cluster lose a
+    node before, in the middle of their work.
+    """
+
+    def __init__(self, work: Path, overrides: Sequence[str], number: int, minutes: float, seed: int) -> None:
+        self.work, self.overrides, self.number = work, tuple(overrides), number
+        self.mean = 60 * minutes / max(1, number)
+        self.generator = random.Random(seed)
+        self.killed: list[dict[str, Any]] = []
+        self.nodes: Any = None
+        self.lost: list[str] = []
+
+    def run(self) -> None:
+        """Run the pipeline to its end."""
+        while len(self.killed) < self.number:
+            way = self.generator.choice(("processes", "ray", "parts"))
+            moment = self.generator.uniform(1.0, 2 * self.mean)
+            if way == "parts" and (step := self.next_job()) is not None:
+                self.in_parts(step, moment)
+            else:
+                process = self.on_ray() if way == "ray" else started(self.work, *self.overrides)
+                if self.to_the_end(process, way, moment):
+                    break
+        if self.nodes is not None:
+            self.nodes.shutdown()
+        finish(started(self.work, *self.overrides))
+
+    def next_job(self) -> str | None:
+        """Return the step that is to be done next, if it can be done in parts."""
+        command = [sys.executable, "-m", "ziggurat", "pipeline", "pipeline.yaml", *self.overrides, "--status", "--json"]
+        states = json.loads(subprocess.run(command, cwd=self.work, capture_output=True, check=True).stdout)
+        step = next((state["step"] for state in states if state["state"] != "done"), None)
+        return step if step in JOBS else None
+
+    def in_parts(self, step: str, moment: float) -> None:
+        """Do both parts of a step at once, and kill one of them unless it ends before."""
+        parts = [
+            started(self.work, *self.overrides, "--only", step, "--shard", f"{part}/2", "--workers", "1")
+            for part in (1, 2)
+        ]
+        victim = self.generator.choice(parts)
         try:
-            status = process.wait(moment)
+            victim.wait(moment)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers, too, as a power cut would
-            process.wait()
-            killed.append(float(moment or 0))
-            longest *= 1.1  # or a long step, begun anew, would never end
-            continue
-        if status:
-            sys.exit(f"the pipeline ended with status {status}")
-        return killed
+            self.kill(victim, "parts", moment)
+            parts.remove(victim)
+        for part in parts:
+            finish(part)
+
+    def on_ray(self) -> subprocess.Popen[bytes]:
+        """Start the pipeline on the cluster, both nodes of which are there."""
+        from ray.cluster_utils import Cluster
+
+        if self.nodes is None:
+            self.nodes = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
+        while len(self.nodes.list_all_nodes()) < 2:
+            self.nodes.add_node(**NODE)
+        self.nodes.wait_for_nodes()
+        return started(self.work, *self.overrides, "--ray", self.nodes.address)
+
+    def to_the_end(self, process: subprocess.Popen[bytes], way: str, moment: float) -> bool:
+        """Wait until the program ends, or kill it after `moment` seconds; return whether it ended."""
+        before = self.generator.uniform(0.5, 0.9) * moment if way == "ray" and self.generator.random() < 0.5 else 0.0
+        try:
+            if before:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(before)
+                if process.poll() is None:
+                    self.nodes.remove_node(next(iter(self.nodes.worker_nodes)), allow_graceful=False)
+                    self.lost.append(self.at_work())
+            process.wait(moment - before)
+        except subprocess.TimeoutExpired:
+            self.kill(process, way, moment)
+            return False
+        finish(process)
+        return True
+
+    def kill(self, process: subprocess.Popen[bytes], way: str, moment: float) -> None:
+        """End the program in the middle of its work, and note in which step it was."""
+        number = self.generator.choice((signal.SIGKILL, signal.SIGTERM))
+        self.killed.append({"seconds": round(moment, 1), "way": way, "signal": number.name, "step": self.at_work()})
+        print(f"kill {len(self.killed)}: {self.killed[-1]}", flush=True)
+        (os.killpg if number == signal.SIGKILL else os.kill)(process.pid, number)
+        if process.wait(120) not in (0, -number, 128 + number):
+            sys.exit(f"the pipeline ended with status {process.returncode} when it was stopped")
+
+    def at_work(self) -> str:
+        """Return the step that was begun last and is not done."""
+        begun = [
+            path for path in (self.work / "road").glob("*/begun.json") if not path.with_name("manifest.json").exists()
+        ]
+        return max(begun, key=lambda path: path.stat().st_mtime).parent.name if begun else ""
 
 
 def differences(work: Path, other: Path) -> list[str]:
@@ -136,20 +243,26 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="folder of everything that is written")
     parser.add_argument("--out", type=Path, help="file of the result")
     parser.add_argument("--kills", type=int, default=0, help="kill the program so many times at random moments")
+    parser.add_argument("--minutes", type=float, default=80.0, help="what it takes without them")
     parser.add_argument("--seed", type=int, default=1, help="of the moments")
     parser.add_argument("--like", type=Path, help="compare with what this work folder has")
-    parser.add_argument("--tiny", action="store_true", help="small enough to try it")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--short", action="store_true", help="shorter training, all of the text")
+    size.add_argument("--tiny", action="store_true", help="small enough to try it")
     given = parser.parse_args()
     work: Path = given.work
     write_corpora(given.data, work / "corpora", FEW if given.tiny else ALL, 100 if given.tiny else None)
     shutil.copyfile(HERE / "pipeline.yaml", work / "pipeline.yaml")
     began = time.perf_counter()
-    killed = run(work, TINY if given.tiny else (), given.kills, given.seed)
+    kills = Kills(work, TINY if given.tiny else SHORT if given.short else (), given.kills, given.minutes, given.seed)
+    kills.run()
     result: dict[str, Any] = {
         "commit": commit(),
         "processor": processor(),
         "minutes": (time.perf_counter() - began) / 60,
-        "killed_after_seconds": killed,
+        "values": list(kills.overrides),
+        "killed": kills.killed,
+        "node_lost_in": kills.lost,
         "noise": noise_left(work),
         "report": without_text(json.loads((work / "road" / "report" / "report.json").read_bytes())),
     }
