@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from collections import Counter
 from itertools import product
 
@@ -37,6 +39,13 @@ from ziggurat.cleaning.agreement import (
 )
 def test_numbers_are_told_by_their_digits(text: str, found: list[str]) -> None:
     assert numbers(text) == Counter(found)
+
+
+def test_digits_that_python_does_not_know_yet_are_no_numbers() -> None:
+    """Of all digits in the newer Unicode tables of `regex`."""
+    digits = regex.findall(r"\p{Nd}", "".join(map(chr, range(sys.maxunicode + 1))))
+    values = [unicodedata.digit(digit, None) for digit in digits]
+    assert numbers(" x ".join(digits)) == Counter(str(value) for value in values if value is not None)
 
 
 @pytest.mark.parametrize(

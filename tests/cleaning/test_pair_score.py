@@ -148,6 +148,13 @@ def test_too_few_pairs_are_refused() -> None:
         PairScorer.train([("a", "b")] * 99)
 
 
+@pytest.mark.parametrize(("end", "side"), [(("", " ."), "source"), ((" .", ""), "target")])
+def test_a_side_without_a_word_that_occurs_twice_is_refused(end: tuple[str, str], side: str) -> None:
+    pairs = [(f"wort{n}{end[0]}", f"word{n}{end[1]}") for n in range(LEAST_PAIRS)]
+    with pytest.raises(DataError, match=rf"no word of the {side} side does; switch it off with `pair_score: null`"):
+        PairScorer.train(pairs)
+
+
 @pytest.mark.parametrize("damage", ["cut", "empty", "format", "missing"])
 def test_damaged_files_are_refused(scorer: PairScorer, tmp_path: Path, damage: str) -> None:
     path, content = tmp_path / "score", scorer.content()

@@ -37,7 +37,7 @@ def test_a_file_is_fetched_once_and_compared_every_time(server: Server, tmp_path
     assert len(server.requests) == 2
 
     held.path.write_bytes(CONTENT[:-1] + b"x")
-    with pytest.raises(DataError, match=r"damaged or changed since it was fetched; it was removed: run this again"):
+    with pytest.raises(DataError, match=r"since it was fetched, as a\.bin\.origin\.json tells; it was removed"):
         downloads.get(remote)
     assert downloads.get(remote).sha256 == SHA256
 
@@ -68,14 +68,16 @@ def test_the_folder_of_one_machine_is_the_mirror_of_another(server: Server, tmp_
     held = Downloads(tmp_path / "one", network=network).get(remote)
     asked = len(server.requests)
     mirrored = Downloads(tmp_path / "two", [str(tmp_path / "none"), str(tmp_path / "one")], offline=True).get(remote)
-    assert (mirrored.path, mirrored.sha256) == (held.path, SHA256)
+    assert mirrored == held, "also in its origin"
     assert len(server.requests) == asked
     assert not (tmp_path / "two").exists(), "a mirror that is a folder is read where it lies"
-    mirrored.path.write_bytes(b"<html>")
-    with pytest.raises(DataError, match="it lies in a mirror: replace it there"):
-        Downloads(tmp_path / "two", [str(tmp_path / "one")], offline=True).get(
-            remote.model_copy(update={"sha256": SHA256})
-        )
+    mirrored.path.write_bytes(CONTENT[:100])
+    for asked_for, says in (
+        (remote, r"damaged or changed since it was fetched, as .*\.origin\.json tells"),
+        (remote.model_copy(update={"sha256": SHA256}), "the mirror's file has the sha256"),
+    ):
+        with pytest.raises(DataError, match=f"{says}.*; it lies in a mirror: replace it there"):
+            Downloads(tmp_path / "two", [str(tmp_path / "one")], offline=True).get(asked_for)
     assert mirrored.path.exists()
 
 

@@ -286,7 +286,8 @@ def test_a_part_with_more_or_less_than_its_length_is_no_file(tmp_path: Path) -> 
 def test_content_that_is_not_what_the_name_says(server: Server, tmp_path: Path, network: Network) -> None:
     assert "it begins with b'plain text" in failed(server.add("a.tgz", b"plain text" * 99), tmp_path, network)
     packed = gzip.compress(b"text\n" * 999)
-    assert got(server.add("a.gz", packed), tmp_path, network) == packed
+    assert got(server.add("a.gz", packed, content_type="text/html"), tmp_path, network) == packed
+    assert "(sent as text/html)" in failed(server.add("a", TEXT, content_type="Text/HTML; x=y"), tmp_path, network)
 
 
 @pytest.mark.parametrize(

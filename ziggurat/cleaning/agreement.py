@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,8 +25,10 @@ Mask = NDArray[np.bool_]
 _WORDS = 12
 """Numbers up to this one are often written as words."""
 
-_GROUPED = regex.compile(r"(?<![\p{Nd}.,])(\p{Nd}{1,3})((?:[.,'’ \u00A0\u202F\u2009]\p{Nd}{3})+)(?![\p{Nd}])")
-_DIGITS = regex.compile(r"\p{Nd}+")
+# Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits that have no
+# value there. A digit is looked for first, and then what stands before it: `re` finds that in less than half the time.
+_GROUPED = re.compile(r"(\d(?<![\d.,]\d)\d{0,2})((?:[.,'’ \u00A0\u202F\u2009]\d{3})+)(?!\d)")
+_DIGITS = re.compile(r"\d+")
 _URL = regex.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"“”„«»]+", flags=regex.IGNORECASE)
 # A name is tried from its first character on alone (or behind the address before, \G), not from each of a long word.
 _EMAIL = regex.compile(r"(?:\G|(?<![\p{L}\p{N}._%+-]))[\p{L}\p{N}._%+-]++@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ziggurat.alignment.lexicon import Lexicon
 from ziggurat.alignment.model1 import translation_table
 
-__all__ = ["FEATURES", "Corpus", "Half", "Order", "Sides", "features", "vocabulary"]
+__all__ = ["FEATURES", "Corpus", "Half", "Order", "Sides", "features", "usual_ratio", "vocabulary"]
 
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]
@@ -181,6 +181,14 @@ def _explained(source: Tokens, target: Tokens, lexicon: Lexicon) -> tuple[Floats
     empty = lexicon[lexicon.places(np.full(len(words), lexicon.source_size), words)]
     sums, best = np.add.reduceat(found, ends - repeats), np.maximum.reduceat(found, ends - repeats)
     return (sums + empty) / (repeats + 1), best
+
+
+def usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, float]:
+    """Return mean and deviation of the log ratio of two lengths, as medians, which noise does not move."""
+    ratio = np.log((np.array(first) + 1.0) / (np.array(second) + 1.0))
+    mean = float(np.median(ratio))
+    away = np.abs(ratio - mean) * np.sqrt(np.minimum(first, second) + 1.0)
+    return mean, 1.4826 * float(np.median(away)) + 1e-3
 
 
 def _strangeness(first: Floats, second: Floats, usual: tuple[float, float]) -> Floats:

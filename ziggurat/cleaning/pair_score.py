@@ -21,7 +21,7 @@ from safetensors.numpy import save
 
 from ziggurat.alignment.words import split_words
 from ziggurat.cleaning.agreement import greek_questions
-from ziggurat.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, vocabulary
+from ziggurat.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, usual_ratio, vocabulary
 from ziggurat.errors import DataError
 from ziggurat.small_files import check_regular, with_sorted_header
 
@@ -70,7 +70,7 @@ class PairScorer:
     def train(cls, pairs: Iterable[tuple[str, str]]) -> PairScorer:
         """Return a score learnt from `pairs`, which must have text on both sides.
 
-        Raises DataError where there are too few.
+        Raises DataError where there are too few, or no word of a side occurs twice.
         """
         sources, targets = ([*side] for side in zip(*pairs, strict=True)) if (pairs := [*pairs]) else ([], [])
         if len(pairs) < LEAST_PAIRS:
@@ -80,10 +80,15 @@ class PairScorer:
             )
         # (1) Words, lengths
         words, ids, lengths = zip(*(_numbered(side) for side in (sources, targets)), strict=True)
+        if not all(words):
+            raise DataError(
+                "the pair score (data.filters.pair_score) learns from words that occur twice or more, and no word of "
+                f"the {_SIDES[1 if words[0] else 0]} side does; switch it off with `pair_score: null`"
+            )
         corpus = Corpus(
             (len(words[0]), len(words[1])),
-            _usual(lengths[0], lengths[1]),
-            _usual([len(s) for s in sources], [len(t) for t in targets]),
+            usual_ratio(lengths[0], lengths[1]),
+            usual_ratio([len(s) for s in sources], [len(t) for t in targets]),
         )
         # (2) Lexicons and order
         odd = _odd(sources, targets)
@@ -231,14 +236,6 @@ def _odd(sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
     digest = xxhash.xxh3_64_intdigest
     pairs = zip(sources, targets, strict=True)
     return np.fromiter((digest(f"{s}\n{t}".lower().encode()) & 1 for s, t in pairs), np.bool_, len(sources))
-
-
-def _usual(first: Sequence[int], second: Sequence[int]) -> tuple[float, float]:
-    """Return mean and deviation of the log ratio of two lengths, as medians, which noise does not move."""
-    ratio = np.log((np.array(first) + 1.0) / (np.array(second) + 1.0))
-    mean = float(np.median(ratio))
-    away = np.abs(ratio - mean) * np.sqrt(np.minimum(first, second) + 1.0)
-    return mean, 1.4826 * float(np.median(away)) + 1e-3
 
 
 def _sides(

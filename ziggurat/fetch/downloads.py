@@ -40,7 +40,7 @@ class Held:
     url: str
     """Its address in the registry."""
     came_from: str
-    """Address or path that it came from: behind redirects, or in a mirror."""
+    """Address that it came from, behind redirects; the path in a mirror whose notes do not tell that."""
     bytes: int
     sha256: str
 
@@ -90,12 +90,12 @@ class Downloads:
     def get(self, remote: Remote) -> Held:
         """Return the file of `remote`, fetched unless it is here. Raises ConfigError, DataError with the way out."""
         place = place_of(remote.url)
-        if (held := self._here(remote, place)) is not None:
-            return held
         path = self.folder / place
+        if (held := self._here(remote, path, remote.url, "the download")) is not None:
+            return held
         for mirror in self._folders():
-            if (found := mirror / place).exists():
-                return self._checked(remote, found, str(found), "the mirror's file")
+            if (held := self._here(remote, mirror / place, str(mirror / place), "the mirror's file")) is not None:
+                return held
         addresses = self._mirrored(place) + ([] if remote.by_hand else [remote.url])
         if not addresses or self.offline:
             raise DataError(self._missing(remote, path))
@@ -150,19 +150,23 @@ class Downloads:
         servers = [mirror.rstrip("/") for mirror in self.mirrors if _is_address(mirror) and not self.offline]
         return [f"{server}/{place.replace('?', '%3F')}" for server in servers]
 
-    def _here(self, remote: Remote, place: str) -> Held | None:
-        """Return the file in the folder of downloads, compared with its checksums; None where there is none."""
-        path = self.folder / place
+    def _here(self, remote: Remote, path: Path, came_from: str, what: str) -> Held | None:
+        """Return the file at `path`, compared with its checksums; None where there is none.
+
+        `came_from` is its origin where no notes beside it tell that: those of a mirror were made where it was fetched.
+        """
         if not path.exists():
             return None
-        came_from, known = remote.url, None
+        known = None
         with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
             notes = json.loads(read_bounded(_origin(path), _MOST_BYTES))
             if has_checksum(notes):
                 came_from, known = str(notes["came_from"]), str(notes["sha256"])
-        held = self._checked(remote, path, came_from, "the download")
+        held = self._checked(remote, path, came_from, what)
         if known is not None and held.sha256 != known:
-            raise DataError(f"{path}: damaged or changed since it was fetched; {self.discard(held)}")
+            raise DataError(
+                f"{path}: damaged or changed since it was fetched, as {_origin(path).name} tells; {self.discard(held)}"
+            )
         return held
 
     def _noted(self, kept: list[Held], remote: Remote, path: Path, file: Path, came_from: str) -> None:

@@ -36,6 +36,18 @@ _MAGIC = {
 }
 """First bytes of a file, by the ending of its name."""
 
+# The repetition is possessive: else a comment could end at a later `-->`, and what stands before that would be skipped.
+_PAGE = re.compile(
+    rb"(?:\xef\xbb\xbf|\s|<!--.*?-->|<\?.*?\?>)*+<(?:!doctype\s+html|html|head|body|script|meta)(?![\w.:-])",
+    re.IGNORECASE | re.DOTALL,
+)
+"""How a web page begins, behind comments and what XML declares. SGM, TMX and other XML have elements of other names."""
+
+# Servers call what they do not know plain text or bytes, or say nothing; no corpus of the built-in registry is known to
+# come as a page. Scripts that send a file and leave their type as it was do exist: a packed file tells by itself.
+_PAGE_TYPES = {"text/html", "application/xhtml+xml"}
+"""Types of web pages."""
+
 
 def refuse_answer(url: str, status: int, retry_after: str | None) -> float:
     """Return the seconds to wait after an answer that may pass. Raises DataError for any other."""
@@ -49,12 +61,16 @@ def refuse_answer(url: str, status: int, retry_after: str | None) -> float:
 
 
 def refuse_page(url: str, head: bytes, content_type: str) -> None:
-    """Raise DataError if the first bytes of a file are those of a web page, or not what its name says."""
-    begins = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:64].lower()
-    if begins.startswith((b"<!doctype html", b"<html")):
+    """Raise DataError if a file is a web page, by its first bytes or its type, or is not what its name says.
+
+    The type counts only where the name does not say how the file begins.
+    """
+    typed = content_type in _PAGE_TYPES and _magic(url) is None
+    if typed or _PAGE.match(head):
         found = re.search(rb"<title[^>]*>(.*?)</title>", head, re.IGNORECASE | re.DOTALL)
         title = html.unescape(found[1].decode("utf-8", "replace")).strip() if found else ""
-        says = f" ({printable(' '.join(title.split()))})" if title else ""
+        title = " ".join(title.split()) or (f"sent as {content_type}" if typed else "")
+        says = f" ({printable(title)})" if title else ""
         raise DataError(
             f"{url}: the server sent a web page{says} in place of the file: a login, a licence to accept, an address "
             f"that has moved, or the network's own sign-in page; open it in a browser, {BRING}"
@@ -64,12 +80,17 @@ def refuse_page(url: str, head: bytes, content_type: str) -> None:
 
 def refuse_content(name: str, head: bytes, remark: str = "") -> None:
     """Raise DataError unless the first bytes of a file are what the ending of its name says."""
-    magic = _MAGIC.get(name.partition("?")[0].rpartition(".")[2].lower())
+    magic = _magic(name)
     if magic is not None and not head.startswith(magic):
         raise DataError(
             f"{name}: what came is not what the name says: it begins with {printable(repr(head[:16]), 60)}{remark}; "
             f"open it in a browser, {BRING}"
         )
+
+
+def _magic(name: str) -> bytes | None:
+    """Return the first bytes of a file of this name or address; None where its ending tells none."""
+    return _MAGIC.get(name.partition("?")[0].rpartition(".")[2].lower())
 
 
 def refuse_unreachable(url: str, reason: object) -> None:
