@@ -85,11 +85,19 @@ def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]
         ([trained, *texts, "--perturb", "caps", "--page", source], "is an input; write to another file"),
         ([trained, *texts, "--perturb", "caps", "--page", numbers], "name another file with `--page`"),
         ([trained, *texts, "--perturb", "caps", "--page", "-", "--json"], "both write to standard output"),
-        ([trained, "--source", numbers, "--reference", numbers, "--perturb", "caps,short"], "changes a line"),
     ):
         status, _, errors = ziggurat("evaluate", *words)
         assert status in (1, 2), (words, errors)
         assert said in " ".join(errors.split()), (words, errors)
+
+
+def test_a_text_that_nothing_changes_is_told_before_a_model_is_opened(ziggurat: Ziggurat, tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+    numbers.write_text("12\n34\n")
+    texts = ["--source", numbers, "--reference", numbers]
+    status, _, errors = ziggurat("evaluate", tmp_path / "no-model", *texts, "--perturb", "caps,short")
+    assert status == 2
+    assert f"{numbers}: none of caps, short changes a line of it" in errors
 
 
 def test_names() -> None:

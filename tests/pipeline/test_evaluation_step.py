@@ -14,6 +14,7 @@ import pytest
 from tests.pipeline.conftest import whole
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Selection
+from ziggurat.pipeline.summary import _notices
 from ziggurat.pipeline.table import pipeline_of
 
 
@@ -76,6 +77,29 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     step.work(place / "w")
     assert content() == before
     assert len(opened) == systems == 2
+
+
+def test_perturbations_that_change_no_line_cost_no_scores(
+    place: Path, road: Callable[..., Road], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", lambda folder, **settings: _Echo())
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    how = {"perturb": ["long"], "perturb_lines": 2, "speed_lines": 0, "int8": False}
+    on = road(whole(evaluation=how, **unwanted))
+    chosen = pipeline_of(on)
+    chosen.run(Selection(last="sets"))
+    step = next(step for step in chosen.steps if step.name == "evaluate")
+    folder = on.at("evaluate")
+    folder.mkdir()
+    step.work(folder)
+    assert json.loads((folder / "scores.json").read_text())["tests"]["babel"]["student"]
+    assert json.loads((folder / "robustness.json").read_text())["left_out"] == ["long"]
+    page = (folder / "robustness.html").read_text("utf-8")
+    assert "teacher: no disturbance changes a line." in page
+    assert "disturbance</th>" not in page  # a table of none
+    notice = "evaluation.perturb: left out, since they change none of the first 2 lines of the first test set: long"
+    assert f"warning: {notice}" in said
+    assert _notices(on, {"evaluate"}) == [notice]
 
 
 def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_the_tests(

@@ -16,6 +16,7 @@ from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import MODELS, PipelineConfig
+from ziggurat.config.pipeline_corpora import BitextConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
@@ -26,6 +27,7 @@ from ziggurat.pipeline.export import shipped
 from ziggurat.pipeline.models import experiment_of, in_fresh_state
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
+from ziggurat.pipeline.tags import refuse_tags_alone
 
 
 def refused(content: dict[str, Any], *overrides: str) -> str:
@@ -273,13 +275,47 @@ def test_corpora_of_the_models() -> None:
     assert corpora.dev("backward")[0].source == "w/sets/dev/0.qhi"
 
 
+def tagged_bitext(*tags: str | None, dev: str | None = None, **more: Any) -> dict[str, Any]:
+    """Section `bitext` with a training corpus for each tag, and a development set."""
+    train = [{"source": f"{n}.qlo", "target": f"{n}.qhi", "tag": tag} for n, tag in enumerate(tags)]
+    return {"train": train, "dev": [{"source": "dev.qlo", "target": "dev.qhi", "tag": dev}], **more}
+
+
 def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
-    plain = Road(parsed(whole()))
-    tagged = Road(parsed(whole(), "bitext.train.0.tag=<news>", "bitext.dev.0.tag=<news>"))
+    plain = Road(parsed(whole(bitext=tagged_bitext(None, "<news>"))))
+    tagged = Road(parsed(whole(bitext=tagged_bitext(None, "<news>", dev="<news>"))))
     found = {name: [corpus.tag for corpus in experiment_of(tagged, name).data.dev] for name in MODELS}
     assert found == {"backward": [None], "teacher": ["<news>"], "student": [None]}
     keys = [next(s for s in steps_of(road) if s.name == "teacher-data").settings.keys() for road in (plain, tagged)]
     assert keys[1] - keys[0] == {"dev_tags"}  # the data are prepared again
+
+
+def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
+    config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: that takes long
+    others = ("backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "export")
+
+    def road(**sections: Any) -> Road:
+        bitext = BitextConfig.model_validate(sections.pop("bitext", tagged_bitext("<a>", "<b>", dev="<b>")))
+        least = dict.fromkeys((*others, "shortlist", "evaluation")) | {"bitext": bitext}
+        return Road(config.model_copy(update=least | sections))
+
+    distilled = {"distillation": config.distillation, "student": config.student}
+    evaluated = {"evaluation": config.evaluation}
+    for sections, name, reader in (
+        ({"bitext": tagged_bitext("<a>", "<b>")}, "teacher", "bitext.dev.0"),
+        ({"bitext": tagged_bitext("<a>", dev="<a>", hold_out={"dev": 2})}, "teacher", "bitext.hold_out.dev"),
+        (distilled, "teacher", "distillation"),
+        (evaluated | {"backtranslation": config.backtranslation}, "teacher", "evaluation"),
+        ({"export": config.export}, "teacher", "export.ctranslate2.tolerance"),
+        (evaluated | {"teacher": None, "student": config.student}, "student", "evaluation"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^`bitext.train.0.tag`: each corpus that the {name} .*`{reader}` has"):
+            steps_of(road(**sections))
+    assert config.backtranslation is not None
+    untagged = config.backtranslation.model_copy(update={"tag": None})
+    refuse_tags_alone(road())
+    refuse_tags_alone(road(bitext=tagged_bitext(None, "<crawl>"), **distilled, **evaluated))
+    refuse_tags_alone(road(backtranslation=untagged, **distilled, **evaluated))
 
 
 def test_corpora_of_one_name_get_files_of_their_own() -> None:

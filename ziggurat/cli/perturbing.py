@@ -72,6 +72,7 @@ def perturbation_names(listed: str) -> list[str]:
 def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     """Translate the test set as it is and disturbed by every system, and print or write what that costs."""
     from ziggurat.evaluation.scores import METRICS
+    from ziggurat.report.disturbed import changes_any
 
     # (1) Texts and options are checked before a model is opened.
     scoring = options.scoring
@@ -85,6 +86,8 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     for name, lines in ((options.source, sources), *named):
         refuse_empty(name, lines)
     pair_up((options.source, sources), *named)
+    if not changes_any(options.perturbations, sources, references, options.seed):
+        raise ConfigError(f"{options.source}: none of {', '.join(options.perturbations)} changes a line of it")
     if options.page is not None:
         if options.page == "-" and json:
             raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
@@ -112,8 +115,6 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     # (3) What it costs
     named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
     results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
-    if results is None:
-        raise ConfigError(f"{options.source}: none of {', '.join(options.perturbations)} changes a line of it")
     if options.page != "-":  # else standard output holds the page
         if json:
             print_json(results.as_record())

@@ -94,7 +94,7 @@ class BitextConfig(Section):
     """Parallel text."""
 
     train: list[BitextCorpus] = Field(min_length=1, max_length=1000)
-    """Training corpora."""
+    """Training corpora. A `tag` is for some of them: what is held out, distilled or tested has none."""
     dev: list[BitextCorpus] = Field(default_factory=list, max_length=100)
     """Development corpora; they are not cleaned. A `tag` is put before the sentences for models that learn from a
     corpus with the same one."""

@@ -166,7 +166,7 @@ def judge(
     Args:
         systems: their names.
         origins: what each is, in words.
-        trials: the perturbations, at least one.
+        trials: the perturbations.
         metrics: any of sacreBLEU's.
         scoring: the undisturbed test set, whose settings hold for all.
         left_out: perturbations that change no line.

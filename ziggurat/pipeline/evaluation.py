@@ -27,6 +27,7 @@ from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step, read_document, write_document
+from ziggurat.pipeline.synthesis import NOTICES
 from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
@@ -239,8 +240,11 @@ class _Evaluation:
         outputs = [disturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]
         results = disturbed.judged(systems, outputs, self._how.metrics, scoring)
-        if results is None:
-            raise ConfigError("evaluation.perturb: none of the perturbations changes a line of the first test set")
+        if results.left_out:
+            few = f"none of the first {results.sentences:,} lines of the first test set"
+            notice = f"evaluation.perturb: left out, since they change {few}: {', '.join(results.left_out)}"
+            self._road.say(f"warning: {notice}")
+            write_document(self._folder / NOTICES, {"notices": [notice]})
         write_document(self._folder / "robustness.json", results.as_record())
         write_atomically(self._folder / "robustness.html", robustness_page(results).encode())
 

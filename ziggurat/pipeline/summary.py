@@ -80,7 +80,7 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
 def _notices(road: Road, steps: set[str]) -> list[str]:
     """Return the warnings of the steps on what they read and made."""
     files = [road.at("clean", "report.json")]
-    files += [road.at(step, NOTICES) for step in ("backtranslate", *DISTILLED) if step in steps]
+    files += [road.at(step, NOTICES) for step in ("backtranslate", *DISTILLED, "evaluate") if step in steps]
     return [notice for file in files for notice in (read_document(file) or {}).get("notices", [])]
 
 

@@ -10,7 +10,7 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.robustness import Robustness, Trial, judge
 
-__all__ = ["DisturbedSet", "SystemOutputs", "perturbation_names"]
+__all__ = ["DisturbedSet", "SystemOutputs", "changes_any", "perturbation_names"]
 
 
 def perturbation_names(given: Sequence[str], option: str) -> list[str]:
@@ -23,6 +23,11 @@ def perturbation_names(given: Sequence[str], option: str) -> list[str]:
             known = f"choose from {', '.join(PERTURBATIONS)}, or all"
             raise ConfigError(f"`{option}`: {printable(repr(name))} is none; {known}")
     return [name for name in PERTURBATIONS if name in given or "all" in given]
+
+
+def changes_any(names: Sequence[str], sources: Sequence[str], references: Sequence[Sequence[str]], seed: int) -> bool:
+    """Return True if a perturbation changes a line, whatever the languages: they say what to, never whether."""
+    return any(disturbed(name, sources, references, ("", ""), seed) for name in names)
 
 
 class SystemOutputs(NamedTuple):
@@ -81,8 +86,8 @@ class DisturbedSet:
         found: Sequence[SystemOutputs],
         metrics: Sequence[str],
         scoring: TestSet,
-    ) -> Robustness | None:
-        """Return what the perturbations cost; None where none of them changes a line.
+    ) -> Robustness:
+        """Return what the perturbations cost; those that change no line are left out.
 
         Args:
             systems: name of each, and what it is in words.
@@ -102,8 +107,6 @@ class DisturbedSet:
             for name, group in self._cases.items()
             if group
         ]
-        if not trials:
-            return None
         left_out = [name for name, group in self._cases.items() if not group]
         names, origins = zip(*systems, strict=True)
         return judge(names, origins, trials, metrics, scoring, left_out=left_out)

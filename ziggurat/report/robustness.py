@@ -41,6 +41,8 @@ def _sentence(results: Robustness, system: str) -> str:
     """Return which perturbations harm a system significantly, the worst first, under the first metric."""
     metric = results.metrics[0]
     own = [e for e in results.effects if e.system == system and e.metric == metric]
+    if not own:
+        return f"{system}: no disturbance changes a line."
     tested = [(effect, effect.p_adjusted) for effect in own if effect.p_adjusted is not None]
     harmful = sorted((e for e, p in tested if _worse(results, e) and p < 0.05), key=lambda e: -abs(e.difference))
     untested = ", ".join(effect.perturbation for effect in own if effect.p_adjusted is None)
