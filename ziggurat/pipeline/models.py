@@ -290,8 +290,9 @@ def model_files(road: Road, *names: ModelName) -> list[Path]:
 
 def _files_of(folder: Path) -> list[Path]:
     from ziggurat.models.directory import locate_weights
+    from ziggurat.models.low_rank import weights_files
     from ziggurat.models.run_folder import CONFIG_FILE
 
     weights, root = locate_weights(folder)
     vocabularies = [path for pattern in VOCABULARIES for path in sorted(root.glob(pattern))]
-    return [weights, root / CONFIG_FILE, *vocabularies]
+    return [*weights_files(weights), root / CONFIG_FILE, *vocabularies]

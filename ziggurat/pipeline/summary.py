@@ -120,6 +120,7 @@ def _licences(road: Road, name: str | None) -> dict[str, str]:
 def _models(road: Road) -> list[ModelRow]:
     from ziggurat.models.directory import locate_weights, weights_experiment
     from ziggurat.models.inspection import inspect_experiment
+    from ziggurat.models.low_rank import weights_files
 
     rows = []
     for name in MODELS:
@@ -130,7 +131,8 @@ def _models(road: Road) -> list[ModelRow]:
         model = experiment.model
         found = inspect_experiment(experiment, folder)
         depth = (model.encoder.layers, model.decoder.layers)
-        rows.append(ModelRow(name, depth, model.d_model, found.parameters, weights.stat().st_size))
+        size = sum(path.stat().st_size for path in weights_files(weights))
+        rows.append(ModelRow(name, depth, model.d_model, found.parameters, size))
     return rows
 
 
