@@ -23,6 +23,7 @@ from ziggurat.export.exporter import export_model
 from ziggurat.export.import_fairseq import _ids
 from ziggurat.export.imported import layer_names, positions_from
 from ziggurat.export.importer import import_checkpoint
+from ziggurat.export.vocabularies import refuse_languages_apart
 from ziggurat.models.directory import open_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import weights
@@ -49,6 +50,12 @@ def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> T
         return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)
 
 
+def their_ids(tokenizer: SentencePieceTokenizer) -> dict[str, int]:
+    """Return the pieces in another order than ours, without the tag."""
+    pieces = [p for p in tokenizer.pieces(range(tokenizer.size - 1)) if p not in ("<s>", "<pad>", "</s>", "<unk>")]
+    return {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces)])}
+
+
 @pytest.mark.parametrize(
     ("name", "classes", "choices"),
     [
@@ -73,9 +80,7 @@ def test_a_model_of_transformers_computes_the_same(
     config = getattr(transformers, f"{name}Config")(**SIZES, **choices, **control, forced_eos_token_id=None)
     theirs = getattr(transformers, classes)(config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
-    # Their ids are ours in another order.
-    pieces = [p for p in tokenizer.pieces(range(size)) if p not in ("<s>", "<pad>", "</s>", "<unk>")]
-    ids = {piece: number for number, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces)])}
+    ids = their_ids(tokenizer)
     (tmp_path / "theirs" / "vocab.json").write_text(json.dumps(ids))
     for side in ("source", "target"):
         (tmp_path / "theirs" / f"{side}.spm").write_bytes(tokenizer.model)
@@ -96,6 +101,25 @@ def test_a_model_of_transformers_computes_the_same(
         )
     order = [ids[n] for n in names]
     torch.testing.assert_close(found[:, : len(order)], wanted[:, order], **CLOSE)
+
+
+def test_m2m100_is_refused_where_its_tokenizer_has_the_languages(
+    tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
+) -> None:
+    """As its own tokenizer writes it: no code of a language is in vocab.json."""
+    ids, folder = their_ids(tokenizer), tmp_path / "theirs"
+    (tmp_path / "ids").write_text(json.dumps(ids))
+    theirs = transformers.M2M100Tokenizer(str(tmp_path / "ids"), str(_model(tokenizer, tmp_path / "spm")))
+    theirs.save_pretrained(folder)
+    languages = theirs.lang_code_to_id
+    assert min(languages.values()) == len(ids)
+    config = transformers.M2M100Config(**SIZES, vocab_size=len(ids) + len(languages) + theirs.num_madeup_words)
+    transformers.M2M100ForConditionalGeneration(config).save_pretrained(folder)
+    for side in ("source", "target"):
+        _model(tokenizer, folder / f"{side}.spm")
+    with pytest.raises(ExportError, match=rf"theirs: M2M100 with languages .* has {len(languages) + 8} rows more than"):
+        import_checkpoint(folder, tmp_path / "ours", languages="de-en")
+    refuse_languages_apart(folder, ids, len(ids) + 8, 8)  # padding alone
 
 
 @pytest.mark.slow

@@ -41,13 +41,14 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
 def commands(run: Path, sides: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
     """The verbs, without what is in bulk and without output."""
     source, target = sides
+    texts = ("--source", source, "--reference", target)
     return {
         "translate": ("translate", run, *SHORT, "-i", source, "--window", 7),
         "translate-json": ("translate", run, *SHORT, "n_best=2", "-i", source, "--window", 7, "--json"),
         "translate-prefix": ("translate", run, *SHORT, "-i", source, "--window", 7, "--prefix", target, "--quality"),
         "translate-sample": ("translate", run, *SHORT, "search=sample", "seed=3", "-i", source, "--window", 7),
         "score": ("score", run, "--source", source, "--target", target, "--device", "cpu"),
-        "evaluate": ("evaluate", run, *SHORT, "--source", source, "--reference", target, "--metrics", "chrf"),
+        "evaluate": ("evaluate", run, *SHORT, "n_best=2", *texts, "--metrics", "chrf"),
         "align": ("align", source, target, "--hmm-iterations", 2, "--symmetrise", "union"),
     }
 
@@ -233,6 +234,7 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
     whole, last = task(lines, 40)[0], task(lines[2:], 42)[0]
     assert last == whole[2:]
     assert [result.split()[0] for result in whole] == ["41", "42", "43"]
+    assert replace(task, form="best")(lines[2:], 42)[0] == [last[0].split(" ||| ")[1]]  # as `evaluate` scores it
 
 
 @pytest.mark.parametrize(

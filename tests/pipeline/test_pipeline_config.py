@@ -22,6 +22,7 @@ from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
 from ziggurat.jobs.run import JobOutcome
+from ziggurat.models.tensors import write_tensors
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
 from ziggurat.pipeline.export import shipped
 from ziggurat.pipeline.models import experiment_of, in_fresh_state
@@ -398,7 +399,7 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
         pipeline_of(road(whole(), "backward.decoding.diverse_groups=2")).run()
     existing = Path("runs/old")
     existing.mkdir(parents=True)
-    (existing / "model.safetensors").touch()
+    write_tensors(existing / "model.safetensors", {})
     experiment = parsed(whole()).experiment("backward", [], [], "store")
     (existing / "config.yaml").write_text(dump(experiment).replace("precision: float32", "precision: auto"))
     with pytest.raises(ConfigError, match=r"step filter, with the backward model: `decoding.precision: auto` may mean"):

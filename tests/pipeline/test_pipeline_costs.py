@@ -169,7 +169,7 @@ def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configur
     monkeypatch.setattr(
         "ziggurat.models.inspection.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
     )
-    monkeypatch.setattr("ziggurat.models.directory.locate_weights", lambda path: (path, path))
+    monkeypatch.setattr("ziggurat.models.directory.locate_weights", lambda path: (path / "model.safetensors", path))
     existing = {"teacher": place / "run"}
     (place / "run").mkdir()
     amounts = Amounts(road(whole()))

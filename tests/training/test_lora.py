@@ -10,16 +10,24 @@ import pytest
 import torch
 
 from tests.conftest import tiny_experiment
+from tests.pipeline.conftest import parsed, whole
 from tests.training.launch import run_together
 from tests.training.runs import QUIET, outcome, same_records, train_part
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section, load_experiment
+from ziggurat.config.pipeline_models import EvaluationConfig
 from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.models.directory import open_model
+from ziggurat.jobs.models import ModelChoice
+from ziggurat.jobs.models import opened as job_opened
+from ziggurat.models.directory import open_model, write_model_directory
 from ziggurat.models.low_rank import is_update
 from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.tensors import read_tensors, weights
+from ziggurat.pipeline.evaluation import _bytes_of, _systems
+from ziggurat.pipeline.models import model_files
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.summary import _models
 from ziggurat.training.average import average_run
 from ziggurat.training.checkpoint import load_checkpoint
 from ziggurat.training.learner import Learner
@@ -134,6 +142,28 @@ def test_before_its_first_checkpoint_it_begins_again_with_its_own_copy(
         shutil.rmtree(folder)
     train(run, reopen_run(run, []), resume=True, console=QUIET)
     assert outcome(run) == outcome(adapted)
+
+
+def test_with_another_base_it_is_another_model(adapted: Path, tmp_path: Path) -> None:
+    """To jobs, pipelines and exports; and its size on disk is that of both files."""
+    run = tmp_path / "run"
+    shutil.copytree(adapted, run, symlinks=True)
+    before = ModelChoice((str(run),)).identified()
+    files = [run / folder / "model.safetensors" for folder in ("best", "base")]
+    unwanted = ("backward", "backtranslation", "filter", "distillation", "student", "alignment", "quantisation")
+    sections: dict[str, Any] = dict.fromkeys((*unwanted, "shortlist", "export"))
+    road = Road(parsed(whole(teacher={"existing": str(run)}, **sections)))
+    assert model_files(road, "teacher")[:2] == files
+    size = sum(file.stat().st_size for file in files)
+    assert [row.bytes for row in _models(road)] == [size]
+    assert [_bytes_of(system) for system in _systems(road, EvaluationConfig(int8=False))] == [size]
+    base = open_model(run, which="base")
+    tensors = {name: tensor * 2 for name, tensor in weights(base.model).items()}
+    write_model_directory(run / "base", tensors, base.experiment, base.directory)
+    with pytest.raises(CheckpointError, match="its weights changed after the job had begun"):
+        job_opened(before.choice)
+    (one,), (other,) = (each["models"] for each in (before.settings, ModelChoice((str(run),)).identified().settings))
+    assert {name for name in one if one[name] != other[name]} == {"weights"}
 
 
 def test_updates_without_their_base_are_refused(adapted: Path, tmp_path: Path) -> None:

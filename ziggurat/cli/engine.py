@@ -197,16 +197,16 @@ def _equal_export(paths: Sequence[str], options: ModelOptions, decoding: Decodin
     with importing():
         import torch
 
-        from ziggurat.data.files import fingerprint
         from ziggurat.decoding.engines import equal_export
         from ziggurat.models.directory import locate_weights, weights_experiment
+        from ziggurat.models.low_rank import weights_fingerprint
         from ziggurat.models.run_folder import CHECKPOINTS
 
     if options.device == "auto" and torch.cuda.is_available():
         return None  # the trial would compare a GPU with a CPU
     path = Path(paths[0])
     weights, root = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
-    return equal_export(path, fingerprint(weights), weights_experiment(weights.parent, root).model, decoding)
+    return equal_export(path, weights_fingerprint(weights), weights_experiment(weights.parent, root).model, decoding)
 
 
 def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines: int | None) -> int:

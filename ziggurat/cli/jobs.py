@@ -273,7 +273,7 @@ def translation_job(
     inputs: dict[str, str | None],
     take: Callable[[Iterator[bytes]], Any],
     *,
-    form: Literal["text", "quality", "json"] = "text",
+    form: Literal["text", "best", "quality", "json"] = "text",
     tag: str | None = None,
     terminology: dict[str, str] | None = None,
     shard_lines: int | None = None,

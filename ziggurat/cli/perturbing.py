@@ -106,7 +106,8 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
             if disturbed is None:
                 test_set = scoring.test_set(references, sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, None)
-                disturbed = _disturbed(options, sources, references, _languages(path, translator.target_language))
+                languages = (_source_language(path, options.opening), translator.target_language)
+                disturbed = _disturbed(options, sources, references, languages)
             outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
             warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
             found.append(outputs)
@@ -138,12 +139,19 @@ def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
     return systems
 
 
-def _languages(path: str, target: str) -> tuple[str, str]:
-    """Return the languages of a model; that of the source decides between capitals."""
+def _source_language(path: str, opening: ModelOptions) -> str:
+    """Return the source language of a model, by which capitals are chosen: the Turkish one of `i` has a dot."""
     from ziggurat.config import load_experiment
+    from ziggurat.decoding.engines import served_folder
 
-    config = Path(path) / "config.yaml"
-    return (load_experiment(config).data.source_language if config.is_file() else "", target)
+    which = opening.which
+    served = served_folder(opening.engine, [path], which=which, without_layers=opening.without_layers)
+    if served is not None:  # without PyTorch, perhaps
+        return load_experiment(served / "config.yaml").data.source_language
+    from ziggurat.models.directory import locate_weights, weights_experiment
+
+    weights, root = locate_weights(Path(path).expanduser(), which)  # of a checkpoint, the run's folder
+    return weights_experiment(weights.parent, root).data.source_language
 
 
 def _check_jinja() -> None:

@@ -231,7 +231,9 @@ def score_system(
             found = model_choice(models, opening).identified()
             test_set = scoring.test_set(references, sources, found.experiment.data.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)
-            merged = translation_job(options, "evaluate", found, {"lines": source}, b"".join, tag=scoring.tag)
+            # The best of each line: with `n_best` above 1, also the model's own, `text` has several lines and columns.
+            inputs = {"lines": source}
+            merged = translation_job(options, "evaluate", found, inputs, b"".join, form="best", tag=scoring.tag)
         if merged is None:
             return
         if output is not None:

@@ -21,7 +21,7 @@ from ziggurat.data.babel import generate
 from ziggurat.data.checksums import made_by, write_checksums
 from ziggurat.data.compressed import byte_stream
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.files import write_atomically
 from ziggurat.data.workspace import building, tidy
 from ziggurat.decoding.lines import read_lines
 from ziggurat.decoding.translator import TranslationWarning, Translator
@@ -34,6 +34,7 @@ from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.directory import OpenedModel, open_model
+from ziggurat.models.low_rank import weights_fingerprint
 from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = ["REPORT_FILE", "Gate", "export_model", "reachable"]
@@ -161,7 +162,7 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
         "ziggurat": __version__,
         "target": to,
         "model": opened.origin,
-        "weights": fingerprint(opened.weights),
+        "weights": weights_fingerprint(opened.weights),
         "positions": model.positions,
         "quantization": quantization,
         "alignments": to == "ctranslate2",

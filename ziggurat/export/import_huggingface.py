@@ -1,4 +1,4 @@
-"""Reader of plain Transformers of transformers: MarianMT, Pegasus, M2M100 and Blenderbot.
+"""Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
 Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle (ziggurat.export.pickled).
 """
@@ -32,7 +32,7 @@ from ziggurat.export.imported import (
     take,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
-from ziggurat.export.vocabularies import with_vocabularies
+from ziggurat.export.vocabularies import refuse_languages_apart, with_vocabularies
 from ziggurat.small_files import Form, check_opens, inside, read_bounded, read_json
 
 __all__ = ["read_huggingface"]
@@ -72,15 +72,18 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     source_ids = _read(folder, "vocab.json", _Ids).root
     tokenizers = _read(folder, "tokenizer_config.json", _TokenizerConfig, _TokenizerConfig())
     target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
+    anatomy = _anatomy(config, tensors)
+    if config.model_type == "m2m_100":
+        refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
     files = list(models) or [folder / "source.spm", folder / "target.spm"]
-    # Language codes: `>>fra<<` of OPUS-MT, `__fr__` of M2M100.
+    # Language codes: `>>fra<<` of OPUS-MT, `__fr__` in fairseq's manner.
     tags = [token for token in source_ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__"))]
     source, target = (_tokenizer(file, tags) for file in (files[0], files[-1]))
     source, target = with_vocabularies(source, target, source_ids, target_ids)
     named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
     return ForeignModel(
         kind=config.model_type,
-        anatomy=_anatomy(config, tensors),
+        anatomy=anatomy,
         scaled=config.scale_embedding,
         source_ids=source_ids,
         target_ids=target_ids,
@@ -170,6 +173,7 @@ class _TokenizerConfig(Form):
     separate_vocabs: bool = False
     source_lang: str | None = None
     target_lang: str | None = None
+    num_madeup_words: int = 8  # the default of M2M100's tokenizer
 
 
 class _Ids(RootModel[dict[str, Annotated[int, Field(ge=0, strict=True)]]]):

@@ -10,10 +10,32 @@ others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from ziggurat.data.subword import SentencePieceTokenizer, same_vocabulary
+from ziggurat.errors import ExportError
 
-__all__ = ["with_vocabularies"]
+__all__ = ["refuse_languages_apart", "with_vocabularies"]
+
+
+def refuse_languages_apart(folder: Path, ids: Mapping[str, int], rows: int, made_up: int) -> None:
+    """Raise ExportError for a model of M2M100 whose language codes are not in vocab.json.
+
+    M2M100's tokenizer numbers them from the size of that list on, and behind them is a padding of `made_up` rows.
+
+    Args:
+        folder: the model, for the message.
+        ids: its vocab.json.
+        rows: of its embedding.
+        made_up: `num_madeup_words` of its tokenizer.
+    """
+    if (apart := rows - len(ids)) > made_up:
+        raise ExportError(
+            f"{folder}: M2M100 with languages that a model here cannot be told: its embedding has {apart:,} rows more "
+            f"than vocab.json has pieces ({len(ids):,}), for codes such as __de__. transformers puts the one of the "
+            "source before the text and forces that of the target to be the first token written. Translate with "
+            "transformers, a corpus to train a model on, for example; or import an OPUS-MT model of the two languages"
+        )
 
 
 def with_vocabularies(

@@ -21,6 +21,7 @@ from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
 from ziggurat.models.directory import locate_weights, open_model
+from ziggurat.models.low_rank import weights_fingerprint
 from ziggurat.models.run_folder import CONFIG_FILE
 
 __all__ = ["Identified", "ModelChoice", "job_decoding", "opened"]
@@ -63,11 +64,13 @@ class ModelChoice:
             # On the CPU: memory of a GPU is for the workers.
             found = [open_model(path, which=self.which, without_layers=self.without_layers) for path in self.models]
             experiments = [model.experiment for model in found]
-            contents = [_identity(model.experiment, model.weights, model.directory) for model in found]
+            contents = [
+                _identity(model.experiment, weights_fingerprint(model.weights), model.directory) for model in found
+            ]
         else:
             translator = ServedTranslator(served, device=self.device, threads=self.threads, **self.decoding)
             experiments, device = [load_experiment(served / CONFIG_FILE)], translator.device
-            contents = [_identity(experiments[0], served / SERVED_FILE, served)]
+            contents = [_identity(experiments[0], fingerprint(served / SERVED_FILE), served)]
         decoding = job_decoding(experiments[0].decoding, self.decoding)
         settings = {
             "threads": self.threads,
@@ -116,15 +119,15 @@ def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingCon
     return decoding
 
 
-def _identity(experiment: Experiment, weights: Path, directory: Path) -> dict[str, str]:
-    """Return the fingerprints of a model's weights, architecture and vocabularies."""
+def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str, str]:
+    """Return the fingerprints of a model's weights, which are `weights`, architecture and vocabularies."""
     # By content, since a run may have been trained further and folders may be renamed.
     vocabularies = sorted(
         path for path in directory.iterdir() if path.name == "vocabulary.json" or path.suffix in (".spm", ".vocab")
     )
     architecture = json.dumps(experiment.model.model_dump(mode="json"), sort_keys=True)
     return {
-        "weights": fingerprint(weights),
+        "weights": weights,
         "architecture": xxhash.xxh3_128_hexdigest(architecture.encode()),
         "vocabulary": xxhash.xxh3_128_hexdigest("".join(fingerprint(path) for path in vocabularies).encode()),
     }
@@ -141,7 +144,7 @@ def opened(choice: ModelChoice) -> Translator | ServedTranslator:
     translator: Translator | ServedTranslator
     if served is not None:
         translator = ServedTranslator(served, device=choice.device, threads=choice.threads, **choice.decoding)
-        files = [served / SERVED_FILE]
+        found = [fingerprint(served / SERVED_FILE)]
     else:
         translator = load_translator(
             choice.models,
@@ -150,10 +153,10 @@ def opened(choice: ModelChoice) -> Translator | ServedTranslator:
             device=choice.device,
             **choice.decoding,
         )
-        files = [locate_weights(Path(path), choice.which)[0] for path in choice.models]
-    # After they are read, so that a file that is replaced meanwhile is noticed.
-    for path, file, known in zip(choice.models, files, choice.weights, strict=False):
-        if fingerprint(file) != known:
+        # After they are read, so that a file that is replaced meanwhile is noticed.
+        found = [weights_fingerprint(locate_weights(Path(path), choice.which)[0]) for path in choice.models]
+    for path, weights, known in zip(choice.models, found, choice.weights, strict=False):
+        if weights != known:
             raise CheckpointError(
                 f"{path}: its weights changed after the job had begun; name a checkpoint that stays (`--which N`), "
                 "and another folder"

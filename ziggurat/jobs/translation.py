@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ziggurat.decoding.lines import Notices, TranslationWarning
+from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.terminology import read_constraints
 from ziggurat.errors import ConfigError
@@ -25,14 +26,15 @@ class Translating:
 
     Attributes:
         choice: the models.
-        form: of the output (ziggurat.decoding.results.Translation).
+        form: of the output (ziggurat.decoding.results.Translation); `best`: the text of the best translation alone,
+            whatever `n_best` is.
         tag: tag for every line, or None.
         beside: what stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs).
         terminology: source terms and their translations.
     """
 
     choice: ModelChoice
-    form: Literal["text", "quality", "json"] = "text"
+    form: Literal["text", "best", "quality", "json"] = "text"
     tag: str | None = None
     beside: tuple[str, ...] = ()
     terminology: Mapping[str, str] | None = field(default=None, hash=False)
@@ -69,11 +71,13 @@ class Translating:
         found = self._translated(lines, first)
         translator = opened(self.choice)
         n_best = translator.decoding.n_best
-        results = [
-            each.to_json() if self.form == "json" else each.to_text(number, n_best, quality=self.form == "quality")
-            for number, each in enumerate(found, start=first + 1)
-        ]
+        results = [self._written(each, number, n_best) for number, each in enumerate(found, start=first + 1)]
         return results, +translator.notices
+
+    def _written(self, found: Translation, number: int, n_best: int) -> str:
+        if self.form == "best":
+            return found.text
+        return found.to_json() if self.form == "json" else found.to_text(number, n_best, quality=self.form == "quality")
 
 
 @dataclass(frozen=True)

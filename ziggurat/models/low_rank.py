@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config.lora import LoraConfig, LoraMap
+from ziggurat.data.files import fingerprint
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.models.build import model_slots
 from ziggurat.models.run_folder import MODEL_FILE, read_meta, run_of
@@ -28,7 +29,17 @@ from ziggurat.nn.low_rank import LowRank
 from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["BASE", "adapt", "base_file", "is_update", "maps_of", "merged", "with_base"]
+__all__ = [
+    "BASE",
+    "adapt",
+    "base_file",
+    "is_update",
+    "maps_of",
+    "merged",
+    "weights_files",
+    "weights_fingerprint",
+    "with_base",
+]
 
 BASE = "base"
 """Folder of a run with the weights that its low-rank updates belong to."""
@@ -147,6 +158,23 @@ def base_file(weights_file: Path) -> Path | None:
             "the run was, or name the run's own checkpoint"
         )
     return found
+
+
+def weights_files(weights_file: Path) -> list[Path]:
+    """Return the files that the weights in `weights_file` are made of: itself, and what its updates belong to.
+
+    Raises CheckpointError as base_file does.
+    """
+    base = base_file(weights_file)
+    return [weights_file] if base is None else [weights_file, base]
+
+
+def weights_fingerprint(weights_file: Path) -> str:
+    """Return the fingerprint of weights: of their file, or where that holds updates alone those of both, joined by +.
+
+    Raises CheckpointError as base_file does.
+    """
+    return "+".join(map(fingerprint, weights_files(weights_file)))
 
 
 def with_base(

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.filters import FilterConfig
-from ziggurat.config.load import load_experiment
 from ziggurat.config.notices import warm_up_notice
 from ziggurat.config.pipeline import ModelName
 from ziggurat.errors import ZigguratError
@@ -79,13 +78,12 @@ class Costs:
 
     def _experiment(self, name: ModelName) -> tuple[Experiment, Path | None]:
         """Return the experiment of a model, and the folder of one that is there already."""
-        from ziggurat.models.directory import locate_weights
-        from ziggurat.models.run_folder import CONFIG_FILE
+        from ziggurat.models.directory import locate_weights, weights_experiment
 
         if name not in self._existing:
             return self._experiments[name], None
-        folder = locate_weights(self._existing[name])[1]
-        return load_experiment(folder / CONFIG_FILE), folder
+        weights, folder = locate_weights(self._existing[name])
+        return weights_experiment(weights.parent, folder), folder
 
     def training(self, name: ModelName) -> Expected:
         """Return what the training of a model takes, validations and checkpoints left out."""

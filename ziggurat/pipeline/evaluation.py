@@ -258,8 +258,9 @@ def _bytes_of(system: _System) -> int:
     if system.served:
         return sum(path.stat().st_size for path in system.folder.iterdir() if path.suffix == ".bin")
     from ziggurat.models.directory import locate_weights
+    from ziggurat.models.low_rank import weights_files
 
-    return locate_weights(system.folder)[0].stat().st_size
+    return sum(path.stat().st_size for path in weights_files(locate_weights(system.folder)[0]))
 
 
 def _lines(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from ziggurat.config.pipeline import ModelName
 from ziggurat.config.pipeline_models import ExportTarget, ShortlistConfig
 from ziggurat.errors import ConfigError, ExportError
-from ziggurat.pipeline.models import experiment_of, in_fresh_state, model_files, of_model
+from ziggurat.pipeline.models import experiment_of, experiment_there, in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.settings import settings_of
 from ziggurat.pipeline.step import Step
@@ -132,10 +132,8 @@ def _check(road: Road, name: ModelName, to: str, target: ExportTarget) -> None:
         raise ConfigError(
             f"export.{to}: needs {missing[0]}, which is not installed: pip install 'ziggurat-mt[{extra}]'"
         )
-    from ziggurat.config import load_experiment
     from ziggurat.export.package import package_choices
     from ziggurat.export.targets import target_named
-    from ziggurat.models.run_folder import CONFIG_FILE
 
     package = package_choices([f"{key}={value}" for key, value in target.metadata.items()], None)
     format_ = target_named(to, package if target.metadata else None)
@@ -143,6 +141,6 @@ def _check(road: Road, name: ModelName, to: str, target: ExportTarget) -> None:
         known = ", ".join(format_.quantizations) or "none"
         raise ConfigError(f"export.{to}.quantization: {target.quantization}; there are: {known}, float32")
     existing = getattr(road.config, name).existing
-    experiment = experiment_of(road, name) if existing is None else load_experiment(road.model(name) / CONFIG_FILE)
+    experiment = experiment_of(road, name) if existing is None else experiment_there(road, name)[0]
     if reasons := format_.reasons(experiment):
         raise ExportError(f"export.{to}: the {name} cannot be written for it: {'; '.join(reasons)}")

@@ -28,6 +28,7 @@ __all__ = [
     "VOCABULARIES",
     "decoding_of",
     "experiment_of",
+    "experiment_there",
     "in_fresh_state",
     "model_files",
     "of_model",
@@ -69,7 +70,7 @@ def refuse_other_direction(road: Road) -> None:
             continue
         wanted = (target, source) if name == "backward" else (source, target)
         with contextlib.suppress(CheckpointError):
-            data = _experiment_there(road, name)[0].data
+            data = experiment_there(road, name)[0].data
             if (data.target_language, data.source_language) == wanted:
                 raise ConfigError(
                     f"`{name}.existing`: {place.existing} translates from {wanted[1]} to {wanted[0]}; the {said(name)} "
@@ -77,8 +78,11 @@ def refuse_other_direction(road: Road) -> None:
                 )
 
 
-def _experiment_there(road: Road, name: ModelName) -> tuple[Experiment, Path]:
-    """Return the experiment of a model that is there already, and the folder with its configuration and vocabulary."""
+def experiment_there(road: Road, name: ModelName) -> tuple[Experiment, Path]:
+    """Return the experiment of a model that is there already, and the folder with its configuration and vocabulary.
+
+    The experiment is that of the weights: those of a growing run may be shallower than its configuration says.
+    """
     from ziggurat.models.directory import locate_weights, weights_experiment
 
     weights, root = locate_weights(road.model(name))  # of a checkpoint, the run's folder
@@ -95,7 +99,7 @@ def with_pruned_student(road: Road) -> Road:
         return road
     model, unicode, vocabulary = teacher.model, teacher.unicode, road.model("teacher")
     if teacher.existing is not None:
-        there, vocabulary = _experiment_there(road, "teacher")
+        there, vocabulary = experiment_there(road, "teacher")
         model, unicode = there.model, there.data.unicode
     try:
         return replace(road, config=road.config.with_student_of(model, unicode, str(vocabulary)))
@@ -286,8 +290,9 @@ def model_files(road: Road, *names: ModelName) -> list[Path]:
 
 def _files_of(folder: Path) -> list[Path]:
     from ziggurat.models.directory import locate_weights
+    from ziggurat.models.low_rank import weights_files
     from ziggurat.models.run_folder import CONFIG_FILE
 
     weights, root = locate_weights(folder)
     vocabularies = [path for pattern in VOCABULARIES for path in sorted(root.glob(pattern))]
-    return [weights, root / CONFIG_FILE, *vocabularies]
+    return [*weights_files(weights), root / CONFIG_FILE, *vocabularies]

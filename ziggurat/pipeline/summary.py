@@ -118,22 +118,21 @@ def _licences(road: Road, name: str | None) -> dict[str, str]:
 
 
 def _models(road: Road) -> list[ModelRow]:
-    from ziggurat.config import load_experiment
-    from ziggurat.models.directory import locate_weights
+    from ziggurat.models.directory import locate_weights, weights_experiment
     from ziggurat.models.inspection import inspect_experiment
-    from ziggurat.models.run_folder import CONFIG_FILE
+    from ziggurat.models.low_rank import weights_files
 
     rows = []
     for name in MODELS:
         if getattr(road.config, name) is None:
             continue
         weights, folder = locate_weights(road.model(name))
-        own = weights.parent / CONFIG_FILE
-        experiment = load_experiment(own if own.is_file() else folder / CONFIG_FILE)
+        experiment = weights_experiment(weights.parent, folder)
         model = experiment.model
         found = inspect_experiment(experiment, folder)
         depth = (model.encoder.layers, model.decoder.layers)
-        rows.append(ModelRow(name, depth, model.d_model, found.parameters, weights.stat().st_size))
+        size = sum(path.stat().st_size for path in weights_files(weights))
+        rows.append(ModelRow(name, depth, model.d_model, found.parameters, size))
     return rows
 
 

@@ -14,11 +14,12 @@ import xxhash
 
 from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.files import write_atomically
 from ziggurat.decoding.lines import translate_tagged
 from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.errors import DataError
 from ziggurat.models.directory import locate_weights, weights_origin
+from ziggurat.models.low_rank import weights_fingerprint
 from ziggurat.report.runs import ReportRun
 from ziggurat.small_files import built, parse_json, read_bounded
 
@@ -109,7 +110,8 @@ def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None])
     """
     weights, _ = locate_weights(run.folder)
     decoding = run.experiment.decoding.model_dump(mode="json")
-    key = {"format": _FORMAT, "weights": fingerprint(weights), "decoding": decoding, "sentences": sentences.identity}
+    made_of = weights_fingerprint(weights)
+    key = {"format": _FORMAT, "weights": made_of, "decoding": decoding, "sentences": sentences.identity}
     kept = run.folder / _FOLDER / f"{sentences.identity}.json"
     found = _kept(kept, key, len(sentences.sources))
     if found is None:

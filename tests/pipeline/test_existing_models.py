@@ -1,0 +1,52 @@
+"""Models that are there already: what a pipeline and `evaluate` know of a run's checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_experiment
+from tests.pipeline.conftest import whole
+from ziggurat.cli.engine import ModelOptions
+from ziggurat.cli.perturbing import _source_language
+from ziggurat.config import Experiment, dump
+from ziggurat.models.run_folder import write_meta
+from ziggurat.models.tensors import write_tensors
+from ziggurat.pipeline.amounts import Amounts
+from ziggurat.pipeline.costs import Costs
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.summary import _models
+from ziggurat.pipeline.table import steps_of
+
+OTHERS = ("backward", "backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "shortlist")
+
+
+def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
+    tmp_path: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder has no configuration, and that of the run is of the depth that it ends with."""
+    run = tmp_path / "run"
+    folder = run / "checkpoints" / "step-00000001"
+    folder.mkdir(parents=True)
+    (run / "last").symlink_to(folder)
+    (run / "config.yaml").write_text(dump(tiny_experiment(tmp_path, growth={"stages": [{"layers": 1, "updates": 1}]})))
+    write_tensors(folder / "model.safetensors", {})
+    depth = {"encoder_layers": 1, "decoder_layers": 2}
+    write_meta(folder, {"format": 5, "progress": {}, "checksums": {"model.safetensors": ""}, **depth})
+
+    def inspected(experiment: Experiment, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(parameters=experiment.model.encoder.layers)
+
+    monkeypatch.setattr("ziggurat.models.inspection.inspect_experiment", inspected)
+    unwanted: dict[str, Any] = dict.fromkeys((*OTHERS, "monolingual", "evaluation"))
+    found = road(whole(teacher={"existing": str(run / "last")}, **unwanted))
+    (row,) = _models(found)
+    assert (row.layers, row.parameters) == ((1, 2), 1)
+    costs = Costs({}, Amounts(found), {"teacher": run / "last"})
+    assert costs._experiment("teacher")[0].model.encoder.layers == 1
+    next(step for step in steps_of(found) if step.name == "export-ctranslate2").check()  # raises nothing
+    assert _source_language(str(run / "last"), ModelOptions(None, "cpu", None)) == "qlo"
