@@ -126,9 +126,11 @@ class Kills:
         while len(self.killed) < self.number:
             way = self.generator.choice(("processes", "ray", "parts"))
             moment = self.generator.uniform(1.0, 2 * self.mean)
-            if way == "parts" and (step := self.next_job()) is not None:
+            step = self.next_job() if way == "parts" else None
+            if step is not None:
                 self.in_parts(step, moment)
             else:
+                way = "processes" if way == "parts" else way
                 process = self.on_ray() if way == "ray" else started(self.work, *self.overrides)
                 if self.to_the_end(process, way, moment):
                     break

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import whole
+from ziggurat.cli.documents import _languages
 from ziggurat.cli.engine import ModelOptions
 from ziggurat.cli.perturbing import _source_language
 from ziggurat.config import Experiment, dump
@@ -50,3 +51,4 @@ def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
     assert costs._experiment("teacher")[0].model.encoder.layers == 1
     next(step for step in steps_of(found) if step.name == "export-ctranslate2").check()  # raises nothing
     assert _source_language(str(run / "last"), ModelOptions(None, "cpu", None)) == "qlo"
+    assert _languages(str(run / "last")) == ("qlo", "qhi")

@@ -266,6 +266,21 @@ def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> N
     assert ModelSource(changing, decoding={"shortlist": None}).shortlist() is None
 
 
+def test_a_checkpoint_is_served_by_what_its_run_has(changing: Path) -> None:
+    """Its configuration, and the weights that low-rank updates belong to."""
+    wanted, folder = ModelSource(changing).experiment(), changing / "checkpoints" / "step-00000001"
+    folder.mkdir(parents=True)
+    (changing / "model.safetensors").rename(folder / "model.safetensors")
+    (changing / "best").symlink_to(folder)
+    source = ModelSource(changing / "best")
+    assert source.experiment() == wanted
+    version, size = source.version(), source.size()
+    (changing / "base").mkdir()
+    (changing / "base" / "model.safetensors").write_bytes(bytes(1000))
+    assert source.version() != version
+    assert source.size() == size + 3000
+
+
 def test_a_model_is_replaced_under_load(serve: Serve, changing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "_CHANGED", 0.05)
     old = load_translator(changing).translate([LINES[0]])[0].text

@@ -120,10 +120,11 @@ def _is_folder(paths: Sequence[str], output: str) -> bool:
 
 
 def _languages(model: str) -> tuple[str, str]:
-    """Return the source and target language of a run, model directory or export; empty where it does not say."""
+    """Return the source and target language of a model; empty where it does not say."""
     from ziggurat.config import load_experiment
+    from ziggurat.models.run_folder import config_file
 
-    config = Path(model) / "config.yaml"
+    config = config_file(Path(model))
     if not config.is_file():
         return "", ""
     data = load_experiment(config).data

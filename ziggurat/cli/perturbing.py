@@ -143,15 +143,10 @@ def _source_language(path: str, opening: ModelOptions) -> str:
     """Return the source language of a model, by which capitals are chosen: the Turkish one of `i` has a dot."""
     from ziggurat.config import load_experiment
     from ziggurat.decoding.engines import served_folder
+    from ziggurat.models.run_folder import config_file
 
-    which = opening.which
-    served = served_folder(opening.engine, [path], which=which, without_layers=opening.without_layers)
-    if served is not None:  # without PyTorch, perhaps
-        return load_experiment(served / "config.yaml").data.source_language
-    from ziggurat.models.directory import locate_weights, weights_experiment
-
-    weights, root = locate_weights(Path(path).expanduser(), which)  # of a checkpoint, the run's folder
-    return weights_experiment(weights.parent, root).data.source_language
+    served = served_folder(opening.engine, [path], which=opening.which, without_layers=opening.without_layers)
+    return load_experiment(config_file(served or Path(path).expanduser())).data.source_language
 
 
 def _check_jinja() -> None:

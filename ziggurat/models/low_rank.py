@@ -20,7 +20,7 @@ from ziggurat.config.lora import LoraConfig, LoraMap
 from ziggurat.data.files import fingerprint
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.models.build import model_slots
-from ziggurat.models.run_folder import MODEL_FILE, read_meta, run_of
+from ziggurat.models.run_folder import BASE, MODEL_FILE, read_meta, run_of
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_shapes
 from ziggurat.nn.dropout import Dropout
@@ -30,7 +30,6 @@ from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = [
-    "BASE",
     "adapt",
     "base_file",
     "is_update",
@@ -40,9 +39,6 @@ __all__ = [
     "weights_fingerprint",
     "with_base",
 ]
-
-BASE = "base"
-"""Folder of a run with the weights that its low-rank updates belong to."""
 
 _UPDATE = re.compile(r"(.+)\.low_rank\.(\d{1,4})\.(down|up)")
 _ROLES: dict[LoraMap, frozenset[Role]] = {

@@ -20,6 +20,7 @@ from ziggurat.errors import CheckpointError, ZigguratError, refuse_passing
 from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = [
+    "BASE",
     "CHECKPOINTS",
     "CONFIG_FILE",
     "ENVIRONMENT_FILE",
@@ -29,6 +30,7 @@ __all__ = [
     "checkpoint_folders",
     "checkpoint_name",
     "checkpoint_update",
+    "config_file",
     "link",
     "locked",
     "mend_links",
@@ -44,6 +46,8 @@ CONFIG_FILE = "config.yaml"
 META_FILE = "meta.json"
 ENVIRONMENT_FILE = "environment.json"
 CHECKPOINTS = "checkpoints"
+BASE = "base"
+"""Folder of a run with the weights that its low-rank updates belong to."""
 _LOCK = ".lock"
 _PATIENCE_SECONDS = 0.5
 
@@ -91,6 +95,16 @@ def checkpoint_folders(run: Path) -> list[Path]:
 def run_of(checkpoint: Path) -> Path:
     """Return the folder of the run to which a checkpoint at this path, perhaps a link, would belong."""
     return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
+
+
+def config_file(folder: Path) -> Path:
+    """Return the configuration of a run, a checkpoint of one, a model directory or an export.
+
+    A checkpoint has none of its own, and that of its run may be deeper (ziggurat.models.directory.weights_experiment).
+    It needs no PyTorch.
+    """
+    own, of_run = folder / CONFIG_FILE, run_of(folder) / CONFIG_FILE
+    return of_run if of_run.is_file() and not own.is_file() else own
 
 
 def checkpoint_name(update: int) -> str:

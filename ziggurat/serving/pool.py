@@ -17,6 +17,7 @@ from ziggurat.config.load import change_section
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, tells_alignments
 from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.run_folder import BASE, MODEL_FILE, config_file
 from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
 from ziggurat.threads import usable_cpus
@@ -65,9 +66,15 @@ class ModelSource:
 
         return locate_weights(self.path, self.which)
 
+    def _weights(self) -> tuple[list[Path], Path]:
+        """Return the files with the weights, those below low-rank updates too, and the folder as `located` does."""
+        weights, folder = self.located()
+        base = folder / BASE / MODEL_FILE
+        return [weights, base] if base.exists() else [weights], folder
+
     def experiment(self) -> Experiment:
         """Return the model's configuration. Raises ConfigError for decoding settings that it cannot have."""
-        found = load_experiment(self.path / "config.yaml")
+        found = load_experiment(config_file(self.path))
         try:
             if self.is_exported:
                 refuse_unserved(self.decoding, read_report(self.path))
@@ -86,28 +93,29 @@ class ModelSource:
         if "shortlist" in self.decoding:
             name = self.decoding["shortlist"]
         else:
-            config = self.path / "config.yaml"
+            config = config_file(self.path)
             name = _shortlist_of(config, _seen(config))
         return None if name is None else Path(name).expanduser()
 
     def version(self) -> str:
         """Return what changes whenever a file does that the model is made of, as 16 hexadecimal digits.
 
-        Weights, configuration, vocabularies, and the shortlist, which may be anywhere.
+        Weights, also those that low-rank updates belong to, configuration, vocabularies, and the shortlist, which may
+        be anywhere.
         """
-        weights, folder = self.located()
+        weights, folder = self._weights()
         try:
             found = [(path.name, *_seen(path)) for path in sorted(folder.iterdir()) if _of_model(path.name)]
         except OSError as error:
             raise CheckpointError(f"{folder}: {error.strerror}") from None
         shortlist = self.shortlist()
         seen = [] if shortlist is None else [str(shortlist), *_seen(shortlist)]
-        every = repr((str(weights.resolve()), _seen(weights), found, seen))
+        every = repr((str(weights[0].resolve()), *map(_seen, weights), found, seen))
         return hashlib.blake2b(every.encode(), digest_size=8).hexdigest()
 
     def size(self) -> int:
         """Return the bytes of memory that the open model takes, as an estimate."""
-        return _seen(self.located()[0])[2] * (1 if self.is_exported else _COPIES)
+        return sum(_seen(path)[2] for path in self._weights()[0]) * (1 if self.is_exported else _COPIES)
 
     def open(self) -> Opened:
         """Open the model, in the thread that will use it."""

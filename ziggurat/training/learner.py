@@ -17,8 +17,8 @@ from ziggurat.data.corpus import Store
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
 from ziggurat.models.directory import open_model, read_weights
-from ziggurat.models.low_rank import BASE, is_update
-from ziggurat.models.run_folder import MODEL_FILE
+from ziggurat.models.low_rank import is_update
+from ziggurat.models.run_folder import BASE, MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import load_weights, weights
 from ziggurat.models.vocabularies import refuse_other_vocabulary

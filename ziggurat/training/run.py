@@ -32,8 +32,7 @@ from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
 from ziggurat.models.directory import fill_model_directory
-from ziggurat.models.low_rank import BASE
-from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE, checkpoint_folders, read_meta
+from ziggurat.models.run_folder import BASE, CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE, checkpoint_folders, read_meta
 from ziggurat.tracking.trackers import refuse_other_experiment
 from ziggurat.training.processes import Processes
 

@@ -22,7 +22,7 @@ from ziggurat.data.store_checks import StoreWatch
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.models.device import usable_device
-from ziggurat.models.low_rank import BASE
+from ziggurat.models.run_folder import BASE
 from ziggurat.models.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
