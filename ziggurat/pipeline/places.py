@@ -13,11 +13,21 @@ from ziggurat.config.data import CorpusConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.errors import CheckpointError
 
-__all__ = ["as_begun"]
+__all__ = ["as_begun", "without_places"]
 
 _OF_CORPUS = ("source", "target", "path", "alignment")
 _OF_SUBWORD = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 """Keys whose values are places of files."""
+
+
+def without_places(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dumped section `data` with only whether there are files in place of where they are."""
+    kept = {**data, "store": None, "subword": _hidden(data["subword"], _OF_SUBWORD)}
+    return kept | {split: [_hidden(corpus, _OF_CORPUS) for corpus in data[split]] for split in ("train", "dev")}
+
+
+def _hidden(content: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {**content, **{key: content.get(key) is not None for key in keys}}
 
 
 def as_begun(run: Path, experiment: Experiment) -> Experiment:
