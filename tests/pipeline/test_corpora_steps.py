@@ -13,11 +13,13 @@ import pytest
 
 from tests.pipeline.conftest import trained, whole
 from ziggurat.cleaning.sketches import folded
+from ziggurat.data.checksums import content_checksum
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.corpora import fetched_files
 from ziggurat.pipeline.embedded import embedded_text, write_demo
 from ziggurat.pipeline.road import Road
-from ziggurat.pipeline.step import Selection
+from ziggurat.pipeline.step import Selection, read_manifest
+from ziggurat.pipeline.store import read_of_store
 from ziggurat.pipeline.table import pipeline_of
 
 NOTHING = {"backward": None, "backtranslation": None, "distillation": None, "filter": None, "alignment": None}
@@ -232,6 +234,44 @@ def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
     (step,) = (step for step in pipeline_of(road(config)).steps if step.name == "student-data")
     with pytest.raises(DataError, match="the student has nothing to learn from: cleaning left no pair of noise, train"):
         step.work(place / "w/student-data")
+
+
+def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, road: Callable[..., Road]) -> None:
+    def made(folder: str) -> str:
+        pipeline_of(road(text(monolingual=None, folder=folder))).run(Selection(last="student-data"))
+        found = read_manifest(place / folder / "student-data")
+        assert found is not None
+        return found.fingerprint(["store/*"])
+
+    first = made("w")
+    (place / "w").rename(place / "moved")
+    (place / "moved/student-data/store/train-00000.arrow").unlink()
+    assert made("moved") == first
+    # All else that training may read counts, also where no pair changes.
+    path = place / "moved/student-data/store/manifest.json"
+    manifest, found = path.read_text("utf-8"), {read_of_store(path)}
+    changes: list[tuple[str, object]] = [
+        ("config.filters.max_pieces", 249),
+        ("config.target_language", "qlo"),
+        ("config.subword.regularisation", {"kind": "dropout"}),
+        ("config.train.0.alignment", "links"),
+        ("corpora.train.0.name", "other"),
+        ("corpora.train.0.weight", 2.0),
+        ("corpora.dev.0.tag", "<bt>"),
+        ("tables.train.has_text", True),
+        ("fingerprint", "other"),
+        ("later", "a key of a later version"),
+    ]
+    for key, value in changes:
+        document = json.loads(manifest)
+        *parents, last = key.split(".")
+        inside = document
+        for name in parents:
+            inside = inside[int(name) if name.isdigit() else name]
+        inside[last] = value
+        path.write_text(json.dumps({**document, "checksum": content_checksum(document)}), "utf-8")
+        found.add(read_of_store(path))
+    assert len(found) == 1 + len(changes)
 
 
 def test_what_is_held_out_leaves_something_to_train_on(place: Path, road: Callable[..., Road]) -> None:

@@ -462,6 +462,25 @@ def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[s
     assert ran == ["train", "test", "test"]
 
 
+def test_of_a_file_only_what_is_read_concerns_later_steps(tmp_path: Path, ran: list[str]) -> None:
+    source, made = tmp_path / "source", tmp_path / "w/first/made"
+
+    def steps() -> list[Step]:
+        def work(folder: Path) -> None:
+            (folder / "made").write_bytes(source.read_bytes())
+
+        read = {"made": lambda path: path.read_text().partition(" ")[0]}
+        later = Step("later", "", {}, lambda folder: ran.append("later"), {"first": ["*"]})
+        return [Step("first", "", {}, work, files=lambda: [source], read_as=read), later]
+
+    for content, done in [("a 1", ("first", "later")), ("a 2", ("first",)), ("b 2", ("first", "later"))]:
+        source.write_text(content)
+        assert Pipeline(tmp_path / "w", steps()).run().done == done
+    made.write_text("b 3")  # damage is damage, wherever it is
+    assert Pipeline(tmp_path / "w", steps()).run().done == ("first",)
+    assert made.read_text() == "b 2"
+
+
 def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, memory = tmp_path / "a", tmp_path / "memory.json"
     file.write_bytes(b"one")

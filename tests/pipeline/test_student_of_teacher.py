@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import TRAINING, parsed, trained, whole
 from tests.small import merged
-from ziggurat.config import Experiment
+from ziggurat.config import Experiment, dump
 from ziggurat.data.workspace import discard
 from ziggurat.errors import ConfigError
 from ziggurat.models.directory import open_model
+from ziggurat.models.run_folder import write_meta
 from ziggurat.models.tensors import weights
+from ziggurat.pipeline.places import as_begun
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.table import pipeline_of
 
@@ -49,7 +52,9 @@ def test_it_begins_with_what_is_left_of_the_teacher(
         pipeline_of(road(content())).run()
     monkeypatch.setattr("ziggurat.pipeline.models.discard", discard)
     trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
-    assert pipeline_of(road(content())).run().done == ("student", "report")
+    (place / "w").rename(place / "moved")  # with it what the run has as places of its corpora, vocabulary and beginning
+    assert pipeline_of(road(content(folder="moved"))).run().done == ("student", "report")
+    (place / "moved").rename(place / "w")
     assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at
     begun = open_model("w/teacher/run", without_layers="encoder.1,decoder.2-3")
     student = open_model("w/student/run", which="last")
@@ -70,6 +75,29 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     begun, student = open_model("w/teacher/run", without_layers="decoder.1-2"), open_model("w/student/run")
     torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
     assert student.tokenizers[0].size == 140
+
+
+def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    then, now = (
+        tiny_experiment(folder, start_from=str(folder / "model"), seed=seed)
+        for folder, seed in ((tmp_path, 1), (tmp_path / ".." / tmp_path.name, 2))
+    )
+    assert now.data.train != then.data.train
+    (run / "checkpoints/step-00000002").mkdir(parents=True)
+    (run / "config.yaml").write_text(dump(then))
+    # None, or none that can be read: what is to be read is where it is now.
+    assert as_begun(run, now) == now
+    checkpoint = run / "checkpoints/step-00000001"
+    checkpoint.mkdir()
+    kept = then.model_dump(mode="json")
+    write_meta(checkpoint, {"format": 5, "progress": {}, "checksums": {"model.safetensors": ""}, "configuration": kept})
+    training = now.training.model_copy(update={"start_from": then.training.start_from})
+    data = then.data.model_copy(update={"store": now.data.store})
+    assert as_begun(run, now) == now.model_copy(update={"data": data, "training": training})
+    # Another number of corpora is no other place.
+    more = now.model_copy(update={"data": now.data.model_copy(update={"train": now.data.train * 2})})
+    assert as_begun(run, more).data.train == more.data.train
 
 
 def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, road: Callable[..., Road]) -> None:

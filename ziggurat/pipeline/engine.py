@@ -222,7 +222,7 @@ class Pipeline:
             stopped = step.work(folder)
             if stopped is not None:
                 return stopped
-            outputs = outputs_of(folder, step.outputs, self._hashes.of)
+            outputs = outputs_of(step, folder, self._hashes.of)
             write_document(folder / MANIFEST, StepManifest(wanted, outputs).document())
         return None
 

@@ -19,6 +19,7 @@ from ziggurat.data.workspace import discard
 from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.done import updates_done
+from ziggurat.pipeline.places import as_begun
 from ziggurat.pipeline.road import Corpora, Road
 from ziggurat.pipeline.settings import Settings, joined, settings_of
 from ziggurat.pipeline.step import Done, Step
@@ -240,6 +241,7 @@ def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
 
     with in_fresh_state():
         resume = (run / CHECKPOINTS).is_dir()
+        experiment = as_begun(run, experiment)
         return train(run, experiment, resume=resume, console=road.console, advice=False).signal
 
 

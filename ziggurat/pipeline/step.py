@@ -39,7 +39,7 @@ __all__ = [
 BEGUN, MANIFEST = "begun.json", "manifest.json"
 
 Outputs = Mapping[str, Mapping[str, Any]]
-"""Path inside the step's folder -> size in bytes and checksum."""
+"""Path inside the step's folder -> size in bytes, checksum, and `read`, if not all of it is read: hash of what is."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,8 @@ class Step:
         done: tells how much of it is done where it was begun; None: not known.
         version: raised when the code makes another result of the same, so that the step is done again.
         is_job: it is a job (ziggurat.jobs), so that several calls can each do a part of it.
+        read_as: functions by the names of files that it hands on: each returns a hash of all that later steps read of
+            its file, which may hold other things besides. For other files the whole counts.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Step:
     done: Callable[[], Done | None] = lambda: None
     version: int = 1
     is_job: bool = False
+    read_as: Mapping[str, Callable[[Path], str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ class StepManifest:
 
     def fingerprint(self, patterns: Sequence[str]) -> str:
         """Return the hash of what is handed on under names that match; `*` is anything, also in several folders."""
-        taken = {name: entry for name, entry in self.outputs.items() if any(fnmatchcase(name, p) for p in patterns)}
+        read = {name: entry.get("read", entry) for name, entry in self.outputs.items()}
+        taken = {name: entry for name, entry in read.items() if any(fnmatchcase(name, p) for p in patterns)}
         return str(xxhash.xxh3_128_hexdigest(json.dumps(taken, sort_keys=True).encode()))
 
     def document(self) -> dict[str, Any]:
@@ -198,13 +202,15 @@ def read_manifest(folder: Path) -> StepManifest | None:
     return None if document is None else StepManifest(document, outputs)
 
 
-def outputs_of(folder: Path, patterns: Sequence[str], fingerprint: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
-    """Return what a step hands on: the files in its folder that `patterns` match, with sizes and checksums."""
+def outputs_of(step: Step, folder: Path, fingerprint: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
+    """Return what a step hands on: the files in its folder that are outputs, with sizes and checksums."""
     found: dict[str, dict[str, Any]] = {}
-    for pattern in patterns:
+    for pattern in step.outputs:
         for path in folder.glob(pattern):
             name = path.relative_to(folder).as_posix()
             hidden = any(TEMPORARY.fullmatch(part) or part == ".lock" for part in path.relative_to(folder).parts)
             if path.is_file() and not hidden and name not in (BEGUN, MANIFEST):
                 found[name] = {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)}
+                if name in step.read_as:
+                    found[name]["read"] = step.read_as[name](path)
     return dict(sorted(found.items()))

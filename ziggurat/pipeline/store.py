@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline import PREPARED_BY, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
+from ziggurat.data.checksums import content_checksum
 from ziggurat.data.files import find_files
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.errors import DataError
 from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import PAIRS_PREPARED, by_rate
@@ -20,6 +22,7 @@ from ziggurat.pipeline.models import (
     refuse_empty_stages,
     said,
 )
+from ziggurat.pipeline.places import without_places
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step
@@ -29,9 +32,17 @@ if TYPE_CHECKING:
     from ziggurat.data.prepare_report import PrepareReport
     from ziggurat.jobs.run import JobOutcome
 
-__all__ = ["data_step"]
+__all__ = ["data_step", "read_of_store"]
 
 _OF_STORE = {"subword", "unicode"}
+_MANIFEST = f"store/{MANIFEST}"
+_FOR_READERS = {"prepared_from", "notices", "held_out", "files", "checksum"}
+"""Keys of a store's manifest that concern no pair and no setting of it; its `fingerprint` is of all its files."""
+_COUNTS = {
+    *("read", "kept", "dropped", "repaired", "aligned", "held_out", "origin"),
+    *("carriage_returns", "byte_order_marks", "short_rows"),
+}
+"""The same of a corpus in it: what became of its lines."""
 
 
 def data_step(road: Road, name: ModelName) -> Step:
@@ -89,7 +100,7 @@ def data_step(road: Road, name: ModelName) -> Step:
         corpora.inputs(name) | vocabulary,
         files,
         (
-            "store/manifest.json",
+            _MANIFEST,
             "store/vocabulary.json",
             "store/*.spm",
             "store/*.vocab",
@@ -98,7 +109,24 @@ def data_step(road: Road, name: ModelName) -> Step:
         ),
         lambda: by_rate(Amounts(road).of(name), PAIRS_PREPARED),
         is_job=True,
+        read_as={_MANIFEST: read_of_store},
     )
+
+
+def read_of_store(manifest: Path) -> str:
+    """Return a hash of a store by its manifest: of all that training reads, so that it stays where that is the same.
+
+    Left out is only what no training reads: where the text was, and what became of its lines. All settings stay, such
+    as `max_pieces`, by which modifiers go.
+    """
+    from ziggurat.data.corpus import read_manifest
+
+    store = {key: value for key, value in read_manifest(manifest.parent).items() if key not in _FOR_READERS}
+    corpora = {
+        split: [{key: value for key, value in corpus.items() if key not in _COUNTS} for corpus in of_split]
+        for split, of_split in store["corpora"].items()
+    }
+    return content_checksum({**store, "config": without_places(store["config"]), "corpora": corpora})
 
 
 def _prepared(road: Road, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
