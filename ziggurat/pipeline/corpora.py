@@ -120,7 +120,7 @@ def fetch_step(road: Road) -> Step:
         f"fetches public corpora: {len(fetched_names(road))}",
         {"names": fetched_names(road)},
         work,
-        files=lambda: [path for n, one in enumerate(how.registry) for path in find_files(one, f"fetch.registry.{n}")],
+        files=lambda: {(key := f"fetch.registry.{n}"): find_files(one, key) for n, one in enumerate(how.registry)},
         check=check,
     )
 
@@ -173,21 +173,21 @@ def resolved(road: Road, corpus: BitextCorpus, key: str) -> CorpusConfig:
     return CorpusConfig(**settings)
 
 
-def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> list[Path]:
-    """Return the files from outside of corpora, in order. Raises DataError for those that are missing."""
-    return [
-        path
-        for number, corpus in enumerate(corpora)
-        if corpus.fetch is None
-        for path in _own_files(road, corpus, f"{key}.{number}")
-    ]
+def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> dict[str, list[Path]]:
+    """Return the files from outside of corpora, their scores among them, by key.
 
-
-def _own_files(road: Road, corpus: BitextCorpus, key: str) -> list[Path]:
-    """Return the files that a corpus names, its scores among them."""
-    reader = CorpusReader.of(corpus, key, road.languages)
-    scores = [find_files(score.path, f"{key}.scores.{n}.path") for n, score in enumerate(corpus.scores) if score.path]
-    return [path for part in (*reader.files, *scores) for path in part]
+    Raises DataError for those that are missing.
+    """
+    found: dict[str, list[Path]] = {}
+    for number, corpus in enumerate(corpora):
+        place = f"{key}.{number}"
+        if corpus.fetch is None:
+            sides = ("source", "target") if corpus.path is None else ("path",)
+            files = zip(*CorpusReader.of(corpus, place, road.languages).files, strict=True)
+            found |= {f"{place}.{side}": list(paths) for side, paths in zip(sides, files, strict=True)}
+        scores = [(f"{place}.scores.{n}.path", score.path) for n, score in enumerate(corpus.scores)]
+        found |= {name: find_files(path, name) for name, path in scores if path}
+    return found
 
 
 def sets_step(road: Road) -> Step:
@@ -218,7 +218,7 @@ def sets_step(road: Road) -> Step:
         },
         work,
         of_fetch(*(one.fetch for one in (*dev, *as_corpora))),
-        lambda: corpus_files(road, dev, "bitext.dev") + corpus_files(road, as_corpora, "test"),
+        lambda: corpus_files(road, dev, "bitext.dev") | corpus_files(road, as_corpora, "test"),
         ("dev/*", "test/*"),
     )
 

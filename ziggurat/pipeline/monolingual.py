@@ -59,13 +59,12 @@ def monolingual_step(road: Road) -> Step:
         },
         work,
         after,
-        lambda: [
-            path
+        lambda: {
+            (key := f"monolingual.{side}.{n}.path"): find_files(entry.path, key)
             for side, entries in sides
             for n, entry in enumerate(entries)
             if entry.path
-            for path in find_files(entry.path, f"monolingual.{side}.{n}.path")
-        ],
+        },
         ("*.txt", "report.json"),
     )
 
