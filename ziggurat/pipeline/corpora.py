@@ -27,7 +27,11 @@ __all__ = [
     "refuse_repeated_texts",
     "resolved",
     "sets_step",
+    "text_settings",
 ]
+
+_NOT_OF_TEXT = {"name", "weight", "tag", "source", "target", "path"}
+"""Keys of a corpus that its text does not depend on: files count by their content. Any other counts, also a new one."""
 
 
 _WHY = {
@@ -213,7 +217,7 @@ def sets_step(road: Road) -> Step:
         "copies development and test sets",
         {
             "languages": list(road.languages),
-            "dev": [_form(corpus) for corpus in dev],
+            "dev": [text_settings(corpus) for corpus in dev],
             "test": [{"name": test.name, **({"fetch": test.fetch} if test.fetch else {})} for test in tests],
         },
         work,
@@ -223,6 +227,6 @@ def sets_step(road: Road) -> Step:
     )
 
 
-def _form(corpus: BitextCorpus) -> Settings:
-    """Return what a corpus's text depends on besides its files."""
-    return settings_of(corpus, include={"format", "columns", "fetch"})
+def text_settings(corpus: BitextCorpus) -> Settings:
+    """Return what a corpus's text, or what cleaning leaves of it, depends on besides its files."""
+    return settings_of(corpus, exclude=dict.fromkeys(_NOT_OF_TEXT, True) | {"scores": {"__all__": {"path"}}})

@@ -55,7 +55,7 @@ def monolingual_step(road: Road) -> Step:
         f"cleans text of one language ({' and '.join(side for side, _ in sides)})",
         {
             "languages": list(road.languages),
-            **{side: [settings_of(entry, include={"fetch", "lines"}) for entry in entries] for side, entries in sides},
+            **{side: [settings_of(entry, exclude={"path"}) for entry in entries] for side, entries in sides},
         },
         work,
         after,
