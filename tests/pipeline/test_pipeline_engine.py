@@ -489,6 +489,34 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
     assert Fingerprints(memory).of(file) == xxhash.xxh3_128_hexdigest(b"two")
 
 
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_what_changes_while_it_is_read_is_read_again(taken_back: bool, tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)[:1]
+    os.utime(tmp_path / "x", (0, 0))  # long ago, beyond the clock's resolution
+
+    def edited(folder: Path) -> None:
+        (tmp_path / "x").write_bytes(b"y")
+        fakes[0].work(folder)
+        if taken_back:
+            (tmp_path / "x").write_bytes(b"x")
+
+    with pytest.raises(DataError, match="x: changed while being read; the same command does the step again"):
+        Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=edited)]).run()
+    assert [found.state for found in pipeline(tmp_path / "w", fakes).standings()] == ["new"]
+    assert pipeline(tmp_path / "w", fakes).run().done == ("fetch",)
+    assert (tmp_path / "w/fetch/out/b").read_bytes() == fakes[0].value([b"x" if taken_back else b"y"])
+
+
+def test_permissions_may_change_while_it_is_read(tmp_path: Path, ran: list[str]) -> None:
+    (fake, *_) = diamond(tmp_path, ran)
+
+    def opened(folder: Path) -> None:
+        (tmp_path / "x").chmod(0o600)
+        fake.work(folder)
+
+    assert Pipeline(tmp_path / "w", [replace(fake.step(), work=opened)]).run().done == ("fetch",)
+
+
 class Earlier(Section):
     """A section of an earlier version."""
 

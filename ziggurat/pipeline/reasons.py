@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ziggurat.config.experiment import changed, shown
-from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step, StepManifest
 
@@ -16,7 +16,9 @@ _FORMAT = 2
 _CHANGED = "settings changed (there -> now)"
 
 
-def wanted_of(step: Step, manifests: Mapping[str, StepManifest | None], hashes: Fingerprints) -> dict[str, Any]:
+def wanted_of(
+    step: Step, manifests: Mapping[str, StepManifest | None], fingerprint: Callable[[Path], str]
+) -> dict[str, Any]:
     """Return all that the result of a step depends on; steps before it that are not done are left out."""
     known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
     return {
@@ -25,7 +27,7 @@ def wanted_of(step: Step, manifests: Mapping[str, StepManifest | None], hashes: 
         "version": step.version,
         "settings": dict(step.settings),
         "machine": dict(step.machine),
-        "files": {key: [hashes.of(path) for path in paths] for key, paths in step.files().items()},
+        "files": {key: [fingerprint(path) for path in paths] for key, paths in step.files().items()},
         "reads": {name: list(patterns) for name, patterns in step.after.items()},
         "after": {name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None},
     }
