@@ -308,6 +308,34 @@ def test_files_of_a_corpus_with_a_name_may_be_renamed(place: Path, road: Callabl
         assert done == (("sets", "clean", "monolingual") if name == "train" else ())
 
 
+def test_a_file_that_goes_from_one_corpus_to_the_next_is_a_change(place: Path, road: Callable[..., Road]) -> None:
+    for code in ("qlo", "qhi"):
+        of_train = lines(place / f"data/train.{code}")
+        for number, name in enumerate(f"{kind}-{n}" for kind in "abcdef" for n in (1, 2)):
+            text_of = of_train[number * 5 : number * 5 + 5]
+            (place / f"data/{name}.{code}").write_text("".join(f"{line}\n" for line in text_of))
+
+    def globs(kinds: str) -> list[dict[str, str]]:
+        return [{"name": n, "source": f"data/{n}-*.qlo", "target": f"data/{n}-*.qhi"} for n in kinds]
+
+    config = text(bitext={"train": globs("ab"), "dev": [{"source": "data/dev.qlo", "target": "data/dev.qhi"}]})
+    config |= {"test": globs("cd"), "monolingual": {"target": [{"path": f"data/{n}-*.qhi"} for n in "ef"]}}
+    assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
+    for old, new in ("ab", "cd", "ef"):
+        for code in ("qlo", "qhi"):
+            (place / f"data/{old}-2.{code}").rename(place / f"data/{new}-0.{code}")
+    assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
+    assert (len(pairs(place, "train/a")), len(pairs(place, "train/b"))) == (5, 15)
+
+
+def test_scores_of_a_fetched_corpus_are_read_files(place: Path, road: Callable[..., Road]) -> None:
+    (place / "data/scores").write_text("0.5\n")
+    train = [{"fetch": "opus/Books/v1/qlo-qhi", "scores": [{"path": "data/scores", "min": 0.1}]}]
+    steps = pipeline_of(road(text(bitext=text()["bitext"] | {"train": train}))).steps
+    (clean,) = (step for step in steps if step.name == "clean")
+    assert clean.files() == {"bitext.train.0.scores.0.path": [Path("data/scores")]}
+
+
 def test_other_languages_exchange_the_sides_of_every_set(place: Path, road: Callable[..., Road]) -> None:
     sides = [lines(place / f"data/dev.{code}") for code in ("qlo", "qhi")]
     table = "".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True))

@@ -57,7 +57,7 @@ class Fake:
             {"setting": self.setting},
             self.work,
             {name: ["out/b"] for name in self.after},
-            lambda: self.files,
+            lambda: {str(number): [path] for number, path in enumerate(self.files)},
             ("out/*",),
         )
 
@@ -388,7 +388,7 @@ def test_selections(tmp_path: Path, ran: list[str]) -> None:
 
 
 def test_missing_inputs_of_any_step_are_said_before_the_first_works(tmp_path: Path, ran: list[str]) -> None:
-    def missing() -> Sequence[Path]:
+    def missing() -> dict[str, list[Path]]:
         raise DataError("no such file: z")
 
     steps = [fake.step() for fake in diamond(tmp_path, ran)]
@@ -430,7 +430,7 @@ def test_manifests_hold_what_a_step_depends_on_and_hands_on(tmp_path: Path, ran:
     fetched = read_manifest(tmp_path / "w/fetch")
     assert fetched is not None
     assert found["settings"] == {"setting": 0}
-    assert found["files"] == [xxhash.xxh3_128_hexdigest(b"y")]
+    assert found["files"] == {"0": [xxhash.xxh3_128_hexdigest(b"y")]}
     assert found["after"] == {"fetch": fetched.fingerprint(["out/b"])}
     content = (tmp_path / "w/right/out/b").read_bytes()
     assert found["outputs"]["out/b"] == {"bytes": 32, "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
@@ -447,7 +447,7 @@ def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[s
             (folder / name).write_bytes((tmp_path / name.partition("/")[0]).read_bytes())
 
     def steps() -> list[Step]:
-        files = [tmp_path / "train", tmp_path / "test"]
+        files = {"all": [tmp_path / "train", tmp_path / "test"]}
         readers = [
             Step(f"of-{part}", "", {}, lambda folder, part=part: ran.append(part), {"two": [f"{part}/*"]})  # type: ignore[misc]
             for part in ("train", "test")
@@ -508,6 +508,34 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
     assert Fingerprints(memory).of(file) == xxhash.xxh3_128_hexdigest(b"two")
 
 
+@pytest.mark.parametrize("taken_back", [False, True])
+def test_what_changes_while_it_is_read_is_read_again(taken_back: bool, tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)[:1]
+    os.utime(tmp_path / "x", (0, 0))  # long ago, beyond the clock's resolution
+
+    def edited(folder: Path) -> None:
+        (tmp_path / "x").write_bytes(b"y")
+        fakes[0].work(folder)
+        if taken_back:
+            (tmp_path / "x").write_bytes(b"x")
+
+    with pytest.raises(DataError, match="x: changed while being read; the same command does the step again"):
+        Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=edited)]).run()
+    assert [found.state for found in pipeline(tmp_path / "w", fakes).standings()] == ["new"]
+    assert pipeline(tmp_path / "w", fakes).run().done == ("fetch",)
+    assert (tmp_path / "w/fetch/out/b").read_bytes() == fakes[0].value([b"x" if taken_back else b"y"])
+
+
+def test_permissions_may_change_while_it_is_read(tmp_path: Path, ran: list[str]) -> None:
+    (fake, *_) = diamond(tmp_path, ran)
+
+    def opened(folder: Path) -> None:
+        (tmp_path / "x").chmod(0o600)
+        fake.work(folder)
+
+    assert Pipeline(tmp_path / "w", [replace(fake.step(), work=opened)]).run().done == ("fetch",)
+
+
 class Earlier(Section):
     """A section of an earlier version."""
 
@@ -563,11 +591,35 @@ def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
     both = {"left": ["out/b"], "right": ["out/b"]}
     assert why(after={**both, "fetch": ["*"]}) == "now reads fetch"
     assert why(after={**both, "left": ["*"]}) == "reads other files of left"
-    gone = why(after={"left": ["out/b"]}, files=lambda: [tmp_path / "x"])
-    assert gone == "no longer reads right; 0 input files before, 1 now"
+    gone = why(after={"left": ["out/b"]}, files=lambda: {"key": [tmp_path / "x"]})
+    assert gone == "no longer reads right; key: 0 input files before, 1 now"
     (tmp_path / "y").write_bytes(b"other")
     pipeline(tmp_path / "w", fakes[:3]).run()
     assert why() == "right handed on something else"
+
+
+def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, ran: list[str]) -> None:
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    for path in (one, two, three):
+        path.write_text(path.name)
+
+    def why(**files: list[Path]) -> str | None:
+        return whys(tmp_path, [replace(Fake("of", ran=ran).step(), files=lambda: files)]).get("of")
+
+    Pipeline(tmp_path / "w", [replace(Fake("of", ran=ran).step(), files=lambda: {"a": [one, two], "b": [three]})]).run()
+    assert why(a=[one, two], b=[three]) is None
+    assert why(a=[one], b=[two, three]) == "a: 2 input files before, 1 now"
+    assert why(a=[one, two], b=[two]) == f"{two} changed"
+    assert why(a=[one, two]) == "b: 1 input files before, 0 now"
+    # Earlier versions kept one list: where it leaves open which key had which, it is done again.
+    manifest = tmp_path / "w/of" / MANIFEST
+    content = json.loads(manifest.read_bytes())
+    content["files"] = [digest for key in "ab" for digest in content["files"][key]]
+    manifest.write_text(json.dumps(content))
+    assert why(a=[one, two, three]) is why(a=[one], b=[two], c=[three]) is None
+    assert why(a=[one], b=[three], c=[two]) == f"{three} changed"
+    assert why(a=[one], b=[two]) == "3 input files before, 2 now"
+    assert str(why(a=[one, two], b=[three])).endswith("did not keep which corpus a file belongs to")
 
 
 def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_path: Path, ran: list[str]) -> None:

@@ -14,6 +14,7 @@ from tests.small import merged
 from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import BackTranslationJob
+from ziggurat.config.pipeline_corpora import BitextCorpus, MonolingualText
 from ziggurat.errors import ConfigError
 from ziggurat.export.exporter import Gate
 from ziggurat.export.package import PackageChoices
@@ -105,6 +106,15 @@ def test_shards_are_a_hundredth_of_the_text(
     step.work(tmp_path)
     assert jobs[0][0].shard_lines == shard
     assert step.settings["shard_lines"] is None  # the text, on which it depends already, tells the rest
+
+
+def test_every_key_of_a_corpus_counts_unless_its_text_does_not_depend_on_it() -> None:
+    """A new key counts, too: `row_columns` did not."""
+    names = {name: step_of(whole(), name).settings for name in ("clean", "sets", "monolingual")}
+    of_train, of_dev = names["clean"]["corpora"][0], names["sets"]["dev"][0]
+    assert set(BitextCorpus.model_fields) - set(of_dev) == {"name", "weight", "tag", "source", "target", "path"}
+    assert set(of_train) == {*of_dev, "name"}  # which its files are called by
+    assert set(MonolingualText.model_fields) - set(names["monolingual"]["target"][0]) == {"path"}
 
 
 def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:

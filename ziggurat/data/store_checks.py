@@ -1,8 +1,7 @@
 """Checks of a store: is it intact, does it stay unchanged, was it prepared with this configuration?
 
 `Verification` compares checksums in the background, `StoreWatch` and `InputWatch` notice files that change while they
-are in use, and `provenance` records what a store was made from, so that `differences` can tell whether and why it must
-be prepared again.
+are in use, and `differences` tells by the `provenance` of a store whether and why it must be prepared again.
 """
 
 from __future__ import annotations
@@ -132,9 +131,11 @@ class InputWatch:
     """Watch over input files: `check` compares them with their state when fingerprints were taken.
 
     `prepare` reads them several times, and records the fingerprints of the first time; a job reads them for hours.
+    `take` takes them: another one may remember those of files that are untouched.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, take: Callable[[Path], str] = fingerprint) -> None:
+        self._take = take
         self._seen: dict[Path, tuple[tuple[int, int, int, int], int, str]] = {}
 
     def fingerprint(self, path: Path) -> str:
@@ -142,22 +143,21 @@ class InputWatch:
         try:
             status = os.stat(path)  # before reading, so that a change while reading is noticed
         except OSError:
-            return fingerprint(path)
-        found = fingerprint(path)
+            return self._take(path)
+        found = self._take(path)
         self._seen.setdefault(path, (_identity(status), status.st_ctime_ns, found))
         return found
 
     def check(self, way_out: str = "run `ziggurat prepare` again") -> None:
         """Raise DataError, which ends in `way_out`, if a file may have had other content at any time since."""
-        for path, (identity, changed, content) in self._seen.items():
+        for path, (identity, ctime, content) in self._seen.items():
             try:
                 now = os.stat(path)
             except OSError:
                 now = None
             # An edit can be hidden by resetting the mtime, but not the ctime. Changes of permissions or links alter the
             # ctime as well, so then the content decides.
-            other = now is None or _identity(now) != identity
-            if other or (now and now.st_ctime_ns != changed and fingerprint(path) != content):
+            if now is None or _identity(now) != identity or (now.st_ctime_ns != ctime and self._take(path) != content):
                 raise DataError(f"{path}: changed while being read; {way_out}")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.pipeline_corpora import BitextCorpus, HoldOutConfig
+from ziggurat.config.pipeline_corpora import HoldOutConfig
 from ziggurat.data.cleaner import Scorers, cleaner_of, cleaners_of
 from ziggurat.data.comparisons import Comparisons, overlap_notices
 from ziggurat.data.encoding import BlockCleaner, CleanedBlock, compared
@@ -32,11 +32,11 @@ from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.sampling import read_pair_scores, train_pair_scores, write_pair_scores
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.amounts import Amounts
-from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
+from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
 from ziggurat.pipeline.costs import cleaning
 from ziggurat.pipeline.held_out_pairs import HeldOutPairs
 from ziggurat.pipeline.road import Progress, Road, write_sides
-from ziggurat.pipeline.settings import Settings, joined, settings_of
+from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Expected, Step, write_document
 from ziggurat.pipeline.wording import errors_worded, worded
 from ziggurat.processes import in_order, worker_pool
@@ -45,8 +45,6 @@ from ziggurat.threads import usable_cpus
 
 __all__ = ["clean_step"]
 
-_OF_TEXT = {"format", "columns", "fetch", "filters", "scores"}
-"""Keys of a corpus that what is left of it depends on, besides its files."""
 _PAIRS_OF_WORKER = 50_000
 """Fewer are not worth the start of a process: with all filters some 8,000 are cleaned a second."""
 _MOST_WORKERS = 24
@@ -88,7 +86,7 @@ def clean_step(road: Road) -> Step:
             "languages": list(road.languages),
             "cleaning": settings_of(config.cleaning, exclude={"max_pieces"}),
             "corpora": [
-                joined({"name": name}, _form(corpus))
+                joined({"name": name}, text_settings(corpus))
                 for name, corpus in zip(road.bitext_names(), config.bitext.train, strict=True)
             ],
             "hold_out": settings_of(held),
@@ -116,12 +114,6 @@ def _cost(road: Road, wanted: int) -> Expected:
     if given is None or 2 * wanted <= given.number:
         return expected
     return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
-
-
-def _form(corpus: BitextCorpus) -> Settings:
-    """Return what is left of a corpus depends on, besides its files."""
-    paths = {"scores": {"__all__": {"path"}}}
-    return settings_of(corpus, include=_OF_TEXT, exclude=paths)
 
 
 def _keys(road: Road) -> dict[str, str]:

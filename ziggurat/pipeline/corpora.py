@@ -27,7 +27,11 @@ __all__ = [
     "refuse_repeated_texts",
     "resolved",
     "sets_step",
+    "text_settings",
 ]
+
+_NOT_OF_TEXT = {"name", "weight", "tag", "source", "target", "path"}
+"""Keys of a corpus that its text does not depend on: files count by their content. Any other counts, also a new one."""
 
 
 _WHY = {
@@ -120,7 +124,7 @@ def fetch_step(road: Road) -> Step:
         f"fetches public corpora: {len(fetched_names(road))}",
         {"names": fetched_names(road)},
         work,
-        files=lambda: [path for n, one in enumerate(how.registry) for path in find_files(one, f"fetch.registry.{n}")],
+        files=lambda: {(key := f"fetch.registry.{n}"): find_files(one, key) for n, one in enumerate(how.registry)},
         check=check,
     )
 
@@ -173,21 +177,21 @@ def resolved(road: Road, corpus: BitextCorpus, key: str) -> CorpusConfig:
     return CorpusConfig(**settings)
 
 
-def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> list[Path]:
-    """Return the files from outside of corpora, in order. Raises DataError for those that are missing."""
-    return [
-        path
-        for number, corpus in enumerate(corpora)
-        if corpus.fetch is None
-        for path in _own_files(road, corpus, f"{key}.{number}")
-    ]
+def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> dict[str, list[Path]]:
+    """Return the files from outside of corpora, their scores among them, by key.
 
-
-def _own_files(road: Road, corpus: BitextCorpus, key: str) -> list[Path]:
-    """Return the files that a corpus names, its scores among them."""
-    reader = CorpusReader.of(corpus, key, road.languages)
-    scores = [find_files(score.path, f"{key}.scores.{n}.path") for n, score in enumerate(corpus.scores) if score.path]
-    return [path for part in (*reader.files, *scores) for path in part]
+    Raises DataError for those that are missing.
+    """
+    found: dict[str, list[Path]] = {}
+    for number, corpus in enumerate(corpora):
+        place = f"{key}.{number}"
+        if corpus.fetch is None:
+            sides = ("source", "target") if corpus.path is None else ("path",)
+            files = zip(*CorpusReader.of(corpus, place, road.languages).files, strict=True)
+            found |= {f"{place}.{side}": list(paths) for side, paths in zip(sides, files, strict=True)}
+        scores = [(f"{place}.scores.{n}.path", score.path) for n, score in enumerate(corpus.scores)]
+        found |= {name: find_files(path, name) for name, path in scores if path}
+    return found
 
 
 def sets_step(road: Road) -> Step:
@@ -213,16 +217,16 @@ def sets_step(road: Road) -> Step:
         "copies development and test sets",
         {
             "languages": list(road.languages),
-            "dev": [_form(corpus) for corpus in dev],
+            "dev": [text_settings(corpus) for corpus in dev],
             "test": [{"name": test.name, **({"fetch": test.fetch} if test.fetch else {})} for test in tests],
         },
         work,
         of_fetch(*(one.fetch for one in (*dev, *as_corpora))),
-        lambda: corpus_files(road, dev, "bitext.dev") + corpus_files(road, as_corpora, "test"),
+        lambda: corpus_files(road, dev, "bitext.dev") | corpus_files(road, as_corpora, "test"),
         ("dev/*", "test/*"),
     )
 
 
-def _form(corpus: BitextCorpus) -> Settings:
-    """Return what a corpus's text depends on besides its files."""
-    return settings_of(corpus, include={"format", "columns", "fetch"})
+def text_settings(corpus: BitextCorpus) -> Settings:
+    """Return what a corpus's text, or what cleaning leaves of it, depends on besides its files."""
+    return settings_of(corpus, exclude=dict.fromkeys(_NOT_OF_TEXT, True) | {"scores": {"__all__": {"path"}}})

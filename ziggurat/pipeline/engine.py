@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.temporary import held, locked
 from ziggurat.data.workspace import discard, sweep
 from ziggurat.duration import duration
@@ -141,7 +142,9 @@ class Pipeline:
                 if not standing.goes_on:
                     self._make_room(step, say)
                     self.begun.append(step.name)
-                stopped = self._do(step, wanted_of(step, manifests, self._hashes), begun=standing.goes_on)
+                watch = InputWatch(self._hashes.of)
+                wanted = wanted_of(step, manifests, watch.fingerprint)
+                stopped = self._do(step, wanted, watch, say, begun=standing.goes_on)
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)
                 manifests[step.name] = read_manifest(self.folder / step.name)
@@ -179,7 +182,7 @@ class Pipeline:
                 return standing("missing", "not done yet" if manifest is None else str(damage))
             return standing("kept", "taken as it stands")
         waiting = [name for name in step.after if manifests[name] is None]
-        wanted = wanted_of(step, manifests, self._hashes)
+        wanted = wanted_of(step, manifests, self._hashes.of)
         if step.name in selection.forced:
             return standing("forced", "to be done again")
         if manifest is None:
@@ -211,8 +214,13 @@ class Pipeline:
                 return f"{path} changed since it was made"
         return None
 
-    def _do(self, step: Step, wanted: dict[str, Any], *, begun: bool) -> int | None:
-        """Do a step, or the rest of it; return the number of the signal that stopped it, or None."""
+    def _do(
+        self, step: Step, wanted: dict[str, Any], watch: InputWatch, say: Callable[[str], object], *, begun: bool
+    ) -> int | None:
+        """Do a step, or the rest of it; return the number of the signal that stopped it, or None.
+
+        Raises DataError, and nothing of the step stays, where a file from outside is not what `watch` saw.
+        """
         folder = self.folder / step.name
         if not begun:
             self._times.restart(step.name)
@@ -222,6 +230,11 @@ class Pipeline:
             stopped = step.work(folder)
             if stopped is not None:
                 return stopped
+            try:
+                watch.check("the same command does the step again")
+            except DataError:
+                self._make_room(step, say)  # it is of no known text: nothing may be gone on with
+                raise
             outputs = outputs_of(step, folder, self._hashes.of)
             write_document(folder / MANIFEST, StepManifest(wanted, outputs).document())
         return None

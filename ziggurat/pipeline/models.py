@@ -167,7 +167,7 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
         joined(settings_of(chosen, include=_OF_TRAINING), {"training": _of_result(chosen.training)}, left_out),
         work,
         {f"{name}-data": ["store/*"], **(of_model(road, "teacher") if pruned is not None else {})},
-        (lambda: model_files(road, "teacher")) if pruned is not None else list,
+        (lambda: model_files(road, "teacher")) if pruned is not None else dict,
         outputs=_weights_of(experiment),
         cost=lambda: costs.training(name),
         done=lambda: costs.trained(name, *updates_done(road.at(name, "run"))),
@@ -281,13 +281,10 @@ def decoding_of(road: Road, name: ModelName) -> DecodingConfig:
     return load_experiment(locate_weights(road.model(name))[1] / CONFIG_FILE).decoding
 
 
-def model_files(road: Road, *names: ModelName) -> list[Path]:
-    """Return the files of those models that are there already. Raises CheckpointError where there is none."""
-    found: list[Path] = []
-    for name in names:
-        if getattr(road.config, name).existing is not None:
-            found += _files_of(road.model(name))
-    return found
+def model_files(road: Road, *names: ModelName) -> dict[str, list[Path]]:
+    """Return the files of those models that are there already, by key. Raises CheckpointError where there is none."""
+    there = [name for name in names if getattr(road.config, name).existing is not None]
+    return {f"{name}.existing": _files_of(road.model(name)) for name in there}
 
 
 def _files_of(folder: Path) -> list[Path]:

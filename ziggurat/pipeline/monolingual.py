@@ -55,17 +55,16 @@ def monolingual_step(road: Road) -> Step:
         f"cleans text of one language ({' and '.join(side for side, _ in sides)})",
         {
             "languages": list(road.languages),
-            **{side: [settings_of(entry, include={"fetch", "lines"}) for entry in entries] for side, entries in sides},
+            **{side: [settings_of(entry, exclude={"path"}) for entry in entries] for side, entries in sides},
         },
         work,
         after,
-        lambda: [
-            path
+        lambda: {
+            (key := f"monolingual.{side}.{n}.path"): find_files(entry.path, key)
             for side, entries in sides
             for n, entry in enumerate(entries)
             if entry.path
-            for path in find_files(entry.path, f"monolingual.{side}.{n}.path")
-        ],
+        },
         ("*.txt", "report.json"),
     )
 

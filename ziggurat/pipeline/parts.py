@@ -84,7 +84,7 @@ class StepParts(Pipeline):
                 place = self.folder / earlier.name
                 first = f"parts of `{step.name}` begin when all steps before it are done"
                 raise DataError(f"{place}: {standing.why}; {first}: `--until {self._before(step)}`, without `--shard`")
-        return self._look(step, selection, manifests, True)[0], wanted_of(step, manifests, self._hashes)
+        return self._look(step, selection, manifests, True)[0], wanted_of(step, manifests, self._hashes.of)
 
     def _before(self, step: Step) -> str:
         return self.steps[self.steps.index(step) - 1].name

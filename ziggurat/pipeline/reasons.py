@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ziggurat.config.experiment import changed, shown
-from ziggurat.pipeline.hashes import Fingerprints
 from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step, StepManifest
 
@@ -16,7 +16,9 @@ _FORMAT = 2
 _CHANGED = "settings changed (there -> now)"
 
 
-def wanted_of(step: Step, manifests: Mapping[str, StepManifest | None], hashes: Fingerprints) -> dict[str, Any]:
+def wanted_of(
+    step: Step, manifests: Mapping[str, StepManifest | None], fingerprint: Callable[[Path], str]
+) -> dict[str, Any]:
     """Return all that the result of a step depends on; steps before it that are not done are left out."""
     known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
     return {
@@ -25,7 +27,7 @@ def wanted_of(step: Step, manifests: Mapping[str, StepManifest | None], hashes: 
         "version": step.version,
         "settings": dict(step.settings),
         "machine": dict(step.machine),
-        "files": [hashes.of(path) for path in step.files()],
+        "files": {key: [fingerprint(path) for path in paths] for key, paths in step.files().items()},
         "reads": {name: list(patterns) for name, patterns in step.after.items()},
         "after": {name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None},
     }
@@ -71,9 +73,17 @@ def _other_steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def _other_files(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs in the files from outside."""
-    was, files = before.get("files", []), step.files()
-    if len(was) != len(files):
-        return [f"{len(was)} input files before, {len(files)} now"]
-    pairs = zip(files, was, now["files"], strict=True)
-    return next(([f"{path} changed"] for path, old, new in pairs if old != new), [])
+    """Return the first that differs in the files from outside."""
+    was, found = before.get("files", {}), now["files"]
+    if isinstance(was, list):  # of an earlier version: all in one list
+        if len(was) != (number := sum(map(len, found.values()))):
+            return [f"{len(was)} input files before, {number} now"]
+        if number > len(found) > 1:
+            return ["done by an earlier version of ziggurat, which did not keep which corpus a file belongs to"]
+        was = {key: was if len(found) == 1 else [was[n]] for n, key in enumerate(found)}
+    for key, paths in step.files().items():
+        if len(old := was.get(key, [])) != len(paths):
+            return [f"{key}: {len(old)} input files before, {len(paths)} now"]
+        if other := [path for path, *digests in zip(paths, old, found[key], strict=True) if len(set(digests)) > 1]:
+            return [f"{other[0]} changed"]
+    return [f"{key}: {len(was[key])} input files before, 0 now" for key in was if key not in found][:1]

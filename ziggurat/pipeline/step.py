@@ -83,7 +83,8 @@ class Step:
         work: does it, in the step's folder: what an interrupted call left there is gone on with. Returns the number of
             the signal that stopped it, or None.
         after: steps whose results it reads, each with patterns of those that it reads; others do not concern it.
-        files: returns the files from outside that it reads, in order. Raises DataError for those that are missing.
+        files: returns the files from outside that it reads, in order, by the key that names them: a file that goes from
+            one corpus to the next is a change. Raises DataError for those that are missing.
         outputs: patterns of what it hands on, inside its folder; what may differ between two calls, such as logs with
             times, is none of it.
         cost: estimates what it takes.
@@ -105,7 +106,7 @@ class Step:
     settings: Mapping[str, Any]
     work: Callable[[Path], int | None]
     after: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    files: Callable[[], Sequence[Path]] = tuple
+    files: Callable[[], Mapping[str, Sequence[Path]]] = dict
     outputs: tuple[str, ...] = ("**/*",)
     cost: Callable[[], Expected] = field(default=Expected)
     check: Callable[[], None] = lambda: None

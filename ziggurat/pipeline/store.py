@@ -74,12 +74,13 @@ def data_step(road: Road, name: ModelName) -> Step:
             road.say(f"{report.kept:,} pairs, {report.pieces()}")
         return outcome.signal
 
-    def files() -> list[Path]:
+    def files() -> dict[str, list[Path]]:
         if pruned:
-            return [path for path in model_files(road, "teacher") if any(map(path.match, VOCABULARIES))]
+            there = model_files(road, "teacher").items()
+            return {key: [path for path in paths if any(map(path.match, VOCABULARIES))] for key, paths in there}
         given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
-        named = {key: getattr(chosen.subword, key) for key in given}
-        return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
+        named = {f"{name}.subword.{key}": getattr(chosen.subword, key) for key in given}
+        return {key: _vocabulary(place, key) for key, place in named.items() if place}
 
     train = [
         {"name": c.name, "weight": c.weight, "tag": c.tag, **({"filters": c.filters} if c.filters else {})}
