@@ -471,7 +471,7 @@ def test_of_a_file_only_what_is_read_concerns_later_steps(tmp_path: Path, ran: l
 
         read = {"made": lambda path: path.read_text().partition(" ")[0]}
         later = Step("later", "", {}, lambda folder: ran.append("later"), {"first": ["*"]})
-        return [Step("first", "", {}, work, files=lambda: [source], read_as=read), later]
+        return [Step("first", "", {}, work, files=lambda: {"source": [source]}, read_as=read), later]
 
     for content, done in [("a 1", ("first", "later")), ("a 2", ("first",)), ("b 2", ("first", "later"))]:
         source.write_text(content)
