@@ -25,11 +25,11 @@ ENGINES = [
 def engine(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Context in which the int8 engine has this product of bytes; `arithmetic` stands for a CPU that lacks VNNI."""
     with monkeypatch.context() as patch:
-        # Keys and values in bf16 are another rounding, and not of int8.
-        patch.setattr(packed, "available", lambda precision: precision != "bfloat16")
         if name != "compiled":
             patch.setattr(compiled, "_library", None)
         if name == "arithmetic":
+            there = packed.available
+            patch.setattr(packed, "available", lambda precision: precision == "int8" or there(precision))
             patch.setattr(torch.ops.onednn, "qlinear_prepack", lambda weight, _: weight)
             patch.setattr(torch.ops.onednn, "qlinear_pointwise", _exact)
         yield

@@ -19,6 +19,8 @@ from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.pipeline_corpora import BitextConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
+from ziggurat.data.subword import save_tokenizers
+from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import ConfigError, ExportError, ZigguratError
 from ziggurat.jobs.models import job_decoding
 from ziggurat.jobs.run import JobOutcome
@@ -28,7 +30,7 @@ from ziggurat.pipeline.export import shipped
 from ziggurat.pipeline.models import experiment_of, in_fresh_state
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
-from ziggurat.pipeline.tags import refuse_tags_alone
+from ziggurat.pipeline.tags import refuse_any_language, refuse_tags_alone
 
 
 def refused(content: dict[str, Any], *overrides: str) -> str:
@@ -317,6 +319,29 @@ def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
     refuse_tags_alone(road())
     refuse_tags_alone(road(bitext=tagged_bitext(None, "<crawl>"), **distilled, **evaluated))
     refuse_tags_alone(road(backtranslation=untagged, **distilled, **evaluated))
+
+
+def test_sentences_without_a_tag_are_for_models_of_one_language(place: Path, road: Callable[..., Road]) -> None:
+    many = Path("runs/many")
+    many.mkdir(parents=True)
+    write_tensors(many / "model.safetensors", {})
+    (many / "config.yaml").write_text(dump(parsed(whole()).experiment("teacher", [], [], "store")))
+    words = b"a\nb\n"
+    save_tokenizers(many, VocabularyTokenizer(words, tags=["<2de>", "<2fr>"]), VocabularyTokenizer(words))
+    least: dict[str, Any] = {"shortlist": None, "export": None, "evaluation": None}
+    for sections, name, reader in (
+        ({"backward": {"existing": "runs/many"}}, "backward model", "backtranslation"),
+        ({"backward": {"existing": "runs/many"}, "backtranslation": None}, "backward model", "filter"),
+        ({"teacher": {"existing": "runs/many"}}, "teacher", "distillation"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"^`.*existing`: the tags of the {name} .*<2de>, <2fr>.*, and `{reader}`"
+        ):
+            refuse_any_language(road(whole(**least, **sections)))
+    save_tokenizers(many, VocabularyTokenizer(words, tags=["<2de>", "<bt>"]), VocabularyTokenizer(words))
+    refuse_any_language(road(whole(**least, teacher={"existing": "runs/many"})))
+    with pytest.raises(ConfigError, match=r"^`bitext.train`: the tags of the teacher .*<2de>, <2fr>"):
+        steps_of(road(whole(**least, bitext=tagged_bitext(None, "<2de>", "<2fr>"))))
 
 
 def test_corpora_of_one_name_get_files_of_their_own() -> None:

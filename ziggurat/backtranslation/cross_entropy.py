@@ -56,6 +56,7 @@ class FilterJob:
         max_pieces: pairs with more subword pieces on a side, or more than a model has positions, are dropped.
         shard_lines: lines of a shard.
         decoding: changes of the models' section `decoding`: `precision`, where that of the models is `auto`.
+        model_tag: tag that the models are given before every sentence that they read.
     """
 
     models: tuple[str, ...]
@@ -70,6 +71,7 @@ class FilterJob:
     max_pieces: int = FilterConfig().max_pieces or 250
     shard_lines: int = _SHARD_LINES
     decoding: Mapping[str, Any] = field(default_factory=dict)
+    model_tag: str | None = None
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
@@ -124,6 +126,7 @@ def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
         "max_pieces": job.max_pieces,
         "shard_lines": job.shard_lines,
         **found.settings,
+        **found.tag_settings(job.model_tag),
         "sources": [{"files": watch.fingerprint(path)} for path in sources],
         "targets": [{"files": watch.fingerprint(path)} for path in targets],
     }
@@ -154,7 +157,8 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
     given, expected = (translator.source_tokenizer, translator.target_tokenizer)
     if job.reverse:
         given, expected = expected, given
-    limit = min(job.max_pieces, translator.max_positions - 1) if translator.max_positions else job.max_pieces
+    taken = 1 + (job.model_tag is not None)  # positions, by the end of the sentence and the tag
+    limit = min(job.max_pieces, translator.max_positions - taken) if translator.max_positions else job.max_pieces
     dropped: Counter[str] = Counter()
     pairs: list[tuple[str, str]] = []
     lengths = (given.encode([pair[side].text for pair in shard.items]) for side, given in enumerate((given, expected)))
@@ -167,7 +171,8 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
         else:
             dropped[reason] += 1
     sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-    scores = translator.score(targets, sources) if job.reverse else translator.score(sources, targets)
+    sides = (targets, sources) if job.reverse else (sources, targets)
+    scores = translator.score(*sides, tag=job.model_tag)
     means = (score.log_probability / len(score.token_log_probabilities) for score in scores)
     # A model that overflows somewhere gives no number; such a pair is the least likely.
     rows = [

@@ -73,6 +73,7 @@ class BackTranslationJob:
             of a line, the one nearest its reference is kept (Kim and Rush 2016, section 3.3).
         n_best: candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller.
         nearest: score of a candidate against its reference.
+        model_tag: tag that the models are given before every line, of those that they were trained with.
     """
 
     models: tuple[str, ...]
@@ -91,6 +92,7 @@ class BackTranslationJob:
     references: tuple[str, ...] = ()
     n_best: int = N_BEST
     nearest: Nearest = "chrf"
+    model_tag: str | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -167,6 +169,7 @@ def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
         "shard_lines": job.shard_lines,
         "filters": asdict(job.filters),
         **found.settings,
+        **found.tag_settings(job.model_tag),
     }
     references = job.reference_files
     if references:

@@ -73,7 +73,7 @@ class Stages:
 
     Attributes:
         translator: the model, or the ensemble.
-        settings: search settings, for `Translator.translate_stream`.
+        settings: search settings and the model's tag, for `Translator.translate_stream`.
         filters: filters for pairs.
         noise_seed: seed of the noise on translations; None: no noise.
         forward: the text is the source of a pair, not its target.
@@ -174,7 +174,7 @@ def make_shard(job: BackTranslationJob, choice: ModelChoice, plan: str, shard: S
     metric = sentence_metric(job.nearest, translator.target_language) if job.references else None
     stages = Stages(
         translator=translator,
-        settings=job.settings(),
+        settings={**job.settings(), "tag": job.model_tag},
         filters=job.filters,
         noise_seed=job.seed if job.method == "noised-beam" else None,
         forward=job.forward,

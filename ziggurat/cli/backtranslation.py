@@ -24,6 +24,11 @@ __all__ = ["backtranslate", "filter_corpus"]
 _UNLIKELY = -4.0
 """Median score, nats per token, below which the text is probably not what the model translates."""
 
+_ModelTag = Annotated[
+    str | None,
+    typer.Option("--model-tag", help="Tag the model reads before every line, such as <2de>; not of the new corpus."),
+]
+
 
 def backtranslate(
     model: Annotated[str, typer.Argument(help="Reverse model (a run or model directory); with --forward the teacher.")],
@@ -57,6 +62,7 @@ def backtranslate(
     tag: Annotated[
         str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.")
     ] = None,
+    model_tag: _ModelTag = None,
     weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
     max_ratio: Annotated[
@@ -124,6 +130,7 @@ def backtranslate(
         references=tuple(reference or ()),
         n_best=n_best or N_BEST,
         nearest=nearest or "chrf",
+        model_tag=model_tag,
     )
     with warnings_shown():
         report = finished(back_translate(job, options.work()), options)
@@ -145,6 +152,7 @@ def filter_corpus(
     reverse: Annotated[
         bool, typer.Option("--reverse", help="The model translates targets into sources: a backward model.")
     ] = False,
+    model_tag: _ModelTag = None,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
     weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
     workers: JobWorkers = None,
@@ -185,6 +193,7 @@ def filter_corpus(
         max_pieces=max_length,
         shard_lines=shard_lines,
         decoding=decoding_settings(given or [], "--source"),
+        model_tag=model_tag,
     )
     with warnings_shown():
         report = finished(filter_pairs(job, options.work()), options)

@@ -9,6 +9,7 @@ digits and with that probability shared out.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.scorers import force_score
+from ziggurat.decoding.tags import several_languages
 from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ExportError, printable
 from ziggurat.export.huggingface import MAX_NEW_TOKENS
@@ -96,7 +98,16 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
 def compare(
     ours: Translator, theirs: ExportTranslator, texts: Sequence[str], settings: dict[str, Any]
 ) -> ExportVerification:
-    """Translate `texts` with the model and with its export, and compare the translations."""
+    """Translate `texts` with the model and with its export, and compare the translations.
+
+    Warns where the model's tags name several languages: no text has one here.
+    """
+    if languages := several_languages(ours.source_tokenizer.tags):
+        warnings.warn(
+            f"the model's tags name several languages ({languages}), and an export is tried without one: both write "
+            "in whatever language, which still compares their weights; BLEU of a `--reference` is of no one language",
+            stacklevel=2,
+        )
     mine = list(ours.translate_stream(texts, **settings))
     others = list(theirs.translate_stream(texts, **settings))
     counts = {"identical": 0, "ties": 0, "cut": 0, "different": 0}

@@ -16,7 +16,9 @@ from ziggurat.config import DecodingConfig, Experiment, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.files import fingerprint
 from ziggurat.decoding.engines import SERVED_FILE, served_folder
+from ziggurat.decoding.lines import check_tag
 from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.tags import several_languages
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
@@ -64,12 +66,14 @@ class ModelChoice:
             # On the CPU: memory of a GPU is for the workers.
             found = [open_model(path, which=self.which, without_layers=self.without_layers) for path in self.models]
             experiments = [model.experiment for model in found]
+            tags = list(found[0].tokenizers[0].tags)
             contents = [
                 _identity(model.experiment, weights_fingerprint(model.weights), model.directory) for model in found
             ]
         else:
             translator = ServedTranslator(served, device=self.device, threads=self.threads, **self.decoding)
             experiments, device = [load_experiment(served / CONFIG_FILE)], translator.device
+            tags = list(translator.source_tokenizer.tags)
             contents = [_identity(experiments[0], fingerprint(served / SERVED_FILE), served)]
         decoding = job_decoding(experiments[0].decoding, self.decoding)
         settings = {
@@ -85,7 +89,7 @@ class ModelChoice:
             device=device if self.device == "auto" else self.device,
             weights=tuple(content["weights"] for content in contents),
         )
-        return Identified(fixed, experiments[0], decoding, settings)
+        return Identified(fixed, experiments[0], decoding, settings, tags)
 
 
 @dataclass(frozen=True)
@@ -97,12 +101,28 @@ class Identified:
         experiment: configuration of the first model.
         decoding: settings of the search.
         settings: all that the result depends on, as JSON can represent it without loss.
+        tags: tags that can stand before a source sentence.
     """
 
     choice: ModelChoice
     experiment: Experiment
     decoding: DecodingConfig
     settings: dict[str, Any]
+    tags: list[str]
+
+    def tag_settings(self, tag: str | None) -> dict[str, str]:
+        """Return what the result depends on where the models are given `tag` before every sentence: nothing without.
+
+        Raises ConfigError for a tag that they do not have, and without one where their tags name several languages:
+        everything would be in whatever language.
+        """
+        check_tag(tag, self.tags)
+        if tag is None and (languages := several_languages(self.tags)):
+            raise ConfigError(
+                f"`--model-tag TAG` is missing: the tags of {self.choice.models[0]} name several languages "
+                f"({languages}), and without one it writes in whatever language"
+            )
+        return {} if tag is None else {"model_tag": tag}
 
 
 def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:

@@ -230,13 +230,14 @@ def pack(model: nn.Module, precision: Precision, *, as_trained: bool = False) ->
     """Replace the linear maps of `model`, on a CPU and in fp32, by packed ones; it can then not be trained or saved.
 
     Maps of other kinds (Fixup's with shifts, those of LSTM cells) stay as they are, in fp32. With `int8` and
-    `as_trained`, embeddings are bytes too.
+    `as_trained`, embeddings are bytes too, and nothing is rounded to bf16.
     """
     if isinstance(model, MergedAverageAttention):
         model.separate_values()
     as_trained = as_trained and precision == "int8"
-    # In bf16, there is half as much of keys and values to read from memory at every step.
-    narrow = {"qkv_proj", "q_proj", "kv_proj"} if _attends_plainly(model) and available("bfloat16") else set()
+    # In bf16, there is half as much of keys and values to read from memory at every step; training does not round them.
+    halved = not as_trained and _attends_plainly(model) and available("bfloat16")
+    narrow = {"qkv_proj", "q_proj", "kv_proj"} if halved else set()
     for name, child in model.named_children():
         if isinstance(child, FeedForward) and child.is_plain:
             setattr(model, name, _feed_forward(child, precision, as_trained))

@@ -26,7 +26,7 @@ from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.store import data_step
 from ziggurat.pipeline.summary import report_step
 from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps, filter_step
-from ziggurat.pipeline.tags import refuse_tags_alone
+from ziggurat.pipeline.tags import refuse_any_language, refuse_tags_alone
 
 __all__ = ["pipeline_of", "steps_of"]
 
@@ -39,11 +39,13 @@ def pipeline_of(road: Road) -> Pipeline:
 def steps_of(road: Road) -> list[Step]:
     """Return the steps of a configuration, in order.
 
-    Raises as `refuse_repeated_texts`, `refuse_other_direction`, `refuse_tags_alone` and `with_pruned_student` do.
+    Raises as `refuse_repeated_texts`, `refuse_other_direction`, `refuse_tags_alone`, `refuse_any_language` and
+    `with_pruned_student` do.
     """
     refuse_repeated_texts(road)
     refuse_other_direction(road)
     refuse_tags_alone(road)
+    refuse_any_language(road)
     road = with_pruned_student(road)
     steps = list(_steps(road))
     return [*steps, report_step(road, steps, road.folder / TIMES)]

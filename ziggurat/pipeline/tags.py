@@ -1,15 +1,19 @@
-"""The check that models learn from text without a tag where such text is translated, or what they are judged by."""
+"""The checks that models know what to make of text without a tag, where they are given such text."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
-from ziggurat.config.pipeline import BITEXT, ModelName
-from ziggurat.errors import ConfigError
+from ziggurat.config.pipeline import BITEXT, MODELS, ModelName
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.decoding.tags import several_languages
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.pipeline.export import final_model
+from ziggurat.pipeline.models import experiment_there, said
 from ziggurat.pipeline.road import Corpora, Road
 
-__all__ = ["refuse_tags_alone"]
+__all__ = ["refuse_any_language", "refuse_tags_alone"]
 
 _MODELS: tuple[ModelName, ...] = ("teacher", "student")  # the backward model reads the other side, which has no tags
 
@@ -31,12 +35,45 @@ def refuse_tags_alone(road: Road) -> None:
             )
 
 
+def refuse_any_language(road: Road) -> None:
+    """Raise ConfigError where a model whose tags name several languages is to read text without a tag.
+
+    It would write in whatever language. A model that is missing is told by the steps that use it.
+    """
+    for name in MODELS:
+        chosen = getattr(road.config, name)
+        if chosen is None:
+            continue
+        known: list[str] = []
+        if chosen.existing is None:
+            known = list(dict.fromkeys(corpus.tag for corpus in Corpora(road).train(name) if corpus.tag is not None))
+        else:
+            with contextlib.suppress(CheckpointError, DataError):
+                known = list(load_tokenizers(experiment_there(road, name)[1])[0].tags)
+        if (languages := several_languages(known)) and (reader := next(_uses(road, name), None)) is not None:
+            key = "bitext.train" if chosen.existing is None else f"{name}.existing"
+            raise ConfigError(
+                f"`{key}`: the tags of the {said(name)} name several languages ({languages}), and `{reader}` gives it "
+                "sentences without one, which it would translate into whatever language; take a model of one language, "
+                "or make its corpus beforehand (`ziggurat backtranslate --model-tag TAG`) and give that as `bitext`"
+            )
+
+
 def _readers_without_tag(road: Road, name: ModelName) -> Iterator[str]:
     """Yield the keys by which a model is given sentences without a tag."""
     config = road.config
     for number, corpus in enumerate(Corpora(road).dev(name)):
         if corpus.tag is None:
             yield f"bitext.dev.{number}" if number < len(config.bitext.dev) else "bitext.hold_out.dev"
+    yield from _uses(road, name)
+
+
+def _uses(road: Road, name: ModelName) -> Iterator[str]:
+    """Yield the keys by which a model that is trained is given sentences, none of which has a tag."""
+    config = road.config
+    if name == "backward":
+        yield from (key for key in ("backtranslation", "filter") if getattr(config, key) is not None)
+        return
     if name == "teacher" and config.distillation is not None:
         yield "distillation"
     if config.evaluation is not None:
