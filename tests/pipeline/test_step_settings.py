@@ -14,7 +14,7 @@ from tests.small import merged
 from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import BackTranslationJob
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.exporter import Gate
 from ziggurat.export.package import PackageChoices
 from ziggurat.jobs.launchers import processes, ray_actors
@@ -222,6 +222,40 @@ def test_of_training_hand_on_what_may_be_translated_with() -> None:
     average = {"run/averaged/model.safetensors", "run/averaged/validation.json"}
     assert set(step_of(content, "student").outputs) == plain | average
     assert "run/best/model.safetensors" in plain
+
+
+def shortlists_of(content: dict[str, Any]) -> dict[str, list[str]]:
+    """The shortlists among the files of the steps that have some."""
+    steps = [step for step in steps_of(Road(parsed(content))) if step.name not in ("sets", "clean", "monolingual")]
+    return {step.name: found for step in steps if (found := [path.name for path in step.files()])}
+
+
+def test_shortlists_are_files_of_the_steps_that_translate_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their content: one that is written again keeps its name. Scores and validation do without."""
+    monkeypatch.chdir(tmp_path)
+    content, made = whole(), "w/shortlist/student.shortlist"
+    for name in ("teacher", "student", "backward"):
+        content[name]["decoding"] = {"shortlist": f"list-of-{name}"}
+    with pytest.raises(DataError, match="list-of-backward: no such file, but the backward model is to translate"):
+        shortlists_of(content)
+    for name in ("teacher", "student", "backward", "step"):
+        Path(f"list-of-{name}").touch()
+    content["distillation"]["decoding"] = {"shortlist": "list-of-step"}
+    assert shortlists_of(content) == {
+        "backtranslate": ["list-of-backward"],
+        "distil": ["list-of-step"],
+        "distil-monolingual": ["list-of-step"],
+        "evaluate": ["list-of-teacher", "list-of-student"],
+    }
+    content["distillation"]["decoding"] = {"shortlist": None}
+    assert not {"distil", "distil-monolingual"} & shortlists_of(content).keys()
+    assert shortlists_of({**content, "shortlist": None})["export-ctranslate2"] == ["list-of-student"]
+    # One that the pipeline makes is not there before.
+    content["student"]["decoding"]["shortlist"] = made
+    assert shortlists_of(content)["evaluate"] == ["list-of-teacher"]
+    assert step_of(content, "evaluate").after["shortlist"] == ["student.shortlist"]
 
 
 def kept(*overrides: str) -> dict[str, Any]:

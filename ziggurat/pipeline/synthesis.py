@@ -21,6 +21,7 @@ from ziggurat.pipeline.done import lines_done
 from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.settings import joined, settings_of
+from ziggurat.pipeline.shortlists import shortlists
 from ziggurat.pipeline.step import Step, write_document
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ def _translation(
         joined(settings_of(config, include=_OF_RESULT), candidates),
         work,
         after,
-        lambda: model_files(road, name),
+        lambda: [*model_files(road, name), *shortlists(road, name, changes=config.decoding)],
         _CORPUS,
         lambda: costs.translating(name, Amounts(road).read(step), beam, road.bulk.processes(*here)),
         check,
