@@ -305,6 +305,16 @@ def test_what_may_change_a_result_is_one_of_them(override: str, step: str, said:
     assert settings_changed(before, kept(override)[step][0]) == [said]
 
 
+def test_the_order_of_the_bitext_is_that_of_what_is_distilled() -> None:
+    """An earlier version did not keep it: what it did stays."""
+    corpora = [{"name": name, "source": f"{name}.qlo", "target": f"{name}.qhi"} for name in "ab"]
+    bitext = whole()["bitext"]
+    one, other = (step_of(whole(bitext={**bitext, "train": c}), "distil") for c in (corpora, corpora[::-1]))
+    assert settings_changed(one.settings, other.settings) == ['corpora.0: "a" -> "b"', 'corpora.1: "b" -> "a"']
+    earlier = {key: value for key, value in one.settings.items() if key != "corpora"}
+    assert settings_changed(earlier, other.settings) == []
+
+
 def test_every_setting_is_kept_also_the_default() -> None:
     found = kept()
     assert found["teacher"][0]["training"]["optimiser"]["epsilon"] == 1e-9
