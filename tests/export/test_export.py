@@ -23,6 +23,7 @@ from tests.export.examples import SENTENCES
 from tests.small import small_config
 from ziggurat.cli.export import _report_text
 from ziggurat.config import load_experiment
+from ziggurat.data.files import fingerprint
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.results import Translation
@@ -34,6 +35,7 @@ from ziggurat.export.exporter import Gate, export_model
 from ziggurat.export.plain import ExportedModel, with_epsilon
 from ziggurat.export.targets import TARGETS
 from ziggurat.export.verification import ExportVerification, compare, search_settings
+from ziggurat.jobs.models import ModelChoice
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import open_model
 from ziggurat.models.tensors import load_weights, weights
@@ -431,6 +433,8 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     free = [t.text for t in ServedTranslator(tmp_path / "out", shortlist=None).translate_stream(SENTENCES)]
     assert free == [t.text for t in load_translator(path).translate_stream(SENTENCES)]
     assert free != found
+    known = ModelChoice((str(tmp_path / "out"),)).identified().settings  # of a job: the list is not in `model.bin`
+    assert known["shortlist"] == fingerprint(tmp_path / "out" / "vmap.txt")
     for asked in ({"shortlist": listed}, {"shortlist": "other"}):
         with pytest.raises(ConfigError, match="export the model with it"):
             ServedTranslator(tmp_path / "out", **asked)

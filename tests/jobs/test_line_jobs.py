@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.cli.conftest import Ziggurat
@@ -17,8 +18,10 @@ from tests.killing import tree
 from ziggurat.cli import alignment
 from ziggurat.cli import jobs as bulk
 from ziggurat.data.checksums import CHECKSUMS_FILE
-from ziggurat.errors import CheckpointError
-from ziggurat.jobs.models import ModelChoice, opened
+from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
+from ziggurat.data.store_checks import differences
+from ziggurat.errors import CheckpointError, DataError
+from ziggurat.jobs.models import Identified, ModelChoice, opened
 from ziggurat.jobs.shards import StageFiles
 from ziggurat.jobs.text import Line
 from ziggurat.jobs.translation import Translating
@@ -224,6 +227,26 @@ def test_what_a_job_knows_of_its_models(trained: Path, tmp_path: Path) -> None:
         file.write("\n")
     (before,), (after,) = known.settings["models"], ModelChoice((str(other),)).identified().settings["models"]
     assert {name for name in before if before[name] != after[name]} == {"vocabulary"}
+
+
+def test_a_job_knows_its_shortlist_by_content(trained: Path, tmp_path: Path) -> None:
+    """One that was written again under the same name is another; what only scores does not read it."""
+    plain, listed = (ModelChoice((str(trained),), decoding=d) for d in ({}, {"shortlist": str(tmp_path / "list")}))
+    translator = opened(plain)
+    sides = translator.source_tokenizer, translator.target_tokenizer
+
+    def identified(target: int) -> Identified:
+        candidates, always = np.full((sides[0].size, 1), target, np.int32), np.array([sides[1].eos], np.int32)
+        vocabularies = _fingerprint(sides[0]), _fingerprint(sides[1])
+        write_shortlist(tmp_path / "list", ShortlistTable(candidates, always, vocabularies))
+        return listed.identified()
+
+    first, second = identified(5), identified(6)
+    assert differences(first.settings, second.settings, "") != []
+    assert "shortlist" not in plain.identified().settings.keys() | listed.identified(searched=False).settings.keys()
+    opened(second.choice)
+    with pytest.raises(DataError, match="list: this shortlist changed after the job had begun"):
+        opened(first.choice)
 
 
 def test_lines_are_numbered_through_all_shards(trained: Path) -> None:

@@ -34,7 +34,10 @@ def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
     folder = run / "checkpoints" / "step-00000001"
     folder.mkdir(parents=True)
     (run / "last").symlink_to(folder)
-    (run / "config.yaml").write_text(dump(tiny_experiment(tmp_path, growth={"stages": [{"layers": 1, "updates": 1}]})))
+    grown = tiny_experiment(tmp_path, growth={"stages": [{"layers": 1, "updates": 1}]})
+    decoding = grown.decoding.model_copy(update={"shortlist": str(tmp_path / "list")})
+    (run / "config.yaml").write_text(dump(grown.model_copy(update={"decoding": decoding})))
+    (tmp_path / "list").touch()
     write_tensors(folder / "model.safetensors", {})
     depth = {"encoder_layers": 1, "decoder_layers": 2}
     write_meta(folder, {"format": 5, "progress": {}, "checksums": {"model.safetensors": ""}, **depth})
@@ -49,6 +52,8 @@ def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
     assert (row.layers, row.parameters) == ((1, 2), 1)
     costs = Costs({}, Amounts(found), {"teacher": run / "last"})
     assert costs._experiment("teacher")[0].model.encoder.layers == 1
-    next(step for step in steps_of(found) if step.name == "export-ctranslate2").check()  # raises nothing
+    export = next(step for step in steps_of(found) if step.name == "export-ctranslate2")
+    export.check()  # raises nothing
+    assert [tmp_path / "list"] in export.files().values()
     assert _source_language(str(run / "last"), ModelOptions(None, "cpu", None)) == "qlo"
     assert _languages(str(run / "last")) == ("qlo", "qhi")

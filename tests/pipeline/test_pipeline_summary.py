@@ -15,8 +15,9 @@ from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.robustness import Trial, judge
 from ziggurat.pipeline import summary
+from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.road import Road
-from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.step import MANIFEST, Selection, Step, write_document
 from ziggurat.pipeline.table import steps_of
 from ziggurat.pipeline.times import Times
 from ziggurat.report.pipeline import StepRow, pipeline_page
@@ -86,3 +87,33 @@ def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkey
     said = "The 2 steps below, each as it was done last, took 8:20 together; the teacher, which was there before"
     assert f"<p>{said}, is not counted.</p>" in pipeline_page(found)
     assert found.as_record()["existing"] == ["teacher"]
+
+
+def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speed and times are nothing that a step hands on, but the page shows them; also those of a call before."""
+    monkeypatch.setattr(summary, "_models", lambda road: [])
+    road = Road(parsed(whole(folder=str(tmp_path / "w"), export=None, shortlist=None)))
+    measured = {"lines": 4, "source_words": 9, "target_pieces": 9, "threads": 1, "bytes": 1}
+
+    def work(folder: Path) -> None:
+        write_document(folder / "scores.json", {"systems": [["teacher", "a model"]], "tests": {}})
+        measured["seconds"] = measured.get("seconds", 0) + 1
+        (folder / "speed").mkdir(exist_ok=True)
+        write_document(folder / "speed/teacher.json", measured)
+
+    evaluate = Step("evaluate", "evaluates", {}, work, outputs=("scores.json",), pages=("speed/teacher.json",))
+    report = summary.report_step(road, [evaluate], road.folder / TIMES)
+
+    def shown(last: str = "report", *forced: str) -> tuple[tuple[str, ...], list[float]]:
+        done = Pipeline(road.folder, [evaluate, report]).run(Selection(last=last, forced=frozenset(forced))).done
+        found = json.loads(road.at("report", summary.RECORD).read_bytes())
+        return done, [found["speed"][0]["lines"], *(row["calls"] for row in found["steps"])]
+
+    assert shown() == (("evaluate", "report"), [4.0, 1])
+    manifest = road.at("report", MANIFEST).read_bytes()
+    assert shown() == ((), [4.0, 1])
+    road.at("evaluate", "speed/teacher.json").unlink()
+    assert shown() == (("evaluate", "report"), [2.0, 2])
+    assert shown("evaluate", "evaluate") == (("evaluate",), [2.0, 2])
+    assert shown() == (("report",), [4 / 3, 1])
+    assert road.at("report", MANIFEST).read_bytes() == manifest

@@ -15,7 +15,7 @@ from ziggurat.backtranslation.cross_entropy import FilterJob
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.config.pipeline_corpora import BitextCorpus, MonolingualText
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.exporter import Gate
 from ziggurat.export.package import PackageChoices
 from ziggurat.jobs.launchers import processes, ray_actors
@@ -234,6 +234,41 @@ def test_of_training_hand_on_what_may_be_translated_with() -> None:
     assert "run/best/model.safetensors" in plain
 
 
+def shortlists_of(content: dict[str, Any]) -> dict[str, list[str]]:
+    """The shortlists among the files of the steps that have some."""
+    steps = [step for step in steps_of(Road(parsed(content))) if step.name not in ("sets", "clean", "monolingual")]
+    files = {step.name: [path.name for paths in step.files().values() for path in paths] for step in steps}
+    return {name: found for name, found in files.items() if found}
+
+
+def test_shortlists_are_files_of_the_steps_that_translate_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their content: one that is written again keeps its name. Scores and validation do without."""
+    monkeypatch.chdir(tmp_path)
+    content, made = whole(), "w/shortlist/student.shortlist"
+    for name in ("teacher", "student", "backward"):
+        content[name]["decoding"] = {"shortlist": f"list-of-{name}"}
+    with pytest.raises(DataError, match="list-of-backward: no such file, but the backward model is to translate"):
+        shortlists_of(content)
+    for name in ("teacher", "student", "backward", "step"):
+        Path(f"list-of-{name}").touch()
+    content["distillation"]["decoding"] = {"shortlist": "list-of-step"}
+    assert shortlists_of(content) == {
+        "backtranslate": ["list-of-backward"],
+        "distil": ["list-of-step"],
+        "distil-monolingual": ["list-of-step"],
+        "evaluate": ["list-of-teacher", "list-of-student"],
+    }
+    content["distillation"]["decoding"] = {"shortlist": None}
+    assert not {"distil", "distil-monolingual"} & shortlists_of(content).keys()
+    assert shortlists_of({**content, "shortlist": None})["export-ctranslate2"] == ["list-of-student"]
+    # One that the pipeline makes is not there before.
+    content["student"]["decoding"]["shortlist"] = made
+    assert shortlists_of(content)["evaluate"] == ["list-of-teacher"]
+    assert step_of(content, "evaluate").after["shortlist"] == ["student.shortlist"]
+
+
 def kept(*overrides: str) -> dict[str, Any]:
     """The settings by which each step is done again."""
     return {step.name: (step.settings, step.after) for step in steps_of(Road(parsed(whole(), *overrides)))}
@@ -279,6 +314,16 @@ def test_what_does_not_change_a_result_is_none_of_the_settings(override: str) ->
 def test_what_may_change_a_result_is_one_of_them(override: str, step: str, said: str) -> None:
     before = json.loads(json.dumps(kept()[step][0]))
     assert settings_changed(before, kept(override)[step][0]) == [said]
+
+
+def test_the_order_of_the_bitext_is_that_of_what_is_distilled() -> None:
+    """An earlier version did not keep it: what it did stays."""
+    corpora = [{"name": name, "source": f"{name}.qlo", "target": f"{name}.qhi"} for name in "ab"]
+    bitext = whole()["bitext"]
+    one, other = (step_of(whole(bitext={**bitext, "train": c}), "distil") for c in (corpora, corpora[::-1]))
+    assert settings_changed(one.settings, other.settings) == ['corpora.0: "a" -> "b"', 'corpora.1: "b" -> "a"']
+    earlier = {key: value for key, value in one.settings.items() if key != "corpora"}
+    assert settings_changed(earlier, other.settings) == []
 
 
 def test_every_setting_is_kept_also_the_default() -> None:

@@ -119,7 +119,7 @@ def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
         engine="torch",
         decoding=dict(job.decoding),
     )
-    found = choice.identified()
+    found = choice.identified(searched=False)
     settings = {
         "keep": job.keep,
         "reverse": job.reverse,

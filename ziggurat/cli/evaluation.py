@@ -249,7 +249,7 @@ def score(
     if job is not None:
         from ziggurat.jobs.translation import Scoring
 
-        found = model_choice(models, opening).identified()
+        found = model_choice(models, opening).identified(searched=False)
         task, settings = Scoring(found.choice, tag, json), {**found.settings, "tag": tag, "json": json}
         texts = (source, target)
         line_job(options, "score", task, settings, texts, partial(lines_beside, *texts), partial(write_parts, output))

@@ -15,12 +15,12 @@ import xxhash
 from ziggurat.config import DecodingConfig, Experiment, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.files import fingerprint
-from ziggurat.decoding.engines import SERVED_FILE, served_folder
+from ziggurat.decoding.engines import SERVED_FILE, SERVED_SHORTLIST, served_folder
 from ziggurat.decoding.lines import check_tag
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.tags import several_languages
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.device import usable_device
 from ziggurat.models.directory import locate_weights, open_model
 from ziggurat.models.low_rank import weights_fingerprint
@@ -44,6 +44,7 @@ class ModelChoice:
             may be done on several machines.
         decoding: keys of the `decoding` section that replace the model's own.
         weights: fingerprints of the weights of each model, once they are known; workers refuse others.
+        shortlist: fingerprint of the lexical shortlist that the search uses, likewise; None: not known, or none.
     """
 
     models: tuple[str, ...]
@@ -54,11 +55,15 @@ class ModelChoice:
     engine: str = "auto"
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
     weights: tuple[str, ...] = ()
+    shortlist: str | None = None
 
-    def identified(self) -> Identified:
+    def identified(self, *, searched: bool = True) -> Identified:
         """Open the models, so that what is wrong with them or the settings is said now; return what they are.
 
-        Raises ConfigError, CheckpointError: settings or models that cannot be used.
+        Args:
+            searched: translations are searched for; scores of given ones do not depend on a shortlist.
+
+        Raises ConfigError, CheckpointError: settings or models that cannot be used. DataError: no such shortlist.
         """
         served = served_folder(self.engine, self.models, which=self.which, without_layers=self.without_layers)
         if served is None:
@@ -76,18 +81,23 @@ class ModelChoice:
             tags = list(translator.source_tokenizer.tags)
             contents = [_identity(experiments[0], fingerprint(served / SERVED_FILE), served)]
         decoding = job_decoding(experiments[0].decoding, self.decoding)
+        # By content as well: one that is written again goes by the same name.
+        listed = _shortlist(decoding, served) if searched else None
+        shortlist = None if listed is None else fingerprint(listed)
         settings = {
             "threads": self.threads,
             "device": device,
             "decoding": decoding.model_dump(mode="json"),
             "models": contents,
             **({"without_layers": self.without_layers} if self.without_layers else {}),
+            **({} if shortlist is None else {"shortlist": shortlist}),
         }
         # A worker on another machine must not choose for itself.
         fixed = replace(
             self,
             device=device if self.device == "auto" else self.device,
             weights=tuple(content["weights"] for content in contents),
+            shortlist=shortlist,
         )
         return Identified(fixed, experiments[0], decoding, settings, tags)
 
@@ -139,6 +149,13 @@ def job_decoding(own: DecodingConfig, changes: Mapping[str, Any]) -> DecodingCon
     return decoding
 
 
+def _shortlist(decoding: DecodingConfig, served: Path | None) -> Path | None:
+    """Return the file of the shortlist that a search uses: that of an export lies in its folder, `served`."""
+    if decoding.shortlist is None:
+        return None
+    return Path(decoding.shortlist).expanduser() if served is None else served / SERVED_SHORTLIST
+
+
 def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str, str]:
     """Return the fingerprints of a model's weights, which are `weights`, architecture and vocabularies."""
     # By content, since a run may have been trained further and folders may be renamed.
@@ -157,7 +174,8 @@ def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str
 def opened(choice: ModelChoice) -> Translator | ServedTranslator:
     """Open the models, once in a worker's life: it works for one job.
 
-    Raises CheckpointError for other weights than `choice` says: those of a run that is being trained, for example.
+    Raises CheckpointError for other weights than `choice` says: those of a run that is being trained, for example;
+    DataError for another shortlist.
     """
     torch.set_num_threads(choice.threads)
     served = served_folder(choice.engine, choice.models, which=choice.which, without_layers=choice.without_layers)
@@ -181,4 +199,7 @@ def opened(choice: ModelChoice) -> Translator | ServedTranslator:
                 f"{path}: its weights changed after the job had begun; name a checkpoint that stays (`--which N`), "
                 "and another folder"
             )
+    listed = None if choice.shortlist is None else _shortlist(translator.decoding, served)
+    if listed is not None and fingerprint(listed) != choice.shortlist:
+        raise DataError(f"{listed}: this shortlist changed after the job had begun; name another folder")
     return translator

@@ -202,6 +202,8 @@ class Pipeline:
             return standing("damaged", damage)
         if gone := [folder / page for page in step.pages if not (folder / page).is_file()]:
             return standing("page", f"{gone[0]} is gone: it is made again")
+        if (why := step.stale()) is not None:
+            return standing("page", why)
         return standing("done", "up to date")
 
     def _damage(self, folder: Path, manifest: StepManifest) -> str | None:

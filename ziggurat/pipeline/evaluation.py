@@ -26,6 +26,7 @@ from ziggurat.pipeline.export import final_model
 from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.settings import joined, settings_of
+from ziggurat.pipeline.shortlists import SHORTLIST, shortlist_made_here, shortlists
 from ziggurat.pipeline.step import Step, read_document, write_document
 from ziggurat.pipeline.synthesis import NOTICES
 from ziggurat.threads import usable_cpus
@@ -90,7 +91,9 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
     pages = ["robustness.html"] if how.perturb else []
     if how.speed_lines:  # int8 is not timed on every processor: its file may rightly be missing
         pages += [_speed_file(system) for system in systems if system.settings != _INT8]
-    existing: list[ModelName] = ["teacher"] if road.config.teacher is not None else []
+    if shortlist_made_here(road):
+        after["shortlist"] = [SHORTLIST]
+    ours: list[ModelName] = [name for name in ("teacher", "student") if getattr(road.config, name) is not None]
 
     def work(folder: Path) -> None:
         from ziggurat.nn.packed import available
@@ -107,7 +110,7 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
         joined(settings_of(how), {"tests": names}),
         work,
         after,
-        partial(model_files, road, *existing),
+        lambda: model_files(road, *ours) | shortlists(road, *ours),
         ("scores.json", "robustness.json", "translations/*"),
         check=partial(_check, road, how),
         pages=tuple(pages),

@@ -13,11 +13,10 @@ from ziggurat.errors import ConfigError, ExportError
 from ziggurat.pipeline.models import experiment_of, experiment_there, in_fresh_state, model_files, of_model
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.settings import settings_of
+from ziggurat.pipeline.shortlists import SHORTLIST, shortlists
 from ziggurat.pipeline.step import Step
 
 __all__ = ["export_steps", "final_model", "shipped", "shortlist_step"]
-
-_SHORTLIST = "student.shortlist"
 
 _NEEDS = {
     "ctranslate2": ("ctranslate2",),
@@ -61,7 +60,7 @@ def shortlist_step(road: Road, how: ShortlistConfig) -> Step:
 
         store = Store.open(road.at("student-data", "store"))
         options = {"pairs": how.pairs, "best": how.best, "frequent": how.frequent}
-        write_shortlist(str(folder / _SHORTLIST), estimate_shortlist(store, floor=how.floor, **options))
+        write_shortlist(str(folder / SHORTLIST), estimate_shortlist(store, floor=how.floor, **options))
 
     return Step(
         "shortlist",
@@ -69,7 +68,7 @@ def shortlist_step(road: Road, how: ShortlistConfig) -> Step:
         settings_of(how),
         work,
         {"student-data": ["store/*"]},
-        outputs=(_SHORTLIST,),
+        outputs=(SHORTLIST,),
     )
 
 
@@ -90,7 +89,11 @@ def _export_step(road: Road, to: str, target: ExportTarget) -> Step:
         after[step] = [*after.get(step, []), *(path.relative_to(road.at(step)).as_posix() for path in test)]
     shortlist = None
     if road.config.shortlist is not None and to == "ctranslate2":
-        shortlist, after["shortlist"] = str(road.at("shortlist", _SHORTLIST)), [_SHORTLIST]
+        shortlist, after["shortlist"] = str(road.at("shortlist", SHORTLIST)), [SHORTLIST]
+
+    def files() -> dict[str, list[Path]]:
+        # Without one of the pipeline this export contains the model's own.
+        return model_files(road, name) | (shortlists(road, name) if to == "ctranslate2" and not shortlist else {})
 
     def work(folder: Path) -> None:
         from ziggurat.export.exporter import Gate, export_model
@@ -118,7 +121,7 @@ def _export_step(road: Road, to: str, target: ExportTarget) -> Step:
         settings_of(target),
         work,
         after,
-        partial(model_files, road, name),
+        files,
         (f"{to}/**/*",),
         check=partial(_check, road, name, to, target),
     )

@@ -25,9 +25,9 @@ class StepState:
     Attributes:
         step: the step.
         state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `running`: another call is
-            at work on it; `page`: done, but a page is gone, which is made again; `new`, `changed`, `damaged`,
-            `forced`: done from its beginning; `after`: depends on what an earlier one will hand on; `missing`: to be
-            taken as it stands, but not done.
+            at work on it; `page`: done, but a page is gone or does not hold any more, and is made again; `new`,
+            `changed`, `damaged`, `forced`: done from its beginning; `after`: depends on what an earlier one will hand
+            on; `missing`: to be taken as it stands, but not done.
         why: the reason, in words.
         spent: the time spent on it.
         finished: whether a result of it is there, be it of other settings.

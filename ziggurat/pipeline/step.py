@@ -91,7 +91,8 @@ class Step:
         check: raises the error of ziggurat.errors that the step would end with, if that can be known before any step
             works: a missing package, say.
         pages: files in its folder that are for readers or the report, and none of what it hands on; where one is gone,
-            `work` makes it again from what is there.
+            or does not hold any more, `work` makes it again from what is there.
+        stale: tells in words why its pages no longer hold although all that it depends on is as before; None: they do.
         machine: settings of what computes, such as threads. Another one rounds differently, as another machine does: a
             result stays, but what is not finished begins anew, so that its parts are of one kind.
         done: tells how much of it is done where it was begun; None: not known.
@@ -111,6 +112,7 @@ class Step:
     cost: Callable[[], Expected] = field(default=Expected)
     check: Callable[[], None] = lambda: None
     pages: tuple[str, ...] = ()
+    stale: Callable[[], str | None] = lambda: None
     machine: Mapping[str, Any] = field(default_factory=dict)
     done: Callable[[], Done | None] = lambda: None
     version: int = 1

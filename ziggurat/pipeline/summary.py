@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -36,9 +37,19 @@ def report_step(road: Road, others: Sequence[Step], times: Path) -> Step:
         link = os.path.relpath(page, folder) if summary.effects else None
         write_atomically(folder / PAGE, pipeline_page(summary, robustness=link).encode())
 
+    def stale() -> str | None:
+        # Speed, warnings and times are of the work on a step, and nothing that it hands on.
+        told, spent = dict[str, tuple[float, int]](), Times(times)
+        with contextlib.suppress(KeyError, TypeError):  # edited by hand
+            steps = (read_document(road.at("report", RECORD)) or {})["steps"]
+            told = {row["name"]: (row["seconds"], row["calls"]) for row in steps}
+        now = {step.name: (spent.of(step.name).seconds, spent.of(step.name).calls) for step in others}
+        since = [name for name in now if told.get(name) != now[name]]
+        return f"since then there was work on {', '.join(since)}: it is made again" if since else None
+
     # It hands on nothing: times differ every time.
     after = {step.name: ["*"] for step in others}
-    return Step("report", "reports on all of it", {}, work, after, outputs=(), pages=(PAGE, RECORD))
+    return Step("report", "reports on all of it", {}, work, after, outputs=(), pages=(PAGE, RECORD), stale=stale)
 
 
 def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummary:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.done import lines_done
 from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
-from ziggurat.pipeline.settings import joined, settings_of
+from ziggurat.pipeline.settings import Settings, joined, settings_of
+from ziggurat.pipeline.shortlists import shortlists
 from ziggurat.pipeline.step import Step, write_document
 
 if TYPE_CHECKING:
@@ -51,7 +53,10 @@ def distil_steps(road: Road, config: DistillationConfig, costs: Costs) -> list[S
         sources, references = zip(*(road.sides("clean", "train", name) for name in road.bitext_names()), strict=True)
         after = {"clean": ["train/*"], **of_model(road, "teacher")}
         nearest = references if config.n_best > 1 else ()
-        steps.append(_translation(road, DISTILLED[0], "teacher", config, sources, after, costs, nearest))
+        found = _translation(road, DISTILLED[0], "teacher", config, sources, after, costs, nearest)
+        # Their order is that of the result. A manifest that does not know it, of an earlier version, stays as it is.
+        order = Settings({"corpora": road.bitext_names()}, {})
+        steps.append(replace(found, settings=joined(found.settings, order)))
     if config.monolingual and road.config.monolingual.source:
         text = road.at("monolingual", "source.txt")
         after = {"monolingual": ["source.txt"], **of_model(road, "teacher")}
@@ -125,7 +130,7 @@ def _translation(
         joined(settings_of(config, include=_OF_RESULT), candidates),
         work,
         after,
-        lambda: model_files(road, name),
+        lambda: model_files(road, name) | shortlists(road, name, changes=config.decoding),
         _CORPUS,
         lambda: costs.translating(name, Amounts(road).read(step), beam, road.bulk.processes(*here)),
         check,
