@@ -170,6 +170,22 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
             assert room.sum() < 2.6 * lengths.sum()  # bytes of noise vary most
 
 
+def test_a_pair_that_would_get_an_unknown_piece_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
+    """Without byte fallback; noise is of many scripts, of which the store has one, errors are of the source alone."""
+    data = config(folder, subword={"vocabulary_size": 200, "byte_fallback": False})
+    corpora = [{"source": f"{folder}/0.low", "target": f"{folder}/0.high"}]
+    prepare(config(tmp_path, subword=data.subword, train=corpora))
+    for name in ("noise", "typos"):
+        store, pairs = modifier(tmp_path, {name: {"probability": 1.0}})
+        stored = store.train.pairs(range(200))
+        found = pairs.modified(np.arange(200), 1, *stored, [])
+        sides = found.sources, found.targets
+        assert not any((ids == store.source.unk).any() for side in sides for ids in side)
+        assert 0 < len(found.texts) < 200
+        kept = set(range(200)) - found.texts.keys()
+        assert all((side[i] == old[i]).all() for side, old in zip(sides, stored, strict=True) for i in kept)
+
+
 Linked = Counter[tuple[str, str]]
 
 
