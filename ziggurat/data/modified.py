@@ -105,8 +105,9 @@ class PairModifier:
     def lengths(self, epoch: int, rows: Indices | None = None) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs].
 
-        With `rows` those of other pairs are as stored.
+        With `rows`, in any order and some perhaps more than once, those of other pairs are as stored.
         """
+        rows = None if rows is None else np.unique(rows)
         planned = np.array(self._table.source_lengths), np.array(self._table.target_lengths)
         count = len(self._table) if rows is None else len(rows)
         for start in range(0, count, _CHUNK):
