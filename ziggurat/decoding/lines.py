@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import regex
 
+from ziggurat.data.tags import language_tags
 from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -63,8 +64,6 @@ _SENTENCE_END = regex.compile(
 _NO_BLANKS = rf"[{UNSPACED_SCRIPTS}。、！？｡」』）]"
 _ENDS_UNSPACED = regex.compile(_NO_BLANKS + r"\Z")
 _STARTS_UNSPACED = regex.compile(_NO_BLANKS)
-
-_LANGUAGE_TAG = regex.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
@@ -129,7 +128,7 @@ def check_tag(tag: str | None, known: Collection[str]) -> None:
 
 def count_untagged(tagged: bool, texts: Sequence[str], known: Collection[str], notices: Notices) -> None:
     """Count texts that are not tagged where the tags of a model name several languages: it chooses one by itself."""
-    languages = [] if tagged else [tag for tag in known if _LANGUAGE_TAG.fullmatch(tag)]
+    languages = [] if tagged else language_tags(known)
     if len(languages) > 1:
         for _ in texts:
             notices.add("untagged", f"a line without a tag, in whatever language: `tag` can be {', '.join(languages)}")
