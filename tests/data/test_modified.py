@@ -318,7 +318,7 @@ def test_marks_can_be_pieces_of_their_own(tmp_path: Path, folder: Path) -> None:
         pieces = store.source.pieces(found.sources[row].tolist())
         assert pieces.count("__target__") == source.count("__target__") > 0
     with pytest.raises(ValueError, match="`symbols` needs a model to train"):
-        config(tmp_path, subword={"kind": "existing", "source_model": "x.spm", "symbols": ["<>"]})
+        config(tmp_path, subword={"kind": "vocabulary", "source_vocabulary": "x", "symbols": ["<>"]})
 
 
 def test_other_pairs_are_drawn_in_every_epoch(folder: Path) -> None:
