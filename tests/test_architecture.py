@@ -104,9 +104,9 @@ def test_imports_follow_the_layers(path: Path) -> None:
     assert used - {part} <= ALLOWED[part]
     if part == "decoding":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
-        # Subwords, what text must go through before and after them, a table by subwords; whether files are whole, and
-        # folders that a kill moved.
-        names = ("subword", "lines", "shortlist", "checksums", "workspace", "temporary")
+        # Subwords, what text must go through before and after them, a table by subwords, which tags name languages;
+        # whether files are whole, and folders that a kill moved.
+        names = ("subword", "lines", "shortlist", "tags", "checksums", "workspace", "temporary")
         assert data <= {f"ziggurat.data.{name}" for name in names}
     if part == "nn":
         assert not any(name.startswith("ziggurat.config") for name in imports(path)), "nn takes numbers, not configs"

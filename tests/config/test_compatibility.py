@@ -72,6 +72,8 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"data.subword": {"vocabulary_size": 99, "joint": True, "sample_pairs": 9}}, []),
         ({"data.subword": {**EXISTING, "vocabulary_size": 99, "byte_fallback": False, "character_coverage": 0.9}},
          ["subword.vocabulary_size", "subword.byte_fallback", "subword.character_coverage"]),
+        ({"data.subword": {**EXISTING, "symbols": ["<>"], "target_vocabulary_size": 99}},  # of a run
+         ["subword.target_vocabulary_size", "subword.symbols"]),
         ({"data.subword": {"kind": "vocabulary", "source_vocabulary": "a", "joint": False, "sample_pairs": 9}},
          ["subword.joint", "subword.sample_pairs"]),
         ({"data.subword": {"source_model": "a.spm"}}, ["subword.source_model"]),

@@ -170,6 +170,22 @@ def test_most_drawn_pairs_fit_into_the_length_that_is_planned(folder: Path, name
             assert room.sum() < 2.6 * lengths.sum()  # bytes of noise vary most
 
 
+def test_a_pair_that_would_get_an_unknown_piece_stays_as_it_is(folder: Path, tmp_path: Path) -> None:
+    """Without byte fallback; noise is of many scripts, of which the store has one, errors are of the source alone."""
+    data = config(folder, subword={"vocabulary_size": 200, "byte_fallback": False})
+    corpora = [{"source": f"{folder}/0.low", "target": f"{folder}/0.high"}]
+    prepare(config(tmp_path, subword=data.subword, train=corpora))
+    for name in ("noise", "typos"):
+        store, pairs = modifier(tmp_path, {name: {"probability": 1.0}})
+        stored = store.train.pairs(range(200))
+        found = pairs.modified(np.arange(200), 1, *stored, [])
+        sides = found.sources, found.targets
+        assert not any((ids == store.source.unk).any() for side in sides for ids in side)
+        assert 0 < len(found.texts) < 200
+        kept = set(range(200)) - found.texts.keys()
+        assert all((side[i] == old[i]).all() for side, old in zip(sides, stored, strict=True) for i in kept)
+
+
 Linked = Counter[tuple[str, str]]
 
 
@@ -302,7 +318,7 @@ def test_marks_can_be_pieces_of_their_own(tmp_path: Path, folder: Path) -> None:
         pieces = store.source.pieces(found.sources[row].tolist())
         assert pieces.count("__target__") == source.count("__target__") > 0
     with pytest.raises(ValueError, match="`symbols` needs a model to train"):
-        config(tmp_path, subword={"kind": "existing", "source_model": "x.spm", "symbols": ["<>"]})
+        config(tmp_path, subword={"kind": "vocabulary", "source_vocabulary": "x", "symbols": ["<>"]})
 
 
 def test_other_pairs_are_drawn_in_every_epoch(folder: Path) -> None:

@@ -151,7 +151,7 @@ def test_the_sides_may_have_vocabularies_of_different_size() -> None:
         train_tokenizers(small, "none", [], lambda side: iter(SENTENCES))
 
 
-@pytest.mark.parametrize("wrong", [{"joint": True}, {"joint": False, "kind": "existing", "source_model": "x.spm"}])
+@pytest.mark.parametrize("wrong", [{"joint": True}, {"joint": False, "kind": "vocabulary", "source_vocabulary": "x"}])
 def test_a_size_for_the_target_side_needs_a_model_of_its_own(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="`target_vocabulary_size` needs two models to train"):
         SubwordConfig.model_validate({**wrong, "target_vocabulary_size": 400})

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, outcome, records, train_part
@@ -18,8 +19,10 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.load import change_section
 from ziggurat.cost.batches import expected_batches
 from ziggurat.data.babel import generate_aligned
+from ziggurat.data.batching import make_batches
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
+from ziggurat.data.modified import PairModifier
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.run_folder import checkpoint_folders, read_meta, write_meta
@@ -174,6 +177,24 @@ def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> Non
     found = largest_batches(loader, 1, place)
     assert {tuple(batch.indices) for batch in found} <= {tuple(indices) for indices in loader.plan(place)}
     assert set(store.train.corpora[np.concatenate([batch.indices for batch in found])]) == {0}
+
+
+def test_an_epoch_is_planned_by_its_own_pairs_alone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the batches that lengths of all pairs would give; to draw for those takes as long as to read the store."""
+    loader, begin = loader_of(experiment, Store.open(experiment.data.store)), LoaderState()
+    chosen, batch, seen = loader.chosen(begin), experiment.training.batch, []
+    limits = {"max_tokens": batch.max_tokens, "length_multiple": batch.length_multiple}
+    expected = make_batches(chosen, *loader.lengths(begin), **limits, seed=experiment.training.seed, epoch=0)
+    drawn = PairModifier._drawn
+
+    def spied(self: PairModifier, indices: NDArray[np.int64], epoch: int) -> Any:
+        seen.extend(indices.tolist())
+        return drawn(self, indices, epoch)
+
+    monkeypatch.setattr(PairModifier, "_drawn", spied)
+    assert [indices.tolist() for indices in loader.plan(begin)] == [indices.tolist() for indices in expected]
+    assert seen == sorted(set(chosen.tolist()))
+    assert len(seen) == 60 < len(loader.lengths(begin, chosen[:1])[0])
 
 
 def test_costs_are_those_of_the_first_stage_with_its_modifiers(experiment: Experiment) -> None:

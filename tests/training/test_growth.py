@@ -488,6 +488,10 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
         torch.testing.assert_close(values, after[name].detach(), atol=1e-6, rtol=0)
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
+    growing = {"growth": {"stages": [{"layers": 1, "updates": 1}]}}  # as the run that is trained on may have been grown
+    grows = started(3).model_copy(update={"training": change_section(started(3).training, growing, "training")})
+    with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 1; set `training\.growth=null`"):
+        train(tmp_path / "off", grows)
     assert not (tmp_path / "off").exists()
     with pytest.raises(ConfigError, match="holds something other"):
         grow_model(shallow, tiny_folder, layers=3, strategy="g_top", force=True)

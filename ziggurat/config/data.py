@@ -157,12 +157,14 @@ class SubwordConfig(Section):
 
     @model_validator(mode="after")
     def _files_present(self) -> Self:
-        if self.target_vocabulary_size is not None and (self.joint or self.kind not in ("bpe", "unigram")):
+        # With `existing` these two have no effect, like other settings of a run whose vocabulary is used unchanged.
+        fixed = self.kind == "vocabulary"
+        if self.target_vocabulary_size is not None and (fixed or (self.joint and self.kind != "existing")):
             raise ValueError(
                 "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`"
             )
-        if self.symbols and self.kind not in ("bpe", "unigram"):
-            raise ValueError(f"`symbols` needs a model to train: `kind: bpe` or `unigram`, not `{self.kind}`")
+        if self.symbols and fixed:
+            raise ValueError("`symbols` needs a model to train: `kind: bpe` or `unigram`, not `vocabulary`")
         if self.kind == "existing" and self.source_model is None:
             raise ValueError("`kind: existing` needs `source_model`")
         if self.kind == "vocabulary" and self.source_vocabulary is None:

@@ -15,7 +15,10 @@ __all__ = ["unheeded_in_data", "unheeded_in_decoding", "unheeded_in_training", "
 _FILES = {"existing": ("source_model", "target_model"), "vocabulary": ("source_vocabulary", "target_vocabulary")}
 """Kind of `data.subword` -> the keys of the files that it reads."""
 
-_OF_TRAINED_PIECES = ("vocabulary_size", "joint", "byte_fallback", "character_coverage", "sample_pairs")
+_OF_TRAINED_PIECES = (
+    *("vocabulary_size", "target_vocabulary_size", "joint"),
+    *("byte_fallback", "character_coverage", "symbols", "sample_pairs"),
+)
 
 _HEEDED_BY_SCHEDULE = {
     "isqrt": {"peak", "warmup_updates", "initial", "floor"},

@@ -119,7 +119,7 @@ def _planned(experiment: Experiment, store: Store) -> Batches:
         longest = _LONGEST // share
         cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs])
         pairs = np.concatenate([pairs[::step], pairs[np.argpartition(cost, -longest)[-longest:]]])
-    planned = loader.lengths(begin, np.unique(pairs))
+    planned = loader.lengths(begin, pairs)
     plan = make_batches(
         pairs,
         *planned,

@@ -6,7 +6,7 @@ Order of reading:
 - text: lines, parquet, readers, score_files, sides, vocabulary, segmentation, subword, subword_training;
 - cleaning: clean (predicates of a pair alone), cleaner (which applies them), comparisons, sampling;
 - word alignments: units, word_links;
-- the store: inputs, passes, encoded, encoding, prepare, prepare_report; arrow_shard, rare_pieces, table, corpus,
+- the store: inputs, tags, passes, encoded, encoding, prepare, prepare_report; arrow_shard, rare_pieces, table, corpus,
   store_checks;
 - modified pairs: edits, typos, modifiers, foretold_lengths, modified;
 - batches: stages, batching, collate, loader.

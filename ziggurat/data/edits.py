@@ -6,10 +6,11 @@ replacements alone, in one place, so that no modifier can get them wrong.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["SOURCE", "TARGET", "Edit", "Pair", "Span", "moved"]
+__all__ = ["SOURCE", "TARGET", "Edit", "Pair", "Span", "moved", "one_to_one_count"]
 
 SOURCE, TARGET = 0, 1
 Span = tuple[int, int]
@@ -86,3 +87,10 @@ def moved(span: Span, edits: Sequence[Edit]) -> Span:
             return (first + begin if found is None else found), edit.first + shift + len(edit.text)
         shift += grown
     return (first + begin if found is None else found), end + shift
+
+
+def one_to_one_count(links: list[list[int]]) -> int:
+    """Return the number of a store's links between words that have no other link, as Pair.one_to_one has them."""
+    sources = Counter((link[0], link[1]) for link in links)
+    targets = Counter((link[2], link[3]) for link in links)
+    return sum(sources[link[0], link[1]] == targets[link[2], link[3]] == 1 for link in links)

@@ -146,10 +146,10 @@ class Loader:
         return self._modifiers[self._mix.stage(at.epoch, at.starts)] if self._modifiers else None
 
     def _plan(self, at: LoaderState) -> list[NDArray[np.int64]]:
-        batch = self._batch
+        batch, chosen = self._batch, self.chosen(at)
         return make_batches(
-            self.chosen(at),
-            *self.lengths(at),
+            chosen,
+            *self.lengths(at, chosen),
             max_tokens=batch.max_tokens,
             max_sentences=batch.max_sentences,
             length_multiple=batch.length_multiple,

@@ -4,13 +4,12 @@ On one store a pair is modified as a function of (seed, epoch, its index) alone,
 any time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
 
 A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
-pairs like it (ziggurat.data.foretold_lengths); one that becomes longer stays as it was. Batches then never exceed their
-budget.
+pairs like it (ziggurat.data.foretold_lengths); one that becomes longer stays as it was, and so does one that gets a
+piece which the vocabulary does not know. Batches then never exceed their budget.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from ziggurat.config.modifiers import ModifiersConfig
-from ziggurat.data.edits import Pair, Span
+from ziggurat.data.edits import Pair, Span, one_to_one_count
 from ziggurat.data.foretold_lengths import ForetoldLength, foretold_lengths
 from ziggurat.data.modifiers import BY_WORD, MODIFIERS, merged
 from ziggurat.data.subword import Tokenizer
@@ -106,16 +105,17 @@ class PairModifier:
     def lengths(self, epoch: int, rows: Indices | None = None) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs].
 
-        With `rows` those of other pairs are as stored.
+        With `rows`, in any order and some perhaps more than once, those of other pairs are as stored.
         """
-        planned = [np.array(side) for side in (self._table.source_lengths, self._table.target_lengths)]
+        rows = None if rows is None else np.unique(rows)
+        planned = np.array(self._table.source_lengths), np.array(self._table.target_lengths)
         count = len(self._table) if rows is None else len(rows)
         for start in range(0, count, _CHUNK):
             end = min(start + _CHUNK, count)
             part = np.arange(start, end) if rows is None else rows[start:end]
             for side, rooms in zip(planned, self._drawn(part, epoch).rooms, strict=True):
                 side[part] = rooms
-        return planned[0], planned[1]
+        return planned
 
     def modified(
         self, indices: Indices, epoch: int, sources: list[Ids], targets: list[Ids], links: list[Ids]
@@ -140,7 +140,8 @@ class PairModifier:
         for (row, pair), source, target in zip(changed, *new, strict=True):
             tag = self._tag(sources[row])
             source = np.concatenate([tag, source])
-            if not (len(tag) < len(source) <= rooms[0][row] and 0 < len(target) <= rooms[1][row]):
+            fits = len(tag) < len(source) <= rooms[0][row] and 0 < len(target) <= rooms[1][row]
+            if not fits or self._has_unknown((source, target)):  # a target that has them teaches to write `<unk>`
                 continue
             found.sources[row], found.targets[row] = source, target
             found.texts[row] = pair.texts
@@ -178,7 +179,7 @@ class PairModifier:
             rows = np.flatnonzero(first < self._table.source_lengths[indices])  # few pairs have more words than pieces
             links = self._table.links(indices[rows])
             for row, of_pair in zip(rows.tolist(), links, strict=True):
-                found[number, row] = first[row] if first[row] < _one_to_one(of_pair.tolist()) else -1
+                found[number, row] = first[row] if first[row] < one_to_one_count(of_pair.tolist()) else -1
         if "noise" in self._sections:  # what it replaces need not be changed first
             found[1:, found[0] >= 0] = -1
         return found
@@ -263,7 +264,7 @@ class PairModifier:
 
     def _pair(self, source: Ids, target: Ids, links: Ids) -> Pair | None:
         sides = (source[len(self._tag(source)) :], target)
-        if any((ids == tokenizer.unk).any() for ids, tokenizer in zip(sides, self._tokenizers, strict=True)):
+        if self._has_unknown(sides):
             return None
         texts = [tokenizer.decode(ids.tolist()) for ids, tokenizer in zip(sides, self._tokenizers, strict=True)]
         if not len(links):
@@ -278,6 +279,9 @@ class PairModifier:
             spans.append(list(zip(first.tolist(), (last + 1).tolist(), strict=True)))
         return Pair(texts[0], texts[1], list(zip(*spans, strict=True)))
 
+    def _has_unknown(self, sides: tuple[Ids, Ids]) -> bool:
+        return any((ids == tokenizer.unk).any() for ids, tokenizer in zip(sides, self._tokenizers, strict=True))
+
     def _encoded(self, side: int, texts: Sequence[str]) -> list[Ids]:
         return [np.array(ids, np.int32) for ids in self._tokenizers[side].encode(texts)] if texts else []
 
@@ -291,10 +295,3 @@ class PairModifier:
             spans = np.array([link[side] for link in pair.links], np.int64).reshape(-1, 2)
             columns.append(ends[spans])
         return np.concatenate(columns, axis=1).astype(np.int32)
-
-
-def _one_to_one(links: list[list[int]]) -> int:
-    """Return the number of links between words that have no other link, as Pair.one_to_one has them."""
-    sources = Counter((link[0], link[1]) for link in links)
-    targets = Counter((link[2], link[3]) for link in links)
-    return sum(sources[link[0], link[1]] == targets[link[2], link[3]] == 1 for link in links)

@@ -21,6 +21,7 @@ from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, sh
 from ziggurat.data.sampling import even_shares, sampled_blocks, train_pair_scores
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
+from ziggurat.data.tags import tag_notices
 from ziggurat.data.word_links import run_eflomal, train_aligner, words_of
 
 __all__ = ["Learnt", "Parts", "learn", "sample_sentences"]
@@ -106,7 +107,8 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
         )
     save_tokenizers(directory, *tokenizers)
     _align_corpora(corpora, config, tokenizers, directory, progress)
-    return Learnt(tokenizers, short_row_notices(corpora) + side_notices(corpora, config), scorers)
+    notices = short_row_notices(corpora) + side_notices(corpora, config) + tag_notices(config, tokenizers[0].tags)
+    return Learnt(tokenizers, notices, scorers)
 
 
 def _align_corpora(

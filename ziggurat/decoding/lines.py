@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import regex
 
-from ziggurat.decoding.tags import language_tags
+from ziggurat.data.tags import language_tags
 from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:

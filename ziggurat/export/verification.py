@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
+from ziggurat.data.tags import several_languages
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.scorers import force_score
-from ziggurat.decoding.tags import several_languages
 from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ExportError, printable
 from ziggurat.export.huggingface import MAX_NEW_TOKENS

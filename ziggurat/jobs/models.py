@@ -15,10 +15,10 @@ import xxhash
 from ziggurat.config import DecodingConfig, Experiment, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.files import fingerprint
+from ziggurat.data.tags import several_languages
 from ziggurat.decoding.engines import SERVED_FILE, SERVED_SHORTLIST, served_folder
 from ziggurat.decoding.lines import check_tag
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.decoding.tags import several_languages
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.device import usable_device

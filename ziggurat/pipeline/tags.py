@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ziggurat.config.pipeline import BITEXT, MODELS, ModelName
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.decoding.tags import several_languages
+from ziggurat.data.tags import several_languages
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.pipeline.export import final_model
 from ziggurat.pipeline.models import experiment_there, said

@@ -64,7 +64,7 @@ def largest_batches(loader: Loader, length_multiple: int, at: LoaderState) -> li
     pairs, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
     source, target = (
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
-        for lengths in loader.lengths(at)
+        for lengths in loader.lengths(at, pairs)
     )
     # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
     # model.

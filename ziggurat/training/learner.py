@@ -113,9 +113,11 @@ class Learner:
         theirs, ours = opened.experiment.model, self.architecture
         if changed := unlike(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
-            hint = (
-                "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml with which to train on"
-            )
+            hint = f"{path} has a config.yaml with which to train on"
+            if not unlike(theirs, self.experiment.model):  # as deep as this run in the end, which begins shallower
+                hint = "set `training.growth=null`, which trains on at the whole depth"
+            elif deeper:
+                hint = "`ziggurat grow` makes a deeper model"
             raise ConfigError(
                 f"`training.start_from: {path}`: the same weights would compute something else here, because of "
                 f"{'; '.join(changed)}; {hint}"
