@@ -85,7 +85,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ({"replace": 0.5}, {"terms": {"probability": 0.2, "replace": 0.5}}),
         ({"augment": 1, "tag": 0}, {"inline": {"probability": 0.2, "tags": 0.0, "placeholders": 0.0}}),
         (
-            {"augment": 0.5, "replace": 0.25, "custom_detok_trg": "zh", "template": "{src} <{trg}>"},
+            {"augment": 0.5, "replace": 0.25, "custom_detok_trg": "spaces", "template": "{src} <{trg}>"},
             {
                 "inline": {"probability": 0.1, "tags": 0.0, "placeholders": 0.0},
                 "terms": {"probability": 0.1, "replace": 0.5, "template": "{src} <{trg}>"},
@@ -105,6 +105,17 @@ def test_tags_are_two_modifiers_and_need_the_third_column(
     assert data["train"][0]["alignment_column"] == 2
     ours = read(tmp_path, text, alignment={"words": "split"})
     assert ours.alignment.words == "split"
+
+
+def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: Path) -> None:
+    """OpusTrainer detokenises every line of files with `custom_detok_*`; we would train on the tokens."""
+    tags = "modifiers:\n  - Tags: 0.2\n    custom_detok_src: {}\n    spm_vocab_trg: en.spm\n"
+    for how in ("moses:en", "icu:de", "zh"):
+        with pytest.raises(ConfigError, match=f"yml, line 14: `Tags`: custom_detok_src: {how} changes the text"):
+            read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
+    for how in ("null", "spaces"):
+        (said,) = read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how)).without_effect
+        assert said.startswith(f"{tmp_path}/trainer.yml, line 15: `Tags`: spm_vocab_trg has no effect")
 
 
 @pytest.mark.parametrize(

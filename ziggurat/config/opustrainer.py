@@ -1,8 +1,7 @@
 """OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as the corpora, stages and modifiers of our own.
 
-`trainer` and `seed` are passed over: training is `ziggurat train`, its seed `training.seed`. Tokenisers are passed over
-too (`custom_detok_src`, `spm_vocab_src`, likewise for `trg`): our words are found in running text, and alignments are
-traced to the pieces of the store's own vocabulary.
+`trainer` and `seed` are passed over: training is `ziggurat train`, its seed `training.seed`. Text is taken as it is:
+files that are to be detokenised first are refused (`Retokenize`, `custom_detok_src`, `custom_detok_trg`).
 """
 
 from __future__ import annotations
@@ -47,7 +46,8 @@ _OPTIONS: dict[str, dict[str, str]] = {
 _RETOKENIZE = "Retokenize"
 _SIDES = ("src", "trg")
 _TAG_SHARES = {"augment": 0.0, "replace": 0.0, "tag": 1.0}
-_TOKENISERS = {"custom_detok_src", "custom_detok_trg", "spm_vocab", "spm_vocab_src", "spm_vocab_trg"}
+_DETOKENISERS = ("custom_detok_src", "custom_detok_trg")
+_VOCABULARIES = ("spm_vocab", "spm_vocab_src", "spm_vocab_trg")
 
 
 def read_opustrainer(path: str) -> dict[str, Any]:
@@ -73,8 +73,10 @@ class _File:
 
     def __init__(self, path: Path, content: dict[str, Any], lines: Lines) -> None:
         self._path, self._content, self._lines = path, content, lines
-        self._retokenized: list[str] = []
-        """Places of `Retokenize`, for people."""
+        self._said: list[str] = []
+        """Sentences on what has no effect."""
+        self._retokenized = False
+        """Whether there is a `Retokenize`, which needs alignments."""
 
     def read(self) -> dict[str, Any]:
         version = self._content.get("version", 1)
@@ -85,12 +87,12 @@ class _File:
         modifiers = self._modifiers(self._content, ())
         ours = [modifiers, *(stage.get("modifiers", {}) for stage in stages)]
         fields = self._fields()
-        linked = any({"terms", "inline"} & each.keys() for each in ours) or bool(self._retokenized)
+        linked = any({"terms", "inline"} & each.keys() for each in ours) or self._retokenized
         aligned = fields == _ALIGNMENT_COLUMN + 1 or linked
         if aligned and fields is not None and fields <= _ALIGNMENT_COLUMN:
             raise self._fault(("num_fields",), f"`num_fields: {fields}` lacks the alignments that a modifier needs")
         corpora = [self._corpus(str(name), file, aligned, fields) for name, file in datasets.items()]
-        found = {"train": corpora, "stages": stages, "modifiers": modifiers, "said": self._retokenized}
+        found = {"train": corpora, "stages": stages, "modifiers": modifiers, "said": self._said}
         return {**found, "alignment": {"words": "blanks"}} if aligned else found
 
     def _section(self, key: str, kind: type) -> Any:
@@ -197,15 +199,22 @@ class _File:
                         place, f"`{_RETOKENIZE}`: {side}.{key}: {printable(spec, 60)}; known are: {known}"
                     )
             if (spec := str(how.get("detokenize", "spaces"))) != "spaces":
-                raise self._fault(
-                    place,
-                    f"`{_RETOKENIZE}`: {side}.detokenize: {printable(spec, 60)} changes the text, which is not "
-                    "done here: detokenise the files, align their words anew (`ziggurat align`), and leave this out",
-                )
-        line = self._lines.get(place, "")
-        self._retokenized.append(
-            f"{self._path}{f', line {line}' if line else ''}: `{_RETOKENIZE}` has no effect: it numbers alignments by "
-            "the trainer's pieces, and the store traces them to its own vocabulary"
+                raise self._tokenised(place, f"`{_RETOKENIZE}`: {side}.detokenize", spec)
+        self._retokenized = True
+        self._pieces_without_effect(place, f"`{_RETOKENIZE}`")
+
+    def _tokenised(self, place: tuple[str | int, ...], option: str, how: str) -> ConfigError:
+        """Return the fault of an option by which the files are tokenised."""
+        return self._fault(
+            place,
+            f"{option}: {printable(how, 60)} changes the text, which is not done here: detokenise the files, align "
+            "their words anew (`ziggurat align`), and leave this out",
+        )
+
+    def _pieces_without_effect(self, place: tuple[str | int, ...], option: str) -> None:
+        self._said.append(
+            f"{self._at(place)}: {option} has no effect: it numbers alignments by the trainer's pieces, and the store "
+            "traces them to its own vocabulary"
         )
 
     def _modifier(
@@ -214,7 +223,7 @@ class _File:
         """Return one modifier; that of `Tags` may be two of ours."""
         known = {
             **_OPTIONS.get(name, {}),
-            **(dict.fromkeys([*_TAG_SHARES, *_TOKENISERS], "") if name == "Tags" else {}),
+            **(dict.fromkeys([*_TAG_SHARES, *_DETOKENISERS, *_VOCABULARIES], "") if name == "Tags" else {}),
         }
         if unknown := [key for key in options if key not in known]:
             raise self._fault(place, f"`{name}` has no `{printable(str(unknown[0]), 60)}`; it has: {', '.join(known)}")
@@ -223,6 +232,12 @@ class _File:
             ours = {**dict.fromkeys(TYPO_KINDS, 0.0), **{kind: self._number(p, place) for kind, p in ours.items()}}
         if name != "Tags":
             return {_NAMES[name]: {"probability": probability, **ours}}
+        for key in _DETOKENISERS:
+            if options.get(key) not in (None, "spaces"):
+                raise self._tokenised((*place, key), f"`Tags`: {key}", str(options[key]))
+        for key in _VOCABULARIES:
+            if options.get(key) is not None:
+                self._pieces_without_effect((*place, key), f"`Tags`: {key}")
         shares = {key: self._number(options.get(key, share), place) for key, share in _TAG_SHARES.items()}
         augment, replace = shares["augment"], shares["replace"]
         hints = 1 - augment  # of the words that are chosen; `tag` takes what the other two leave
@@ -236,10 +251,13 @@ class _File:
         return made
 
     def _fault(self, place: tuple[str | int, ...], said: str) -> ConfigError:
+        return ConfigError(f"{self._at(place)}: {said}")
+
+    def _at(self, place: tuple[str | int, ...]) -> str:
+        """Return file and line of a key, or of what it stands in."""
         while place and place not in self._lines:
             place = place[:-1]
-        line = f", line {self._lines[place]}" if place else ""
-        return ConfigError(f"{self._path}{line}: {said}")
+        return f"{self._path}{f', line {self._lines[place]}' if place else ''}"
 
 
 def _flat(entries: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
