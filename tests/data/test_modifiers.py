@@ -143,6 +143,11 @@ def test_what_modifiers_do(name: str, options: dict[str, Any], source: str, targ
     assert modified(name, pair, Random(1), options).texts == [source, target]
 
 
+def test_words_that_begin_with_a_digit_get_no_capital() -> None:
+    pair = modified("title_case", Pair("in den (1980er) jahren, o2 x", "the 1980s, »3rd« b2b"), Random(1))
+    assert pair.texts == ["In Den (1980er) Jahren, O2 X", "The 1980s, »3rd« B2b"]
+
+
 def test_capitals_of_turkish() -> None:
     config = ModifiersConfig.model_validate({"upper_case": {"probability": 1.0}})
     pair = Pair("ılık bir iş", "nice big city")
