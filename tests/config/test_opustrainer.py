@@ -110,12 +110,12 @@ def test_tags_are_two_modifiers_and_need_the_third_column(
 def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: Path) -> None:
     """OpusTrainer detokenises every line of files with `custom_detok_*`; we would train on the tokens."""
     tags = "modifiers:\n  - Tags: 0.2\n    custom_detok_src: {}\n    spm_vocab_trg: en.spm\n"
-    for how in ("moses:en", '"icu:de"', "zh"):
-        with pytest.raises(ConfigError, match=rf"yml, line 15: `Tags`: custom_detok_src: {how.strip('"')} changes the"):
+    for how in ("moses:en", "icu:de", "zh"):
+        with pytest.raises(ConfigError, match=f"yml, line 14: `Tags`: custom_detok_src: {how} changes the text"):
             read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
     for how in ("null", "spaces"):
         (said,) = read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how)).without_effect
-        assert said.startswith(f"{tmp_path}/trainer.yml, line 16: `Tags`: spm_vocab_trg has no effect")
+        assert said.startswith(f"{tmp_path}/trainer.yml, line 15: `Tags`: spm_vocab_trg has no effect")
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,8 @@ def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: 
         ("unichar: 1", "unichar: x", "'x' is not a number"),
         ('"<{trg}> "', '"<>"', r"must have `\{trg\}`"),
         ("- clean 0.8", "- clear 0.8", "line 6: unknown data set `clear`; known are: clean, dirty"),
+        ("- dirty 0.2", "- clean 0.2", "line 7: the data set `clean` is named twice: give it one share"),
+        ("  modifiers: [", "  modifier: [", "line 11: a stage has no `modifier`; it has: mix, modifiers"),
         ("- until clean 2", "- clean 2", "line 8: wanted: `until`, a data set and epochs"),
         ("- until clean 2", "- until rest 2", "line 8: wanted: `until`, a data set that the stage reads"),
         ("stages: [start, end]", "stages: [start, middle]", "the stage `middle` is not described"),
@@ -155,6 +157,17 @@ def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, sa
     assert str(tmp_path / "trainer.yml") in str(caught.value)
 
 
+def test_keys_without_effect_are_named_with_their_line(tmp_path: Path) -> None:
+    """Misspelt ones, stages that are not listed, and what other programs need; a file may hold YAML's anchors."""
+    said = read(tmp_path, f"{FULL}modifierz: []\nmiddle: [clean 1, until clean 1]\n").without_effect
+    assert [line.removeprefix(f"{tmp_path}/trainer.yml, line ").partition(" has no effect: ")[0] for line in said] == [
+        "26: `seed`",
+        "27: `trainer`",
+        "28: `modifierz`",
+        "29: `middle`",
+    ]
+
+
 RETOKENIZE = """\
   - Retokenize: 0
     src: {tokenize: "spm:vocab.spm"}
@@ -167,10 +180,10 @@ def test_retokenize_only_numbers_alignments_anew(tmp_path: Path) -> None:
     without = read(tmp_path, FULL)
     assert data.modifiers == without.modifiers
     assert data.train[0].alignment_column == 2, "the trainer gets alignments"
-    (said,) = data.without_effect
+    (said,) = (said for said in data.without_effect if "Retokenize" in said)
     assert said.startswith(f"{tmp_path}/trainer.yml, line 26: `Retokenize` has no effect")
     assert said in data_notices(data)
-    assert without.without_effect == ()
+    assert not any("Retokenize" in said for said in without.without_effect)
 
 
 @pytest.mark.parametrize(

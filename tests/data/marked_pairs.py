@@ -6,11 +6,12 @@ Each word is one letter, repeated, that no other word has: wherever a modifier m
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from random import Random
 
 from ziggurat.data.edits import Pair, Span
 
-__all__ = ["KEYS", "MARKS", "check", "marked_pair"]
+__all__ = ["KEYS", "MARKS", "check", "check_apart", "marked_pair"]
 
 Letters = tuple[str, str]
 
@@ -77,6 +78,14 @@ def check(before: Pair, after: Pair, letters: Letters = MARKS) -> None:
             continue
         assert found.pop((source, target), 0) == count, (before.texts, before.links, after.texts, after.links)
     assert found == +replaced, (before.texts, before.links, after.texts, after.links)
+
+
+def check_apart(pair: Pair) -> None:
+    """Assert that the linked words of each side are parts of its text, and have no character in common."""
+    for side, text in enumerate(pair.texts):
+        words = sorted({link[side] for link in pair.links})
+        assert all(0 <= first < end <= len(text) for first, end in words), (text, words)
+        assert all(word[1] <= after[0] for word, after in pairwise(words)), (text, words)
 
 
 def _word(known: list[str], span: Span) -> str:

@@ -43,6 +43,9 @@ _OPTIONS: dict[str, dict[str, str]] = {
     "Prefix": {name: name for name in ("min_words", "max_words", "template")},
     "Tags": {"template": "template"},
 }
+_KEYS = ("version", "datasets", "stages", "modifiers", "num_fields", "seed", "trainer")
+_STAGE_KEYS = ("mix", "modifiers")
+_PASSED_OVER = {"seed": "the seed of training is `training.seed`", "trainer": "`ziggurat train` is the trainer"}
 _RETOKENIZE = "Retokenize"
 _SIDES = ("src", "trg")
 _TAG_SHARES = {"augment": 0.0, "replace": 0.0, "tag": 1.0}
@@ -83,6 +86,7 @@ class _File:
         if str(version) != "1":
             raise self._fault(("version",), f"version {printable(str(version), 20)} is not known; 1 is")
         datasets, names = self._section("datasets", dict), self._section("stages", list)
+        self._keys_without_effect(set(map(str, names)))
         stages = [self._stage(str(name), datasets) for name in names]
         modifiers = self._modifiers(self._content, ())
         ours = [modifiers, *(stage.get("modifiers", {}) for stage in stages)]
@@ -94,6 +98,14 @@ class _File:
         corpora = [self._corpus(str(name), file, aligned, fields) for name, file in datasets.items()]
         found = {"train": corpora, "stages": stages, "modifiers": modifiers, "said": self._said}
         return {**found, "alignment": {"words": "blanks"}} if aligned else found
+
+    def _keys_without_effect(self, stages: set[str]) -> None:
+        for key in self._content:
+            why = _PASSED_OVER.get(key)
+            if key not in _KEYS and str(key) not in stages:
+                why = f"known are {', '.join(_KEYS)} and what `stages` lists"
+            if why is not None:
+                self._said.append(f"{self._at((key,))}: `{printable(str(key), 60)}` has no effect: {why}")
 
     def _section(self, key: str, kind: type) -> Any:
         if not isinstance(found := self._content.get(key), kind) or not found:
@@ -122,6 +134,10 @@ class _File:
         if found is None:
             raise self._fault(("stages",), f"the stage `{printable(name, 60)}` is not described")
         extended = isinstance(found, dict)
+        for key in found if extended else ():
+            if key not in _STAGE_KEYS:
+                known = ", ".join(_STAGE_KEYS)
+                raise self._fault((name, key), f"a stage has no `{printable(str(key), 60)}`; it has: {known}")
         mix, place = (found.get("mix"), (name, "mix")) if extended else (found, (name,))
         if not isinstance(mix, list) or not mix or not all(isinstance(line, str) for line in mix):
             raise self._fault(place, "wanted: lines such as `clean 0.8`, the last one `until clean 2`")
@@ -131,6 +147,9 @@ class _File:
             if corpus not in datasets:
                 known = ", ".join(map(str, datasets))
                 raise self._fault((*place, number), f"unknown data set `{printable(corpus, 60)}`; known are: {known}")
+            if corpus in shares:
+                twice = f"the data set `{printable(corpus, 60)}` is named twice: give it one share"
+                raise self._fault((*place, number), twice)
             shares[corpus] = self._number(share, (*place, number))
         last = (*place, len(mix) - 1)
         until, corpus, epochs = self._words(mix[-1], 3, last, "`until`, a data set and epochs, such as `until clean 2`")

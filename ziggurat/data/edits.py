@@ -30,12 +30,13 @@ class Pair:
 
     Attributes:
         texts: source and target.
-        links: linked words, a span of the source and one of the target each.
+        links: linked words, a span of the source and one of the target each, with a character at least.
     """
 
     def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:
         self.texts = [source, target]
-        self.links = list(links)
+        # Normalisation may leave nothing of a word, such as a no-break space between blanks.
+        self.links = [link for link in links if all(first < end for first, end in link)]
 
     def copy(self) -> Pair:
         """Return a pair that can be changed without changing this one."""
@@ -45,19 +46,23 @@ class Pair:
         """Apply `edits`, in ascending order and without overlap, to one side; return where their texts are now.
 
         A linked word keeps what is left of it and gets the text that replaces parts of it or stands inside of it; text
-        that is inserted before or after it is no part of it. A word that nothing is left of loses its links.
+        that is inserted before or after it is no part of it. What replaces parts of several words is of the first one.
+        A word that nothing is left of loses its links.
         """
         text, parts, spans, at, size = self.texts[side], [], [], 0, 0
         for first, end, new in edits:
+            if not at <= first <= end:
+                raise ValueError(f"edits overlap or are not in ascending order: {list(edits)}")
             parts += [text[at:first], new]
             size += first - at
             spans.append((size, size + len(new)))
             size, at = size + len(new), end
         self.texts[side] = "".join([*parts, text[at:]])
+        words = _moved_words({link[side] for link in self.links}, edits)
         if side == SOURCE:
-            links = [(moved(source, edits), target) for source, target in self.links]
+            links = [(words[source], target) for source, target in self.links]
         else:
-            links = [(source, moved(target, edits)) for source, target in self.links]
+            links = [(source, words[target]) for source, target in self.links]
         self.links = [link for link in links if link[side][0] < link[side][1]]
         return spans
 
@@ -69,6 +74,19 @@ class Pair:
             sources[source] = sources.get(source, 0) + 1
             targets[target] = targets.get(target, 0) + 1
         return sorted(link for link in self.links if sources[link[0]] == targets[link[1]] == 1)
+
+
+def _moved_words(words: set[Span], edits: Sequence[Edit]) -> dict[Span, Span]:
+    """Return where each word is after `edits`: words that had no character in common have none afterwards."""
+    found: dict[Span, Span] = {}
+    last = taken = 0  # ends of the words so far, before and after
+    for word in sorted(words):
+        first, end = moved(word, edits)
+        if word[0] >= last:  # one edit may replace the end of a word and the beginning of the next
+            first = max(first, taken)
+        found[word] = first, end
+        last, taken = max(last, word[1]), max(taken, end)
+    return found
 
 
 def moved(span: Span, edits: Sequence[Edit]) -> Span:

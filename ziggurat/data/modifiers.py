@@ -114,8 +114,10 @@ def _upper_case(pair: Pair, config: Any, rng: Random, first: int, languages: tup
 def _title_case(pair: Pair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
     for side, language in enumerate(languages):
         text = pair.texts[side]
-        initials = (next((n for n in range(*word) if text[n].isalpha()), None) for word in word_spans(text, "blanks"))
-        _recased(pair, side, (n for n in initials if n is not None), language, str.title)
+        firsts = (next((n for n in range(*word) if text[n].isalnum()), None) for word in word_spans(text, "blanks"))
+        # A word that begins with a digit has no first letter that could be a capital: `1980s`, `3rd`.
+        initials = (n for n in firsts if n is not None and text[n].isalpha())
+        _recased(pair, side, initials, language, str.title)
 
 
 def _recased(pair: Pair, side: int, places: Iterable[int], language: str, recase: Callable[[str], str]) -> None:
