@@ -213,12 +213,13 @@ def test_a_fairseq_checkpoint_computes_the_same(
             embedding.positions.weight.data = positions_from(2, 64, 16)  # type: ignore[union-attr]
     checkpoint = fairseq_checkpoint(path, tmp_path / "fairseq", learned=learned)
     with pytest.warns(UserWarning, match="is a pickle"):
-        import_checkpoint(
+        report = import_checkpoint(
             checkpoint,
             tmp_path / "ours",
             dictionaries=[dictionary(tokenizer, tmp_path / "dict.txt")],
             models=[_model(tokenizer, tmp_path / "spm.model")],
         )
+    assert report["sharing"] == "none"
     ours = open_model(tmp_path / "ours").model
     source, target = tokenizer.encode(SENTENCES[:2])
     # The first four rows are control symbols, in another order: fairseq's </s> is row 2, and begins the target.
