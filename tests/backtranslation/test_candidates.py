@@ -12,9 +12,13 @@ import sacrebleu
 from tests.backtranslation.conftest import BackTranslate, MakeJob, StandIn
 from tests.cli.conftest import Ziggurat
 from tests.cli.conftest import ziggurat as ziggurat
+from ziggurat.backtranslation.plan import METHODS, BackTranslationJob
+from ziggurat.config import DecodingConfig
+from ziggurat.config.pipeline_models import Method
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.jobs import models
+from ziggurat.jobs.models import job_decoding
 
 TEXTS = ["eins zwei drei", "vier", "fünf sechs", "sieben acht", "neun"]
 REFERENCES = ["one two three", "fore", "", "seven ate", "no such word"]
@@ -97,6 +101,23 @@ def test_the_plan_of_a_job_without_references_is_that_of_earlier_versions(
     assert "beam_size" not in distil(method="sample").settings()
     with pytest.raises(ConfigError, match=r"`n_best` \(3\) is larger than `beam_size` \(2\)"):
         in_process(distil(decoding={"beam_size": 2}))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "saved",
+    [
+        {"endings": "fairseq"},
+        {"endings": "beam", "prune": 3.0},
+        {"diverse_groups": 2},
+        {"search": "sample", "mbr": 8, "n_best": 6, "temperature": 0.8, "top_p": 0.9},
+        {"search": "sample", "top_k": 10, "epsilon": 0.1},
+    ],
+)
+def test_a_method_goes_with_every_saved_search(method: Method, saved: dict[str, Any]) -> None:
+    job = BackTranslationJob(models=("m",), inputs=("i",), out=Path("o"), method=method)
+    decoding = job_decoding(DecodingConfig.model_validate(saved), job.settings())
+    assert decoding.search == ("beam" if "beam" in method else "sample")
 
 
 def test_references_must_pair_up(distil: MakeJob, in_process: BackTranslate, tmp_path: Path) -> None:

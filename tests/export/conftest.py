@@ -7,12 +7,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.export.examples import SENTENCES, SMALL, random_model
 from tests.small import merged
 from tests.vocabulary import trained_tokenizer
 from ziggurat.config import Experiment
+from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.models.directory import write_model_directory
 from ziggurat.models.tensors import weights
@@ -60,6 +62,17 @@ def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
         return tmp_path / "model"
 
     return write
+
+
+@pytest.fixture
+def listed(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> str:
+    """A shortlist with which the models translate otherwise than without."""
+    vocabulary = np.arange(tokenizer.size, dtype=np.int32)
+    candidates = np.stack([(vocabulary * 7 + n * 31) % tokenizer.size for n in range(8)], 1).astype(np.int32)
+    candidates[::3, 4:] = tokenizer.size  # rows have unlike lengths
+    always = np.array([tokenizer.eos, tokenizer.unk, 40, 50], np.int32)
+    write_shortlist(tmp_path / "list", ShortlistTable(candidates, always, (_fingerprint(tokenizer),) * 2))
+    return str(tmp_path / "list")
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -24,8 +23,6 @@ from tests.small import small_config
 from ziggurat.cli.export import _report_text
 from ziggurat.config import load_experiment
 from ziggurat.data.files import fingerprint
-from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
-from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
@@ -91,8 +88,8 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
 
 
 @pytest.mark.parametrize("to", ["plain", "ziggurat"])
-def test_models_that_translate_in_bf16_are_compared_in_fp32(
-    to: str, written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_that_translate_in_bf16_or_with_a_shortlist_are_compared_without(
+    to: str, written: Written, listed: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rounding to bf16 would change translations of a model that translates badly, as one without layers does."""
     seen: list[str] = []
@@ -102,9 +99,12 @@ def test_models_that_translate_in_bf16_are_compared_in_fp32(
         return compare(ours, theirs, *given)
 
     monkeypatch.setattr("ziggurat.export.exporter.compare", watched)
-    export_model(written(decoding={"precision": "bfloat16"}), to, tmp_path / "out", verify=text)
+    model = written(decoding={"precision": "bfloat16", "shortlist": listed})
+    report = export_model(model, to, tmp_path / "out", verify=text)
     assert seen == ["float32"]
-    assert load_experiment(tmp_path / "out" / "config.yaml").decoding.precision == "bfloat16"
+    assert "search_without" not in report
+    kept = load_experiment(tmp_path / "out" / "config.yaml").decoding
+    assert (kept.precision, kept.shortlist) == ("bfloat16", listed)
 
 
 @pytest.mark.slow
@@ -410,17 +410,11 @@ def test_a_bias_scales_with_its_map_or_not() -> None:
 
 @pytest.mark.slow
 def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
-    written: Written, text: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer
+    written: Written, text: Path, tmp_path: Path, listed: str
 ) -> None:
     """One sentence at a time, when both engines allow the same pieces, both find the same."""
-    vocabulary = np.arange(tokenizer.size, dtype=np.int32)
-    candidates = np.stack([(vocabulary * 7 + n * 31) % tokenizer.size for n in range(8)], 1).astype(np.int32)
-    candidates[::3, 4:] = tokenizer.size  # rows have unlike lengths
-    always = np.array([tokenizer.eos, tokenizer.unk, 40, 50], np.int32)
-    vocabularies = (_fingerprint(tokenizer),) * 2
-    write_shortlist(tmp_path / "list", ShortlistTable(candidates, always, vocabularies))
     decoding = {"endings": "beam", "beam_size": 2, "length_penalty": {"kind": "none", "alpha": 0.0}}
-    path, listed = written(decoding=decoding), str(tmp_path / "list")
+    path = written(decoding=decoding)
     with pytest.raises(ConfigError, match="`--shortlist` is for `--to ctranslate2`"):
         export_model(path, "onnx", tmp_path / "out", shortlist=listed)
     report = export_model(path, "ctranslate2", tmp_path / "out", verify=text, shortlist=listed)

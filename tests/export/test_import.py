@@ -23,7 +23,7 @@ from ziggurat.export.exporter import export_model
 from ziggurat.export.import_fairseq import _ids
 from ziggurat.export.imported import layer_names, positions_from
 from ziggurat.export.importer import import_checkpoint
-from ziggurat.export.vocabularies import refuse_languages_apart
+from ziggurat.export.vocabularies import TokenizerConfig, refuse_languages_apart
 from ziggurat.models.directory import open_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import weights
@@ -132,8 +132,22 @@ def test_there_and_back(written: Written, text: Path, tmp_path: Path, transforme
         import_checkpoint(tmp_path / "out", tmp_path / "back")
     back = load_translator(tmp_path / "back", max_length={"ratio": 0.0, "extra": 20, "limit": 20})
     assert back.target_language == "en"
-    texts = [t.text for t in load_translator(path, endings="beam").translate(SENTENCES)]  # as written for transformers
-    assert [t.text for t in back.translate(SENTENCES)] == texts
+    ours = load_translator(path, endings="beam")  # as written for transformers
+    assert list(back.source_tokenizer.tags) == list(back.target_tokenizer.tags) == ["<bt>"]
+    for tag in (None, "<bt>"):
+        texts = [t.text for t in ours.translate(SENTENCES, tag=tag)]
+        assert [t.text for t in back.translate(SENTENCES, tag=tag)] == texts
+
+
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_that_no_text_contains_are_tags(key: str, tokenizer: SentencePieceTokenizer) -> None:
+    known = SentencePieceTokenizer(tokenizer.model)
+    ids = {"</s>": 0, "<old>": 1, "__fr__": 2, "<bt>": 3, "a": 4}
+    config = TokenizerConfig.model_validate({key: ["<bt>", "</s>", {"content": "<old>", "special": True}]})
+    assert (config.tags(ids, [known]), config.unknown(ids)) == (["<old>", "__fr__", "<bt>"], [])
+    named = TokenizerConfig.model_validate({key: {"noise": "<noise>"}})
+    assert named.tags(ids, [known]) == ["__fr__"]
+    assert named.unknown(ids) == ["special tokens without an id in vocab.json, such as <noise>"]
 
 
 def fairseq_checkpoint(path: Path, folder: Path, *, learned: bool, **options: Any) -> Path:
@@ -199,12 +213,13 @@ def test_a_fairseq_checkpoint_computes_the_same(
             embedding.positions.weight.data = positions_from(2, 64, 16)  # type: ignore[union-attr]
     checkpoint = fairseq_checkpoint(path, tmp_path / "fairseq", learned=learned)
     with pytest.warns(UserWarning, match="is a pickle"):
-        import_checkpoint(
+        report = import_checkpoint(
             checkpoint,
             tmp_path / "ours",
             dictionaries=[dictionary(tokenizer, tmp_path / "dict.txt")],
             models=[_model(tokenizer, tmp_path / "spm.model")],
         )
+    assert report["sharing"] == "none"
     ours = open_model(tmp_path / "ours").model
     source, target = tokenizer.encode(SENTENCES[:2])
     # The first four rows are control symbols, in another order: fairseq's </s> is row 2, and begins the target.

@@ -107,14 +107,16 @@ def test_steps_equal_the_whole_model(exported: Callable[[str], Path], name: str,
     assert worst_difference(small(name), scorer, beams=beams, steps=10) < 1e-5
 
 
-def test_the_target_is_verified_and_translates(written: Written, text: Path, tmp_path: Path) -> None:
+def test_the_target_is_verified_and_translates(written: Written, listed: str, text: Path, tmp_path: Path) -> None:
     choices: Choices = {
         "residual": "rezero",
         "encoder": {"layers": 1, "history": "dlcl"},
         "decoder": {"layers": 1, "attention": "simplified_average"},
     }
-    path = written(decoding={"precision": "bfloat16"}, **choices)
-    found = export_model(path, "onnx", tmp_path / "out", verify=text)["verification"]
+    path = written(decoding={"precision": "bfloat16", "shortlist": listed}, **choices)
+    report = export_model(path, "onnx", tmp_path / "out", verify=text)
+    assert report["search_without"] == [f"`decoding.shortlist: {listed}`"]
+    found = report["verification"]
     assert found["identical"] + found["ties"] == found["lines"] == len(SENTENCES)
     served = load_onnx(tmp_path / "out", beam_size=2, precision="auto")
     assert (served.decoding.beam_size, served.decoding.precision) == (2, "float32")

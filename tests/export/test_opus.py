@@ -276,8 +276,8 @@ def test_settings_of_a_search_are_taken_over_or_named() -> None:
     assert (other["max_length"]["limit"], other["min_length"], other["endings"]) == (511, 0, "beam")
     DecodingConfig.model_validate(other)
     words = [[7], [8], [3, 4]]
-    assert ruled_out(Generation(bad_words_ids=words, renormalize_logits=True), pad=8) == {7, 8}
-    assert ruled_out(Generation(bad_words_ids=words), pad=8) == {7}
+    assert ruled_out(Generation(bad_words_ids=words, renormalize_logits=True), {8}) == {7, 8}
+    assert ruled_out(Generation(bad_words_ids=words, suppress_tokens=[8, 9]), {8}) == {7, 9}
     notes = notes_of(Generation(bad_words_ids=words, length_penalty=-1.0, forced_bos_token_id=5, do_sample=False))
     assert notes == ("forced_bos_token_id: 5", "length_penalty: -1.0", "bad_words_ids of several tokens")
 

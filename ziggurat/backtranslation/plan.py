@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import count_lines
+from ziggurat.config.decode import WITHOUT_BEAM, WITHOUT_SAMPLING
 from ziggurat.config.pipeline_models import Method
 from ziggurat.data.files import find_files
 from ziggurat.data.sides import named_language
@@ -30,13 +31,17 @@ __all__ = [
 ]
 
 
+_SAMPLE = {"search": "sample", "mbr": 0, "n_best": 1, **WITHOUT_BEAM}
+_BEAM = {"search": "beam", "n_best": 1, **WITHOUT_SAMPLING}
+
 METHODS: Mapping[Method, Mapping[str, Any]] = {
-    "sample": {"search": "sample", "top_k": 0, "mbr": 0, "n_best": 1},
-    "top-k": {"search": "sample", "top_k": 10, "mbr": 0, "n_best": 1},
-    "beam": {"search": "beam", "n_best": 1},
-    "noised-beam": {"search": "beam", "n_best": 1},
+    "sample": {**_SAMPLE, "top_k": 0},
+    "top-k": {**_SAMPLE, "top_k": 10},
+    "beam": _BEAM,
+    "noised-beam": _BEAM,
 }
-"""Decoding settings of each method, which replace the model's own."""
+"""Decoding settings of each method, which replace the model's own: those of the other search among them, so that a
+method goes with every model."""
 
 Nearest = Literal["chrf", "bleu"]
 """Score of a sentence by which the candidate nearest its reference is found."""

@@ -207,5 +207,6 @@ def import_model(
     if json:
         print_json(report)
     else:
-        print(f"wrote {out}: {report['kind']}, {report['parameters']:,} parameters; to translate with it:")
+        stored = f"{report['parameters']:,} parameters (`model.embedding.sharing: {report['sharing']}`)"
+        print(f"wrote {out}: {report['kind']}, {stored}; to translate with it:")
         print(f"  ziggurat translate {out} < text")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
 
-__all__ = ["DecodingConfig", "LengthPenaltyConfig", "MaxLengthConfig"]
+__all__ = ["WITHOUT_BEAM", "WITHOUT_SAMPLING", "DecodingConfig", "LengthPenaltyConfig", "MaxLengthConfig"]
 
 
 class LengthPenaltyConfig(Section):
@@ -42,7 +43,10 @@ class MaxLengthConfig(Section):
     """Upper limit, whatever the source length."""
 
 
-_WITHOUT_SAMPLING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
+WITHOUT_SAMPLING: Mapping[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
+"""Values with which the keys for sampling alone go with the search by beam."""
+WITHOUT_BEAM: Mapping[str, Any] = {"endings": "candidates", "diverse_groups": 1, "prune": None}
+"""Values with which the keys for the search by beam alone go with sampling."""
 
 
 class DecodingConfig(Section):
@@ -126,13 +130,13 @@ class DecodingConfig(Section):
             raise ValueError(f"`n_best` ({self.n_best}) is larger than `beam_size` ({self.beam_size})")
         if self.beam_size % self.diverse_groups:
             raise ValueError(f"`diverse_groups` ({self.diverse_groups}) must divide `beam_size` ({self.beam_size})")
-        if needed := [f"`{key}`" for key, value in _WITHOUT_SAMPLING.items() if getattr(self, key) != value]:
+        if needed := [f"`{key}`" for key, value in WITHOUT_SAMPLING.items() if getattr(self, key) != value]:
             raise ValueError(f"{', '.join(needed)}: for sampling only; set `search: sample` as well")
         return self
 
     def by_beam(self) -> DecodingConfig:
         """Return the settings with the search by beam in place of sampling."""
-        return self.model_copy(update={"search": "beam", "seed": 0, **_WITHOUT_SAMPLING})
+        return self.model_copy(update={"search": "beam", "seed": 0, **WITHOUT_SAMPLING})
 
     def _check_sampling(self) -> None:
         if self.diverse_groups > 1:

@@ -167,7 +167,7 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
         "quantization": quantization,
         "alignments": to == "ctranslate2",
     }
-    if TARGETS[to].own_search and (left_out := model.unlike_others(TARGETS[to].rules)):
+    if left_out := TARGETS[to].left_out(model):
         report["search_without"] = left_out
     return report
 

@@ -6,7 +6,7 @@ end-of-sentence as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pydantic import Field
@@ -35,6 +35,7 @@ class Generation(Form):
     encoder_no_repeat_ngram_size: int | None = None
     repetition_penalty: float | None = None
     bad_words_ids: list[list[int]] | None = None
+    suppress_tokens: list[int] | None = None
     renormalize_logits: bool | None = None
     forced_bos_token_id: int | None = None
 
@@ -69,14 +70,15 @@ def decoding_of(given: Generation, positions: int) -> dict[str, Any]:
     return decoding
 
 
-def ruled_out(given: Generation, pad: int) -> frozenset[int]:
+def ruled_out(given: Generation, ours: Collection[int | None]) -> frozenset[int]:
     """Return the ids that are never generated, so that the other tokens share their probability.
 
-    `pad` is only among them where transformers rules it out before it normalises. Else it does so afterwards, and so do
-    we with all padding.
+    `ours`, those that our search never writes, such as padding, are only among them where transformers rules them out
+    before it normalises. Else it does so afterwards, and so do we.
     """
     single = frozenset(word[0] for word in given.bad_words_ids or [] if len(word) == 1)
-    return single if given.renormalize_logits else single - {pad}
+    single |= frozenset(given.suppress_tokens or [])
+    return single if given.renormalize_logits else single.difference(ours)
 
 
 def notes_of(given: Generation) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from ziggurat.export.imported import (
     take,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
-from ziggurat.export.vocabularies import refuse_languages_apart, with_vocabularies
+from ziggurat.export.vocabularies import TokenizerConfig, refuse_languages_apart, with_vocabularies
 from ziggurat.small_files import Form, check_opens, inside, read_bounded, read_json
 
 __all__ = ["read_huggingface"]
@@ -70,16 +70,18 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     if unknown := _unknown(config, tensors):
         raise ExportError(f"{folder}: {unknown}; is it a plain Transformer?")
     source_ids = _read(folder, "vocab.json", _Ids).root
-    tokenizers = _read(folder, "tokenizer_config.json", _TokenizerConfig, _TokenizerConfig())
+    tokenizers = _read(folder, "tokenizer_config.json", TokenizerConfig, TokenizerConfig())
     target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
     anatomy = _anatomy(config, tensors)
     if config.model_type == "m2m_100":
         refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
     files = list(models) or [folder / "source.spm", folder / "target.spm"]
-    # Language codes: `>>fra<<` of OPUS-MT, `__fr__` in fairseq's manner.
-    tags = [token for token in source_ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__"))]
-    source, target = (_tokenizer(file, tags) for file in (files[0], files[-1]))
+    models_alone = [_tokenizer(file) for file in (files[0], files[-1])]
+    tags = tokenizers.tags(source_ids, models_alone)
+    source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in models_alone)
     source, target = with_vocabularies(source, target, source_ids, target_ids)
+    # Begin-of-sentence and tags are never written here either, but after normalising, as transformers does it.
+    ours = {target_ids.get(piece) for piece in target.pieces([target.bos, *target.tags.values()])}
     named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
     return ForeignModel(
         kind=config.model_type,
@@ -97,8 +99,8 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         target=target,
         languages=languages or named,
         decoding=decoding_of(generation, config.max_position_embeddings),
-        never=ruled_out(generation, config.pad_token_id),
-        notes=notes_of(generation),
+        never=ruled_out(generation, {config.pad_token_id, *ours}),
+        notes=(*notes_of(generation), *tokenizers.unknown(source_ids)),
     ).checked(str(folder))
 
 
@@ -169,13 +171,6 @@ class _Config(Form):
     static_position_embeddings: bool | None = None
 
 
-class _TokenizerConfig(Form):
-    separate_vocabs: bool = False
-    source_lang: str | None = None
-    target_lang: str | None = None
-    num_madeup_words: int = 8  # the default of M2M100's tokenizer
-
-
 class _Ids(RootModel[dict[str, Annotated[int, Field(ge=0, strict=True)]]]):
     """Ids by piece."""
 
@@ -224,13 +219,13 @@ def _pickled(path: Path) -> dict[str, Tensor]:
     return tensors_of(path, load_pickled(path, "weights"))
 
 
-def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:
+def _tokenizer(path: Path) -> SentencePieceTokenizer:
     try:
         content = read_bounded(path, MAX_MODEL_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; name the SentencePiece model by `--sentencepiece`") from None
     try:
-        return SentencePieceTokenizer(content, tags=tags)
+        return SentencePieceTokenizer(content)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 

@@ -83,7 +83,8 @@ def import_checkpoint(
     given += [word for path in models for word in ("--sentencepiece", path)]
     given += ["--languages", languages] if languages is not None else []
     again = made_by("import", checkpoint, *given, "--out", out, "--force")
-    return {"out": str(out), "kind": model.kind, "parameters": _write_imported(model, out, again)}
+    parameters = _write_imported(model, out, again)
+    return {"out": str(out), "kind": model.kind, "parameters": parameters, "sharing": model.sharing()}
 
 
 def _write_imported(model: ForeignModel, out: Path, again: str) -> int:

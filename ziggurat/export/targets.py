@@ -53,6 +53,7 @@ class ExportTarget:
         own_search: the result is searched with its toolkit's search, not with ours.
         rules: what of `decoding` this search has beyond what all have.
         usual: type of the matrices where none is asked for; None: fp32.
+        shortlists: our search on the result may have a lexical shortlist.
     """
 
     reasons: Callable[[Experiment], list[str]]
@@ -62,6 +63,14 @@ class ExportTarget:
     own_search: bool = False
     rules: SearchRules = lambda decoding: ()
     usual: str | None = None
+    shortlists: bool = True
+
+    def left_out(self, model: ExportedModel) -> list[str]:
+        """Return the settings of the model's search that the result is written without, for messages."""
+        if self.own_search:
+            return model.unlike_others(self.rules)
+        listed = model.experiment.decoding.shortlist
+        return [f"`decoding.shortlist: {listed}`"] if listed is not None and not self.shortlists else []
 
 
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
@@ -81,8 +90,11 @@ def _huggingface_reasons(experiment: Experiment) -> list[str]:
 
 
 def _in_fp32(folder: Path) -> Translator:
-    """Return the translator of a model directory as it is compared, whatever precision the model translates in."""
-    return load_translator(folder, precision="float32")
+    """Return the translator of a model directory as it is compared: in fp32 and without a shortlist, as the model is.
+
+    A shortlist's pieces are those of all sentences of a batch, so that it may change texts of the same model.
+    """
+    return load_translator(folder, precision="float32", shortlist=None)
 
 
 def _write_ziggurat(folder: Path, model: ExportedModel, quantization: str | None) -> None:
@@ -113,7 +125,10 @@ def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | N
 
 def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     copy_tokenizers(model.directory, folder)
-    write_atomically(folder / CONFIG_FILE, dump(model.experiment).encode())
+    # The graphs give a score to every piece.
+    decoding = change_section(model.experiment.decoding, {"shortlist": None}, "decoding")
+    experiment = model.experiment.model_copy(update={"decoding": decoding})
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
     write_onnx(folder, model.seq2seq(), model.experiment.model, positions=model.positions)
 
 
@@ -144,7 +159,7 @@ TARGETS: dict[str, ExportTarget] = {
         rules=huggingface_rules,
     ),
     "argos": ExportTarget(_argos_reasons, write_argos, ArgosTranslator, QUANTIZATIONS, True, usual="int8"),
-    "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx),
+    "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
 }
 """Targets by name."""
 

@@ -13,9 +13,51 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ziggurat.data.subword import SentencePieceTokenizer, same_vocabulary
-from ziggurat.errors import ExportError
+from ziggurat.errors import ExportError, printable
+from ziggurat.small_files import Form
 
-__all__ = ["refuse_languages_apart", "with_vocabularies"]
+__all__ = ["TokenizerConfig", "refuse_languages_apart", "with_vocabularies"]
+
+
+class SpecialToken(Form):
+    """A token with its options, of which only the spelling counts here."""
+
+    content: str
+
+
+_Tokens = list[str | SpecialToken] | dict[str, str | SpecialToken] | None
+
+
+class TokenizerConfig(Form):
+    """What tokenizer_config.json of transformers says of vocabularies, languages and tags."""
+
+    separate_vocabs: bool = False
+    source_lang: str | None = None
+    target_lang: str | None = None
+    num_madeup_words: int = 8  # the default of M2M100's tokenizer
+    additional_special_tokens: _Tokens = None
+    extra_special_tokens: _Tokens = None
+    """The same, as transformers writes it from version 5 on."""
+
+    def tags(self, ids: Mapping[str, int], models: Iterable[SentencePieceTokenizer]) -> list[str]:
+        """Return the tokens of `ids`, in this order, that stand before a text and that no text contains.
+
+        They are language codes (`>>fra<<` of OPUS-MT, `__fr__` in fairseq's manner), and the special tokens that the
+        SentencePiece models do not have.
+        """
+        segmented = {piece for model in models for piece in model.pieces(range(model.size))}
+        special = self._special() - segmented
+        return [token for token in ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__")) or token in special]
+
+    def unknown(self, ids: Mapping[str, int]) -> list[str]:
+        """Return a note on the special tokens that `ids` lacks, for people; none where it has them all."""
+        lost = sorted(self._special() - ids.keys())
+        return [f"special tokens without an id in vocab.json, such as {printable(lost[0])}"] if lost else []
+
+    def _special(self) -> set[str]:
+        given = (self.additional_special_tokens, self.extra_special_tokens)
+        found = [token for some in given for token in (some.values() if isinstance(some, dict) else some or ())]
+        return {token if isinstance(token, str) else token.content for token in found}
 
 
 def refuse_languages_apart(folder: Path, ids: Mapping[str, int], rows: int, made_up: int) -> None:
