@@ -182,9 +182,16 @@ def test_the_batches_tried_are_those_of_the_stage(experiment: Experiment) -> Non
 def test_an_epoch_is_planned_by_its_own_pairs_alone(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the batches that lengths of all pairs would give; to draw for those takes as long as to read the store."""
     loader, begin = loader_of(experiment, Store.open(experiment.data.store)), LoaderState()
-    chosen, batch, seen = loader.chosen(begin), experiment.training.batch, []
-    limits = {"max_tokens": batch.max_tokens, "length_multiple": batch.length_multiple}
-    expected = make_batches(chosen, *loader.lengths(begin), **limits, seed=experiment.training.seed, epoch=0)
+    chosen, batch = loader.chosen(begin), experiment.training.batch
+    seen: list[int] = []
+    expected = make_batches(
+        chosen,
+        *loader.lengths(begin),
+        max_tokens=batch.max_tokens,
+        length_multiple=batch.length_multiple,
+        seed=experiment.training.seed,
+        epoch=0,
+    )
     drawn = PairModifier._drawn
 
     def spied(self: PairModifier, indices: NDArray[np.int64], epoch: int) -> Any:
