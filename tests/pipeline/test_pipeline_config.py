@@ -421,7 +421,8 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
     with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
         pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
     with pytest.raises(ConfigError, match=r"step backtranslate, with the backward model: `decoding`: `diverse_groups`"):
-        pipeline_of(road(whole(), "backward.decoding.diverse_groups=2")).run()
+        groups = "backtranslation.method=beam", "backtranslation.decoding={diverse_groups: 2}"
+        pipeline_of(road(whole(), *groups, "backward.decoding.beam_size=3")).run()
     existing = Path("runs/old")
     existing.mkdir(parents=True)
     write_tensors(existing / "model.safetensors", {})
