@@ -624,7 +624,7 @@ def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, r
 
 def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_path: Path, ran: list[str]) -> None:
     step = Fake("one", ran=ran).step()
-    on_one, on_two = replace(step, machine={"threads": 1}), replace(step, machine={"threads": 2})
+    on_one, on_two = (replace(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
     Pipeline(tmp_path / "w", [replace(on_one, work=lambda folder: 15)]).run()
     assert whys(tmp_path, [on_one]) == {"one": "goes on where it was interrupted"}
     (tmp_path / "w/one/half").write_text("by one thread")
@@ -633,6 +633,10 @@ def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_pa
     assert Pipeline(tmp_path / "w", [on_two]).run().done == ("one",)
     assert not (tmp_path / "w/one/half").exists()
     assert whys(tmp_path, [on_one]) == {}
+    # An earlier version did not keep what `auto` was: the job's own plan tells.
+    earlier, now = (replace(on_one, name="two", machine=lambda d=d: {"device": d}) for d in ("auto", "auto: cpu"))
+    Pipeline(tmp_path / "w", [replace(earlier, work=lambda folder: 15)]).run()
+    assert whys(tmp_path, [now]) == {"two": "goes on where it was interrupted"}
 
 
 def test_a_step_that_another_call_works_on_is_running(tmp_path: Path, ran: list[str]) -> None:

@@ -41,7 +41,9 @@ class Shards(Fake):
         self.meanwhile()
 
 
-def steps(ran: list[str], part: tuple[int, int] = (0, 1), setting: int = 0, **job: object) -> tuple[Step, ...]:
+def steps(
+    ran: list[str], part: tuple[int, int] = (0, 1), setting: int = 0, device: str = "cpu", **job: object
+) -> tuple[Step, ...]:
     """A step, one that is a job, and one after it."""
     shared = Shards("job", setting=setting, ran=ran)
     shared.part = part
@@ -50,7 +52,7 @@ def steps(ran: list[str], part: tuple[int, int] = (0, 1), setting: int = 0, **jo
     first, last = (Fake(name, ran=ran).step() for name in ("first", "last"))
     return (
         first,
-        replace(shared.step(), is_job=True, after={"first": ["out/*"]}),
+        replace(shared.step(), is_job=True, after={"first": ["out/*"]}, machine=lambda: {"device": device}),
         replace(last, after={"job": ["out/*"]}),
     )
 
@@ -101,6 +103,15 @@ def test_parts_of_other_settings_begin_anew_when_none_is_at_work(begun: Path) ->
     assert part(begun, 0, setting=1) == ["job 0"]
     assert shards(begun) == ["0", "2"]  # what was there is gone
     assert (begun / "w/job/out/0").read_bytes() == b"1 0"
+
+
+def test_parts_on_machines_of_two_kinds_do_not_discard_each_other(begun: Path) -> None:
+    part(begun, 1, device="auto: cuda")
+    with pytest.raises(DataError, match="job: was begun where `device: auto` is cuda, here it is cpu"):
+        part(begun, 0, device="auto: cpu")
+    assert shards(begun) == ["1", "3"]
+    assert part(begun, 0, device="cpu") == ["job 0"]  # as the file says now
+    assert shards(begun) == ["0", "2"]
 
 
 def test_whole_steps_and_parts_wait_for_each_other(begun: Path) -> None:

@@ -316,6 +316,15 @@ def test_what_may_change_a_result_is_one_of_them(override: str, step: str, said:
     assert settings_changed(before, kept(override)[step][0]) == [said]
 
 
+@pytest.mark.parametrize("name", ["distil", "filter"])
+def test_the_device_of_a_job_is_the_one_that_auto_is_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = step_of(whole(distillation={}, filter={}), name)
+    for there in (False, True):
+        monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
+        assert step.machine() == {"threads": 1, "device": "auto: cuda" if there else "auto: cpu"}
+    assert step_of(whole(), name).machine()["device"] == "cpu"
+
+
 def test_the_order_of_the_bitext_is_that_of_what_is_distilled() -> None:
     """An earlier version did not keep it: what it did stays."""
     corpora = [{"name": name, "source": f"{name}.qlo", "target": f"{name}.qhi"} for name in "ab"]

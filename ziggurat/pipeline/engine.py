@@ -223,7 +223,7 @@ class Pipeline:
 
         Raises DataError, and nothing of the step stays, where a file from outside is not what `watch` saw.
         """
-        folder = self.folder / step.name
+        folder, wanted = self.folder / step.name, {**wanted, "machine": dict(step.machine())}
         if not begun:
             self._times.restart(step.name)
             folder.mkdir()

@@ -8,7 +8,7 @@ One call begins after the other. None writes the step's manifest: the next call 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,9 +16,9 @@ from ziggurat.data.temporary import locked
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.pipeline.engine import BUSY, LOCK, TIMES, Pipeline
 from ziggurat.pipeline.folders import refuse_foreign
-from ziggurat.pipeline.reasons import wanted_of
+from ziggurat.pipeline.reasons import AUTO, difference, wanted_of
 from ziggurat.pipeline.standing import StepState
-from ziggurat.pipeline.step import BEGUN, Selection, Step, StepManifest, write_document
+from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, StepManifest, read_document, write_document
 from ziggurat.pipeline.times import Times
 
 __all__ = ["StepParts", "shared_step"]
@@ -64,16 +64,31 @@ class StepParts(Pipeline):
                 say(f"{step.name}: {step.title}" + ("" if standing.state == "new" else f" ({standing.why})"))
                 self._times = Times(self.folder / TIMES)  # others write it, too
                 if not standing.goes_on:
+                    self._refuse_unlike(step, wanted)
                     others = f"{folder}: {standing.why}; but parts are at work there as it was: wait for them to end"
                     with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, others):
                         self._make_room(step, say)
                         self._times.restart(step.name)
                         folder.mkdir()
-                        write_document(folder / BEGUN, wanted)
+                        write_document(folder / BEGUN, {**wanted, "machine": dict(step.machine())})
                 held.enter_context(locked(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, BUSY))
                 self._times.leave_running(step.name)
                 self._hashes.keep()
             return step.work(folder)
+
+    def _refuse_unlike(self, step: Step, wanted: Mapping[str, Any]) -> None:
+        """Raise DataError where it was begun by another device of `auto`: each kind would discard the other's parts."""
+        folder = self.folder / step.name
+        begun = read_document(folder / BEGUN)
+        if begun is None or (folder / MANIFEST).exists() or difference(step, begun, wanted) is not None:
+            return
+        was, here = (str(machine.get("device")) for machine in (begun.get("machine", {}), step.machine()))
+        if was != here and was.startswith(AUTO) and here.startswith(AUTO):
+            was, here = was.removeprefix(AUTO), here.removeprefix(AUTO)
+            raise DataError(
+                f"{folder}: was begun where `device: auto` is {was}, here it is {here}, and a job is done by one kind: "
+                f"do all parts where it is {was}, or name the `device` in the step's section, and it begins anew"
+            )
 
     def _found(self, step: Step) -> tuple[StepState, dict[str, Any]]:
         """Return how a step stands, and what it depends on. Raises DataError where one before it is not done."""

@@ -10,8 +10,10 @@ from ziggurat.config.experiment import changed, shown
 from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step, StepManifest
 
-__all__ = ["difference", "other_machine", "wanted_of"]
+__all__ = ["AUTO", "difference", "other_machine", "wanted_of"]
 
+AUTO = "auto: "
+"""Before the device that `auto` is, in `Step.machine`."""
 _FORMAT = 2
 _CHANGED = "settings changed (there -> now)"
 
@@ -19,14 +21,13 @@ _CHANGED = "settings changed (there -> now)"
 def wanted_of(
     step: Step, manifests: Mapping[str, StepManifest | None], fingerprint: Callable[[Path], str]
 ) -> dict[str, Any]:
-    """Return all that the result of a step depends on; steps before it that are not done are left out."""
+    """Return all that the result of a step depends on but its `machine`; steps that are not done are left out."""
     known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
     return {
         "format": _FORMAT,
         "step": step.name,
         "version": step.version,
         "settings": dict(step.settings),
-        "machine": dict(step.machine),
         "files": {key: [fingerprint(path) for path in paths] for key, paths in step.files().items()},
         "reads": {name: list(patterns) for name, patterns in step.after.items()},
         "after": {name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None},
@@ -49,7 +50,10 @@ def difference(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 def other_machine(step: Step, before: Mapping[str, Any]) -> str | None:
     """Return in words why what was begun cannot be gone on with although its result would be the same."""
-    changes = changed(before.get("machine"), dict(step.machine))
+    was, here = before.get("machine"), dict(step.machine())
+    if isinstance(was, Mapping) and was.get("device") == "auto":
+        was = {**was, "device": here.get("device")}  # by an earlier version; the job's plan knows which it was
+    changes = changed(was, here)
     return f"{_CHANGED}, and it was not finished: {shown(changes, 3)}" if changes else None
 
 

@@ -93,8 +93,9 @@ class Step:
         pages: files in its folder that are for readers or the report, and none of what it hands on; where one is gone,
             or does not hold any more, `work` makes it again from what is there.
         stale: tells in words why its pages no longer hold although all that it depends on is as before; None: they do.
-        machine: settings of what computes, such as threads. Another one rounds differently, as another machine does: a
-            result stays, but what is not finished begins anew, so that its parts are of one kind.
+        machine: returns the settings of what computes, such as threads. Another one rounds differently, as another
+            machine does: a result stays, but what is not finished begins anew, so that its parts are of one kind. Only
+            asked where it matters: to know the device of `auto` takes seconds.
         done: tells how much of it is done where it was begun; None: not known.
         version: raised when the code makes another result of the same, so that the step is done again.
         is_job: it is a job (ziggurat.jobs), so that several calls can each do a part of it.
@@ -113,7 +114,7 @@ class Step:
     check: Callable[[], None] = lambda: None
     pages: tuple[str, ...] = ()
     stale: Callable[[], str | None] = lambda: None
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    machine: Callable[[], Mapping[str, Any]] = dict
     done: Callable[[], Done | None] = lambda: None
     version: int = 1
     is_job: bool = False

@@ -20,6 +20,7 @@ from ziggurat.pipeline.amounts import Amounts
 from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.done import lines_done
 from ziggurat.pipeline.models import decoding_of, in_fresh_state, model_files, of_model, refuse_empty_stages, said
+from ziggurat.pipeline.reasons import AUTO
 from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.settings import Settings, joined, settings_of
 from ziggurat.pipeline.shortlists import shortlists
@@ -134,10 +135,20 @@ def _translation(
         _CORPUS,
         lambda: costs.translating(name, Amounts(road).read(step), beam, road.bulk.processes(*here)),
         check,
-        machine=settings_of(config, include=_OF_MACHINE),
+        machine=partial(_machine, config),
         done=lambda: lines_done(road.at(step, "corpus"), "filtered", "lines"),
         is_job=True,
     )
+
+
+def _machine(config: TranslationConfig | FilterStepConfig) -> dict[str, Any]:
+    """Return the settings of what computes, with the device that `auto` is here: a job is done by one kind."""
+    found = dict(settings_of(config, include=_OF_MACHINE))
+    if config.device != "auto":
+        return found
+    from ziggurat.models.device import usable_device
+
+    return {**found, "device": f"{AUTO}{usable_device('auto', 'device').type}"}
 
 
 def _shard_lines(texts: Sequence[Path]) -> int:
@@ -215,7 +226,7 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
         _CORPUS,
         lambda: costs.scoring(Amounts(road).read("filter")),
         check,
-        machine=settings_of(config, include=_OF_MACHINE),
+        machine=partial(_machine, config),
         done=lambda: lines_done(road.at("filter", "corpus"), "scored", "pairs"),
         is_job=True,
     )
