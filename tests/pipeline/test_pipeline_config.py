@@ -420,8 +420,8 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
         pipeline_of(road(whole(), "export.ctranslate2.quantization=int4")).run()
     with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
         pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
+    groups = "backtranslation.method=beam", "backtranslation.decoding={diverse_groups: 2}"
     with pytest.raises(ConfigError, match=r"step backtranslate, with the backward model: `decoding`: `diverse_groups`"):
-        groups = "backtranslation.method=beam", "backtranslation.decoding={diverse_groups: 2}"
         pipeline_of(road(whole(), *groups, "backward.decoding.beam_size=3")).run()
     existing = Path("runs/old")
     existing.mkdir(parents=True)
