@@ -79,7 +79,7 @@ class _File:
         self._said: list[str] = []
         """Sentences on what has no effect."""
         self._retokenized = False
-        """Whether there is a `Retokenize`, which needs alignments."""
+        """True if there is a `Retokenize`, which needs alignments."""
 
     def read(self) -> dict[str, Any]:
         version = self._content.get("version", 1)

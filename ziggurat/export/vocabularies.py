@@ -29,7 +29,7 @@ _Tokens = list[str | SpecialToken] | dict[str, str | SpecialToken] | None
 
 
 class TokenizerConfig(Form):
-    """What tokenizer_config.json of transformers says of vocabularies, languages and tags."""
+    """Vocabularies, languages and tags in tokenizer_config.json of transformers."""
 
     separate_vocabs: bool = False
     source_lang: str | None = None

@@ -1,4 +1,4 @@
-"""Lexical shortlists that models of a pipeline translate with: what steps depend on, by their content."""
+"""Lexical shortlists that models of a pipeline translate with, on whose content steps depend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ziggurat.pipeline.road import Road
 __all__ = ["SHORTLIST", "shortlist_made_here", "shortlists"]
 
 SHORTLIST = "student.shortlist"
-"""What step `shortlist` makes."""
+"""File that the step `shortlist` makes."""
 
 
 def shortlist_made_here(road: Road) -> bool:
