@@ -41,7 +41,7 @@ _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf|\s|<!--.*?-->|<\?.*?\?>)*+<(?:!doctype\s+html|html|head|body|script|meta)(?![\w.:-])",
     re.IGNORECASE | re.DOTALL,
 )
-"""Beginning of a web page, behind comments and what XML declares. SGM, TMX and other XML have elements of other names."""
+"""Beginning of a web page, behind comments and XML declarations. SGM, TMX and other XML have other elements."""
 
 # Servers call what they do not know plain text or bytes, or say nothing; no corpus of the built-in registry is known to
 # come as a page. Scripts that send a file and leave their type as it was do exist: a packed file tells by itself.

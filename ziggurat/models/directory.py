@@ -36,10 +36,10 @@ from ziggurat.models.run_folder import (
     MODEL_FILE,
     best_link,
     checkpoint_name,
+    config_file,
     mend_links,
     read_meta,
     refuse_missing,
-    run_of,
 )
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import check_fit, load_weights, read_tensors, write_tensors
@@ -234,23 +234,17 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
         raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
-    if not ((path / MODEL_FILE).is_file() and _has_config(path)):
+    config = config_file(path)
+    if not ((path / MODEL_FILE).is_file() and config.is_file()):
         if kind := folder_kind(path):
             raise CheckpointError(f"{path}: no run or model directory, but {kind}")
         if not (path / MODEL_FILE).is_file():
             raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
     if which is not None:
         raise CheckpointError(f"{path}: is a model directory, it has no checkpoint `{which}`")
-    if (path / CONFIG_FILE).is_file():
-        return path / MODEL_FILE, path
-    if _has_config(path):
-        return path / MODEL_FILE, run_of(path)
+    if config.is_file():
+        return path / MODEL_FILE, config.parent
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
-
-
-def _has_config(path: Path) -> bool:
-    """Return whether a model directory, or the run of a checkpoint, has its configuration."""
-    return (path / CONFIG_FILE).is_file() or (run_of(path) / CONFIG_FILE).is_file()
 
 
 def weights_experiment(folder: Path, root: Path) -> Experiment:
