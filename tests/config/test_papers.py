@@ -8,6 +8,7 @@ import pytest
 
 from tests.config.update_golden import GOLDEN, load_once, paper_dump
 from ziggurat.config import Experiment, dump, parse_experiment
+from ziggurat.config.growth import stage_shares
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
 from ziggurat.config.yaml_text import parse_yaml
@@ -150,6 +151,47 @@ def test_published_figures_are_complete() -> None:
             assert not (said.fails and said.scores), name
             assert said.count_differs is None or said.parameters is not None, name
             assert all(0 < score < 100 for score in said.scores.values()), name
+
+
+def saved(name: str) -> float:
+    """Percentage of the passes through encoder layers that the stages of a recipe save, added up here once more."""
+    experiment = load_once(name)
+    growth, stop, full = experiment.training.growth, experiment.training.stop.updates, experiment.model.encoder.layers
+    assert growth is not None
+    assert stop is not None
+    passes, begin = 0, 0
+    for layers, end in [*((stage.layers, stage.updates) for stage in growth.stages), (full, stop)]:
+        assert end is not None, f"{name}: without a store, nothing says how many updates an epoch has"
+        passes, begin = passes + layers * (end - begin), end
+    shares = stage_shares(growth, experiment.training.stop)
+    assert shares is not None
+    depths = [*(stage.layers for stage in growth.stages), full]
+    assert sum(share * depth for share, depth in zip(shares, depths, strict=True)) == pytest.approx(passes / stop)
+    return 100 * (1 - passes / (full * stop))
+
+
+def test_stages_save_what_the_paper_publishes_or_the_row_says_why_not() -> None:
+    """What `ziggurat inspect` states (ziggurat.cost.estimate.GrowthCost) is within 3 % of the whole."""
+    published = 0
+    for name, recipe in paper_recipes("sdt").items():
+        for place in recipe.table_rows:
+            saving = place.published.costs.get("train_time_saved_percent")
+            differs = place.published.saving_differs
+            if saving is None:
+                assert differs is None, name
+                continue
+            assert (abs(saved(name) - saving) <= 3) == (differs is None), (name, place.row, saved(name), saving)
+            published += 1
+    assert published == 14
+    against_dlcl = {
+        name: recipe.table_row.published.costs["train_time_saved_against_dlcl_percent"]
+        for name, recipe in paper_recipes("sdt").items()
+        if "train_time_saved_against_dlcl_percent" in recipe.table_row.published.costs
+    }
+    blocks, grown = "sdt-en-de-base-30-6-rpr-blocks", "sdt-en-de-base-30-6-rpr-sdt"
+    assert against_dlcl.keys() == {blocks, grown}
+    left = (1 - against_dlcl[blocks] / 100) * (1 - saved(grown) / 100)
+    assert 100 * (1 - left) == pytest.approx(against_dlcl[grown], abs=3)
 
 
 def values(name: str) -> dict[str, Any]:

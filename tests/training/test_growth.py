@@ -16,7 +16,7 @@ from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.training.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, stage_shares
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
@@ -225,6 +225,7 @@ GROWN: list[tuple[str, int, list[int | None]]] = [
     ("top_only", 2, [0, 1, 1, 1, 1]),
     ("copy_all", 2, [0, 1, 0, 1]),
     ("interpolate", 2, [0, 0, 1, 1]),
+    ("interpolate_top", 3, [0, 1, 1, 2, 2]),
     ("random", 2, [0, 1, None]),
 ]
 
@@ -307,6 +308,24 @@ def test_resumed_within_a_stage_or_across_growth_gives_the_same_weights(
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[k], theirs[k]) for k in ours)
     assert read_progress(whole / last).stage == read_progress(parts / last).stage == 2
+
+
+@pytest.mark.parametrize(
+    ("stages", "stop", "shares"),
+    [
+        ([{"updates": 2}, {"updates": 5}], {"updates": 10}, [0.2, 0.3, 0.5]),
+        ([{"epochs": 1}, {"epochs": 2}], {"epochs": 4}, [0.25, 0.25, 0.5]),
+        ([{"epochs": 1}, {"epochs": 2}], {"updates": 4}, None),
+        ([{"updates": 2}, {"epochs": 2}], {"updates": 4, "epochs": 4}, None),
+        ([{"updates": 2}, {"updates": 5}], {"updates": 4}, None),
+    ],
+)
+def test_shares_of_stages_are_known_where_stages_and_end_count_alike(
+    stages: list[dict[str, int]], stop: dict[str, int], shares: list[float] | None
+) -> None:
+    growth = {"stages": [{"layers": depth, **stage} for depth, stage in enumerate(stages, 1)]}
+    found = stage_shares(GrowthConfig.model_validate(growth), StopConfig.model_validate(stop))
+    assert found == (shares and pytest.approx(shares))
 
 
 def test_stages_may_end_by_epochs() -> None:
