@@ -8,6 +8,7 @@ import pytest
 
 from tests.config.update_golden import GOLDEN, load_once, paper_dump
 from ziggurat.config import Experiment, dump, parse_experiment
+from ziggurat.config.growth import saved_passes
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
 from ziggurat.config.yaml_text import parse_yaml
@@ -133,6 +134,22 @@ def check_name(name: str, key: str) -> None:
             assert bool(re.search(rf"{word}(-|$)", tail)) == methods[word], word
 
 
+def test_stages_of_growth_save_what_the_paper_says_or_the_row_says_why_not() -> None:
+    told = 0
+    for name, recipe in all_recipes().items():
+        if (growth := load_once(name).training.growth) is None:
+            continue
+        saved = saved_passes(growth, load_once(name).model, load_once(name).training.stop)
+        assert saved is not None, name
+        for row in recipe.table_rows:
+            published = row.published.costs.get("train_time_saved_percent")
+            if published is not None:
+                told += 1
+                near = abs(100 * saved - published) <= 3
+                assert near == (row.published.saving_differs is None), (name, row.row, 100 * saved, published)
+    assert told == 15
+
+
 @pytest.mark.parametrize("key", paper_keys())
 def test_recipes_of_a_paper_resolve_to_their_reviewed_golden_dump(key: str) -> None:
     """A changed default cannot hide: `python -m tests.config.update_golden` rewrites the files for review."""
@@ -208,11 +225,11 @@ HYPER_PARAMETERS: dict[str, dict[str, Any]] = {
         "adam": (0.9, 0.999, 1e-6), "dropout": (0.3, 0.3, 0.0), "search": (16, "lingvo", 0.2), "warmup": 500,
     },
     "admin-en-de-base-60-12-admin": {
-        "adam": (0.9, 0.98, 1e-8), "tokens": 32_768, "updates": 500_000, "epochs": 100, "dropout": (0.1, 0.1, 0.1),
-        "average": 10, "search": (4, "power", 0.6), "rate": ("isqrt", 1e-3), "warmup": 8000,
+        "adam": (0.9, 0.98, 1e-8), "tokens": 57_344, "updates": None, "epochs": 50, "dropout": (0.1, 0.1, 0.1),
+        "average": 10, "search": (4, "power", 0.6), "rate": ("isqrt", 1e-3), "warmup": 4000,
     },
     "admin-en-fr-base-60-12-admin": {
-        "tokens": 1_280_000, "updates": None, "epochs": 50, "search": (5, "power", 0.8), "rate": ("isqrt", 7e-4),
+        "tokens": 57_344, "updates": None, "epochs": 50, "search": (5, "power", 0.8), "rate": ("isqrt", 7e-4),
         "warmup": 8000,
     },
     "sdt-en-de-base-48-6-rpr-sdt": {

@@ -46,6 +46,8 @@ def layer(model: Seq2Seq, number: int, stack: str = "encoder") -> dict[str, Tens
 MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
     ("g_top", 6, [0, 1, 2, 3, 2, 3]),
     ("g_top", 7, [0, 1, 2, 3, 1, 2, 3]),
+    ("g_interpolate", 6, [0, 1, 2, 2, 3, 3]),
+    ("g_interpolate", 8, [0, 0, 1, 1, 2, 2, 3, 3]),
     ("top_only", 6, [0, 1, 2, 3, 3, 3]),
     ("copy_all", 8, [0, 1, 2, 3, 0, 1, 2, 3]),
     ("interpolate", 8, [0, 0, 1, 1, 2, 2, 3, 3]),
@@ -79,7 +81,7 @@ def test_every_residual_kind_grows_or_says_before_the_run_why_not(residual: str,
     )
     if reasons := growth_refused(growth, deep):
         assert residual in ("keel", "ln_scaling", "siamese")
-        assert strategy in ("interpolate", "copy_all", "g_top")
+        assert strategy in ("interpolate", "copy_all", "g_top", "g_interpolate")
         assert f"`residual: {residual}`" in reasons[0]
         return
     shallow, grown = grown_from(at_depth(deep, 2, 2), deep, strategy)

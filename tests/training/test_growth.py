@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import ziggurat
+from tests.composition import model as small_model
 from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.training.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, saved_passes
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
@@ -331,6 +332,27 @@ def test_stages_may_end_by_epochs() -> None:
 def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         TrainingConfig.model_validate({"growth": growth})
+
+
+@pytest.mark.parametrize(
+    ("stages", "stop", "layers", "saved"),
+    [
+        # 100 updates of 2 layers, 100 of 4 and 200 of 8, in place of 400 of 8.
+        ([{"layers": 2, "updates": 100}, {"layers": 4, "updates": 200}], {"updates": 400}, (8, 2), 10 / 32),
+        ([{"layers": 2, "epochs": 1}], {"epochs": 4}, (4, 2), 1 / 8),
+        # Both stacks grow, so layers of both count.
+        ([{"layers": 2, "decoder_layers": 1, "updates": 10}], {"updates": 20}, (4, 2), 1 / 4),
+        # The training ends within the first stage.
+        ([{"layers": 2, "updates": 30}], {"updates": 20}, (4, 2), 1 / 2),
+        ([{"layers": 2, "epochs": 1}], {"updates": 20}, (4, 2), None),
+    ],
+)
+def test_saved_passes_are_those_of_the_layers_that_are_not_there_yet(
+    stages: list[dict[str, int]], stop: dict[str, int], layers: tuple[int, int], saved: float | None
+) -> None:
+    model = small_model({"encoder.layers": layers[0], "decoder.layers": layers[1]})
+    found = saved_passes(GrowthConfig.model_validate({"stages": stages}), model, StopConfig.model_validate(stop))
+    assert found == (None if saved is None else pytest.approx(saved))
 
 
 @pytest.mark.parametrize(

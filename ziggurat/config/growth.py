@@ -23,11 +23,12 @@ __all__ = [
     "cut_short",
     "first_unlike",
     "growth_refused",
+    "saved_passes",
     "ungrowable",
     "unreachable",
 ]
 
-CopyStrategy = Literal["g_top", "top_only", "interpolate", "copy_all", "random"]
+CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
 
 
 class GrowthStage(Section):
@@ -62,9 +63,9 @@ class GrowthConfig(Section):
     stages: list[GrowthStage]
     """Depths before the final one, shallowest first; the final stage ends as `training.stop` says."""
     copy_strategy: CopyStrategy = "g_top"
-    """Initial weights of the g layers added to a stack: copies of the g top layers (`g_top`), the top layer g times
-    (`top_only`), every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights
-    (`random`)."""
+    """Initial weights of the g layers added to a stack: copies of the g top layers on top of them (`g_top`), the same
+    copies, each right after its layer (`g_interpolate`, Li et al. 2020, table 3), the top layer g times (`top_only`),
+    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights (`random`)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
@@ -105,14 +106,14 @@ def unreachable(
     """
     if new <= old:
         return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
-    if strategy == "g_top" and new > 2 * old:
+    if strategy in ("g_top", "g_interpolate") and new > 2 * old:
         return (
-            f"`g_top` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to {2 * old} "
+            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to {2 * old} "
             "at most, or use `top_only` or `random`"
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
-    first_copied = strategy in ("copy_all", "interpolate") or (strategy == "g_top" and new == 2 * old)
+    first_copied = strategy in ("copy_all", "interpolate", "g_top", "g_interpolate") and new == 2 * old
     if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
         return (
             f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
@@ -138,16 +139,18 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     if stack.ranges:
         return f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
     kinds = model.residuals(decoder=decoder)
-    if strategy == "interpolate" and RESIDUALS[kinds[0]].layer_constants:
+    between = strategy in ("interpolate", "g_interpolate")
+    if between and RESIDUALS[kinds[0]].layer_constants:
         return (
-            f"the copy strategy `interpolate` moves layers up, and `residual: {kinds[0]}` computes with their number: "
+            f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
             "trained layers would compute something else; use `g_top`"
         )
-    across = [f"{name}.history: {stack.history}"] if stack.history != "latest" else []
+    # The weights of blocks belong to the boundaries between blocks, which stay where they are (Li et al. 2020, table 3).
+    across = [f"{name}.history: {stack.history}"] if stack.history not in ("latest", "blocks") else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
-    if strategy == "interpolate" and across:
+    if between and across:
         return (
-            "the copy strategy `interpolate` puts new layers between old ones, so the weights of "
+            f"the copy strategy `{strategy}` puts new layers between old ones, so the weights of "
             f"`model.{across[0]}` would belong to other layers; use `g_top`"
         )
     return None
@@ -168,6 +171,28 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
     if depths[-2] == final:
         reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
     return [reason for reason in reasons if reason is not None]
+
+
+def saved_passes(growth: GrowthConfig, model: ModelConfig, stop: StopConfig) -> float | None:
+    """Share of the layer passes of a training at full depth that the stages save, from 0 to 1.
+
+    Only stacks that grow are counted, and every layer's pass as equal: for an encoder that grows this is the share of
+    time that Li et al. 2020 save if time is proportional to the encoder's depth. None where `stop` is not given in the
+    unit of the stages, since the length of an epoch is not known here.
+    """
+    final = model.encoder.layers, model.decoder.layers
+    depths = [stage.depths(final[1]) for stage in growth.stages]
+    growing = [any(depth[stack] != final[stack] for depth in depths) for stack in range(2)]
+    full = sum(layers for layers, grows in zip(final, growing, strict=True) if grows)
+    for unit in ("updates", "epochs"):
+        end = getattr(stop, unit)
+        ends = [getattr(stage, unit) for stage in growth.stages]
+        if end is None or None in ends:
+            continue
+        lengths = [min(later, end) - min(earlier, end) for earlier, later in pairwise((0, *ends))]
+        layers = [sum(depth[stack] for stack in range(2) if growing[stack]) for depth in depths]
+        return sum(n * (full - depth) for n, depth in zip(lengths, layers, strict=True)) / (end * full)
+    return None
 
 
 def cut_short(growth: GrowthConfig, stop: StopConfig) -> str | None:

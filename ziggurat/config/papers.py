@@ -61,6 +61,9 @@ class Published(Section):
     """Metric -> score. `bleu` is tokenised BLEU, `sacrebleu` BLEU on plain text."""
     costs: dict[str, float] = Field(default_factory=dict)
     """Times and the like, with the unit in the name."""
+    saving_differs: str | None = None
+    """Reason why growing saves another share of layer passes than the published share of time; null: it saves that
+    share, to three points."""
     fails: bool = False
     """True if the paper reports that training failed."""
 
@@ -90,6 +93,7 @@ class Published(Section):
             "published_parameters_differ": self.count_differs,
             "published_scores": self.scores,
             "published_costs": self.costs,
+            "published_saving_differs": self.saving_differs,
             "published_failure": self.fails,
         }
 
@@ -214,7 +218,7 @@ _CORPORA = {
 def _published(row: TableRow) -> str:
     """Return the published figures of a row in words, an empty text where there are none."""
     published = row.published
-    differs = f"; {published.count_differs}" if published.count_differs else ""
+    differs = "".join(f"; {why}" for why in (published.count_differs, published.saving_differs) if why)
     return f"Published, {row.table}: {row.row}: {published.words()}{differs}" if published.words() else ""
 
 

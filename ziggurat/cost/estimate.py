@@ -13,6 +13,7 @@ from itertools import pairwise
 import torch
 
 from ziggurat.config import Experiment
+from ziggurat.config.growth import saved_passes
 from ziggurat.cost.batches import Batches, expected_batches
 from ziggurat.cost.flops import TokenFlops, forward_flops, training_flops
 from ziggurat.cost.ledger import Work
@@ -196,12 +197,15 @@ def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]],
     assert growth is not None
     each = ", ".join(f"{taken:.3g} s at {encoder}-{decoder}" for encoder, decoder, taken in shallower)
     said = f"`training.growth`: the costs are those of the full depth; before, an update takes {each}"
+    saved = saved_passes(growth, experiment.model, experiment.training.stop)
+    if saved is not None:
+        said += f". Counted in layers alone the stages save {saved:.1%} of the training"
     ends = [stage.updates for stage in growth.stages if stage.updates is not None]
     if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # epochs: their updates are not known here
         return said
     updates = [end - begin for begin, end in pairwise((0, *ends, last))]
     whole = sum(n * taken for n, taken in zip(updates, [*(taken for *_, taken in shallower), seconds], strict=True))
-    return f"{said}. All {last:,} take {whole / (last * seconds):.0%} of the time that they would at the full depth"
+    return f"{said}; all {last:,} take {whole / (last * seconds):.0%} of the time here that they would at the full depth"
 
 
 def _left_out(experiment: Experiment) -> list[str]:

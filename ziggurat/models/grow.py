@@ -60,10 +60,11 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
 def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, unlike: str | None) -> Copies:
     """Return where each of `new` layers comes from, given `old` ones; as many as before stay what they are.
 
-    With g = new - old added layers: `g_top` copies the g top-most ones, `top_only` the last one g times,
-    `copy_all` the whole stack on top of itself, `interpolate` every layer in place; `random` copies none.
+    With g = new - old added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
+    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
+    `interpolate` every layer in place; `random` copies none.
     """
-    kept: list[int | None] = list(range(old))
+    kept = list(range(old))
     if new == old:
         return Copies(old, kept)
     if reason := unreachable(strategy, old, new, stack, unlike):
@@ -72,10 +73,12 @@ def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, unlike: str 
     match strategy:
         case "g_top":
             return Copies(old, kept + kept[old - added :])
+        case "g_interpolate":
+            return Copies(old, sorted(kept + kept[old - added :]))
         case "top_only":
             return Copies(old, kept + [old - 1] * added)
         case "random":
-            return Copies(old, kept + [None] * added)
+            return Copies(old, [*kept, *[None] * added])
         case "copy_all" | "interpolate":
             return Copies(old, kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)])
         case _:
