@@ -21,6 +21,7 @@ ROWS = {
         "Table 3 (WMT14 En-De)": 16,
         "Table 4 (train and dev)": 7,
         "Documentation of the code (WMT14 En-De)": 1,
+        "Figure 3 (WMT14 En-De)": 1,
         "Other tasks": 8,
         "Big (WMT14 En-De)": 3,
     },
@@ -28,6 +29,7 @@ ROWS = {
         "WMT16 En-De": 10,
         "16 layers (WMT16 En-De)": 5,
         "Ablation at 20 layers": 9,
+        "Table 5, decoder depth (WMT16 En-De)": 3,
         "Zh-En small": 5,
         "Zh-En large": 4,
     },
@@ -41,7 +43,7 @@ ROWS = {
         "WMT14 En-De": 5,
         "Depth (WMT14 En-Fr)": 7,
         "Wider (WMT14 En-Fr)": 3,
-        "Back-translation (WMT14 En-Fr)": 2,
+        "Back-translation (WMT14 En-Fr)": 3,
         "Pages of the code (WMT14 En-De)": 2,
     },
     "sdt": {
@@ -51,7 +53,7 @@ ROWS = {
         "Copy strategies (SDT-RPR-48L, WMT16 En-De)": 3,
         "Schedules (SDT-RPR-48L, WMT16 En-De)": 4,
         "Against DLCL (WMT16 En-De)": 7,
-        "Regulariser (WMT16 En-De)": 1,
+        "Table 6 (WMT16 En-De)": 3,
     },
 }
 """Rows of every table, counted by hand."""
@@ -163,7 +165,7 @@ def test_published_figures_are_complete() -> None:
             if "not in the paper" in place.table:
                 assert said.words() == ""
                 continue
-            assert said.words(), name
+            assert said.words() or recipe.note, name
             assert not (said.fails and said.scores), name
             assert said.count_differs is None or said.parameters is not None, name
             assert all(0 < score < 100 for score in said.scores.values()), name

@@ -17,7 +17,7 @@ from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.training.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, saved_passes
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, growth_refused, saved_passes
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
@@ -362,7 +362,6 @@ def test_saved_passes_are_those_of_the_layers_that_are_not_there_yet(
         ({"stages": [{"layers": 5, "updates": 3}]}, {"updates": 9}, "must be larger"),
         ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "has the depth of `model` already"),
         ({"stages": [{"layers": 4, "decoder_layers": 3, "updates": 3}]}, {"updates": 9}, "2 decoder layers: .* larger"),
-        ({"stages": [{"layers": 2, "updates": 3}], "copy_strategy": "interpolate"}, {"updates": 9}, "between old ones"),
     ],
 )
 def test_growth_that_cannot_happen_is_refused_with_the_configuration(
@@ -372,6 +371,21 @@ def test_growth_that_cannot_happen_is_refused_with_the_configuration(
     content["training"] |= {"growth": growth, "stop": stop}
     with pytest.raises(ValueError, match=word):
         Experiment.model_validate(content)
+
+
+@pytest.mark.parametrize("strategy", ["interpolate", "g_interpolate"])
+@pytest.mark.parametrize(("history", "refused"), [("latest", False), ("blocks", False), ("dlcl", True)])
+def test_layers_go_between_old_ones_where_no_weights_belong_to_single_layers(
+    tiny_folder: Path, strategy: str, history: str, refused: bool
+) -> None:
+    content = growing(tiny_folder).model_dump()
+    content["model"]["encoder"]["history"] = history
+    content["training"]["growth"] |= {"stages": [{"layers": 2, "updates": 3}], "copy_strategy": strategy}
+    reasons = growth_refused(
+        GrowthConfig.model_validate(content["training"]["growth"]), ModelConfig.model_validate(content["model"])
+    )
+    assert bool(reasons) == refused
+    assert not refused or f"`{strategy}` puts new layers between old ones" in reasons[0]
 
 
 @pytest.mark.slow

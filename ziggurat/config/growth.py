@@ -108,8 +108,8 @@ def unreachable(
         return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
     if strategy in ("g_top", "g_interpolate") and new > 2 * old:
         return (
-            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to {2 * old} "
-            "at most, or use `top_only` or `random`"
+            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to "
+            f"{2 * old} at most, or use `top_only` or `random`"
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
@@ -145,7 +145,7 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
             f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
             "trained layers would compute something else; use `g_top`"
         )
-    # The weights of blocks belong to the boundaries between blocks, which stay where they are (Li et al. 2020, table 3).
+    # The weights of blocks belong to the boundaries between blocks, which stay where they are (Li et al. 2020).
     across = [f"{name}.history: {stack.history}"] if stack.history not in ("latest", "blocks") else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
     if between and across:
