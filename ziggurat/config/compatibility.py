@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import PRESETS, ModelConfig
 
-__all__ = ["depth_matters", "unheeded", "unlike"]
+__all__ = ["CONDITIONAL", "depth_matters", "heeded", "unheeded", "unlike"]
 
 _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
 _PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})
-_CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
+CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
 """Keys that mean something beside certain choices only."""
 
 
 def unheeded(model: ModelConfig) -> list[str]:
     """Return the keys of `model` that are set but mean nothing beside its other choices."""
-    heeded = _heeded(model)
+    options = heeded(model)
     found = []
     # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
     if model.family == "rnmt":
-        heeded -= {"init.qkv", "wiring.gpas"}
+        options -= {"init.qkv", "wiring.gpas"}
         if model.d_ff not in _unsaid_d_ff(model):
             found.append("model.d_ff")
         if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:
@@ -31,7 +31,7 @@ def unheeded(model: ModelConfig) -> list[str]:
         section = getattr(model, name)
         for key, field in type(section).model_fields.items():
             option = f"{name}.{key}"
-            if option in _CONDITIONAL and option not in heeded and getattr(section, key) != field.default:
+            if option in CONDITIONAL and option not in options and getattr(section, key) != field.default:
                 found.append(f"model.{option}")
     return found
 
@@ -42,27 +42,27 @@ def _unsaid_d_ff(model: ModelConfig) -> set[int]:
     return {ModelConfig.model_fields["d_ff"].default, *(preset["d_ff"] for preset in presets)}
 
 
-def _heeded(model: ModelConfig) -> set[str]:
+def heeded(model: ModelConfig) -> set[str]:
     """Return the conditional keys that mean something beside the choices of `model`."""
-    heeded = {option for facts in _chosen(model) for option in facts.options}
+    options = {option for facts in _chosen(model) for option in facts.options}
     if model.init.omega != "profiled":
-        heeded.discard("init.profile_tokens")
+        options.discard("init.profile_tokens")
     if model.embedding.positions == "learned":
-        heeded.add("embedding.max_positions")
+        options.add("embedding.max_positions")
     if model.attention.qk_norm == "l2":
-        heeded.add("attention.qk_length")
+        options.add("attention.qk_length")
     if model.dropout.sublayer > 0:
-        heeded.add("dropout.sublayer_unit")
+        options.add("dropout.sublayer_unit")
     if depth_matters(model):
-        heeded |= _PLANNED
+        options |= _PLANNED
     normed = (
         model.history_norm(decoder=decoder)
         for decoder, stack in ((False, model.encoder), (True, model.decoder))
         if "combination.normalize_embedding" in HISTORIES[stack.history].options
     )
     if set(normed) <= {"none"}:
-        heeded.discard("combination.normalize_embedding")
-    return heeded
+        options.discard("combination.normalize_embedding")
+    return options
 
 
 def depth_matters(model: ModelConfig) -> bool:
