@@ -126,7 +126,7 @@ def test_methods_are_found_by_the_names_of_papers(name: str, found: list[str]) -
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("adnim", "admin"), ("merged atention", "merged attention"), ("SDTT", "sdt")]
+    ("typed", "meant"), [("adnim", "admin"), ("merged attentio", "merged attention"), ("SDTT", "sdt")]
 )
 def test_the_nearest_names_are_suggested(typed: str, meant: str) -> None:
     assert meant in names_like(typed)
