@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ziggurat.config.compatibility import CONDITIONAL, heeded
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RECIPES_OF, RESIDUALS, Facts
 from ziggurat.config.methods import KEYS, METHODS, axis_of, kinds_in_use
@@ -233,6 +232,7 @@ def choices() -> tuple[Choice, ...]:
 
 def _value(axis: str, value: str, group: Sequence[Entry]) -> Choice:
     """Return the choice `value` of the keys in `group`."""
+    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key of both stacks before that of one
     keys, meaning = tuple(e.path for e in group), group[0].meaning
     facts = _ROWS[axis].get(value) if axis in _ROWS else None
     if facts is None:
@@ -325,14 +325,13 @@ def recipes_with(choice: Choice) -> list[str]:
 
 
 def _has(experiment: Experiment, choice: Choice) -> bool:
-    option = choice.keys[0].removeprefix("model.")
-    if option in CONDITIONAL and option not in heeded(experiment.model):
+    used = {f"{axis}: {value}" for _, axis, value in kinds_in_use(experiment.model)}
+    if choice.heeded_with and not used & {f"{axis_of(key)}: {v}" for key, v in map(_pair, choice.heeded_with)}:
         return False
     plain = {(key, axis) for key, axis, _ in kinds_in_use(ModelConfig())}
     if any((key, axis_of(key)) in plain for key in choice.keys):
         # A stack's own residual, what RNMT+ has not and the like are resolved there.
-        axis = axis_of(choice.keys[0])
-        return any((a, value) == (axis, choice.value) for _, a, value in kinds_in_use(experiment.model))
+        return f"{axis_of(choice.keys[0])}: {choice.value}" in used
     values = [value for key in choice.keys for value in _values(experiment, key.split("."))]
     if choice.value is not None:
         return choice.value in values
@@ -367,7 +366,7 @@ def refused_with(choice: Choice) -> dict[str, str]:
         if other.value is None or not other.keys[0].startswith("model.") or other.keys[0] in choice.keys:
             continue
         for key in other.keys:
-            if "[]" not in key and not key.endswith("coder.residual"):  # the same as for `model.residual`
+            if key.count(".") == other.keys[0].count("."):  # a stack's own is refused as that of both is
                 alone = _written(other, key)
                 reason = _refusal({**alone, **mine, key: other.value})
                 if reason is not None and _refusal(alone) is None:
@@ -377,10 +376,16 @@ def refused_with(choice: Choice) -> dict[str, str]:
 
 def _written(choice: Choice, key: str) -> dict[str, Any]:
     """Return the settings, key -> value, of a plain model with a choice."""
-    halves = dict(half.split(": ") for half in choice.usual_with)
+    halves = dict(map(_pair, choice.usual_with))
     if choice.value == "rnmt":
         halves = {"model.embedding.positions": "none", "model.embedding.sharing": "none"}
     return {**halves, key: choice.value}
+
+
+def _pair(name: str) -> tuple[str, str]:
+    """Return key and value of the name of a choice."""
+    key, _, value = name.partition(": ")
+    return key, value
 
 
 def _refusal(settings: Mapping[str, Any]) -> str | None:

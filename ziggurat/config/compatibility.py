@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import PRESETS, ModelConfig
 
-__all__ = ["CONDITIONAL", "depth_matters", "heeded", "unheeded", "unlike"]
+__all__ = ["depth_matters", "unheeded", "unlike"]
 
 _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
 _PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})
-CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
+_CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
 """Keys that mean something beside certain choices only."""
 
 
 def unheeded(model: ModelConfig) -> list[str]:
     """Return the keys of `model` that are set but mean nothing beside its other choices."""
-    options = heeded(model)
+    heeded = _heeded(model)
     found = []
     # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
     if model.family == "rnmt":
-        options -= {"init.qkv", "wiring.gpas"}
+        heeded -= {"init.qkv", "wiring.gpas"}
         if model.d_ff not in _unsaid_d_ff(model):
             found.append("model.d_ff")
         if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:
@@ -31,7 +31,7 @@ def unheeded(model: ModelConfig) -> list[str]:
         section = getattr(model, name)
         for key, field in type(section).model_fields.items():
             option = f"{name}.{key}"
-            if option in CONDITIONAL and option not in options and getattr(section, key) != field.default:
+            if option in _CONDITIONAL and option not in heeded and getattr(section, key) != field.default:
                 found.append(f"model.{option}")
     return found
 
@@ -42,27 +42,27 @@ def _unsaid_d_ff(model: ModelConfig) -> set[int]:
     return {ModelConfig.model_fields["d_ff"].default, *(preset["d_ff"] for preset in presets)}
 
 
-def heeded(model: ModelConfig) -> set[str]:
+def _heeded(model: ModelConfig) -> set[str]:
     """Return the conditional keys that mean something beside the choices of `model`."""
-    options = {option for facts in _chosen(model) for option in facts.options}
+    heeded = {option for facts in _chosen(model) for option in facts.options}
     if model.init.omega != "profiled":
-        options.discard("init.profile_tokens")
+        heeded.discard("init.profile_tokens")
     if model.embedding.positions == "learned":
-        options.add("embedding.max_positions")
+        heeded.add("embedding.max_positions")
     if model.attention.qk_norm == "l2":
-        options.add("attention.qk_length")
+        heeded.add("attention.qk_length")
     if model.dropout.sublayer > 0:
-        options.add("dropout.sublayer_unit")
+        heeded.add("dropout.sublayer_unit")
     if depth_matters(model):
-        options |= _PLANNED
+        heeded |= _PLANNED
     normed = (
         model.history_norm(decoder=decoder)
         for decoder, stack in ((False, model.encoder), (True, model.decoder))
         if "combination.normalize_embedding" in HISTORIES[stack.history].options
     )
     if set(normed) <= {"none"}:
-        options.discard("combination.normalize_embedding")
-    return options
+        heeded.discard("combination.normalize_embedding")
+    return heeded
 
 
 def depth_matters(model: ModelConfig) -> bool:
