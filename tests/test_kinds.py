@@ -115,8 +115,13 @@ def test_every_kind_is_explained(name: str, kind: str) -> None:
     section = re.split(r"^(?=## )", page, flags=re.MULTILINE)
     (text,) = [part for part in section if part.startswith(axis.heading)]
     assert f"`{kind}`" in text, f"{name} `{kind}` has no line in docs/depth.md, section {axis.heading!r}"
+    what = next(iter(axis.tables.values()))[kind].what
+    if name != "memory":  # that section has no table
+        assert f"| `{kind}` | {what} |" in text, (
+            f"{name} `{kind}`: docs/depth.md and its row of facts (kinds.py) differ"
+        )
     meaning = axis.section.model_fields[axis.field].description
-    assert f"`{kind}`" in meaning, f"{axis.section.__name__}.{axis.field} does not explain `{kind}` (docs/config.md)"
+    assert f"`{kind}`: {what}" in meaning, f"{axis.section.__name__}.{axis.field} does not explain `{kind}`"
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS)

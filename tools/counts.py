@@ -151,7 +151,7 @@ def count() -> tuple[dict[str, Any], dict[str, Any]]:
         "files": len(files),
         "lines": total,
         "median lines of a file": statistics.median(lengths.values()),
-        "files over 500 lines": sum(length > 500 for length in lengths.values()),
+        "files over 300 lines": sum(length > 300 for length in lengths.values()),
         "longest function": f"{body_length(longest[1])} {longest[0]}.{longest[1].name}",
         "longest verb": f"{body_length(longest_verb[1])} {longest_verb[0]}.{longest_verb[1].name}",
         "functions of more than 12 arguments": sum(

@@ -186,6 +186,30 @@ def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> N
     assert ziggurat("explain", "data.train.0")[1] == ziggurat("explain", "data.train[]")[1]
 
 
+def test_a_method_is_explained_by_value_name_and_paper(ziggurat: Ziggurat) -> None:
+    out = ziggurat("explain", "DS-Init")[1]
+    assert out.startswith("ds-init  (paper)\n    Zhang, Titov and Sennrich 2019: ")
+    assert "\nmodel.init.kind: depth_scaled\n" in out
+    for fact in ("equation 15", "model.init.exponent", "ds-init-en-de-base-6-6-ds,", " more", "docs/depth.md#init"):
+        assert fact in out
+    merged = ziggurat("explain", "merged attention")[1]
+    assert merged.startswith("model.decoder.attention: merged\n")
+    assert merged == ziggurat("explain", "MAtt")[1]
+    assert "paper: none: the plain case\n" in ziggurat("explain", "relu")[1]
+
+
+def test_a_name_of_a_key_and_a_method_is_explained_as_both(ziggurat: Ziggurat) -> None:
+    out = ziggurat("explain", "transparent")[1]
+    places = [out.index(part) for part in ("model.dropout.transparent  (", "transparent  (paper)", "model.memory: ")]
+    assert places == sorted(places)
+    found = json.loads(ziggurat("explain", "transparent", "--json")[1])
+    assert [next(iter(record)) for record in found] == ["path", "paper_key", "method"]
+    assert len(found[2]["recipes"]) > 20
+    assert "model.residual: siamese" in found[2]["refused_with"]
+    for key in ("training", "training.schedule", "model.heads", ""):
+        assert {next(iter(record)) for record in json.loads(ziggurat("explain", key, "--json")[1])} == {"path"}
+
+
 @pytest.mark.parametrize(
     ("typed", "meant"), [("trainn", "train"), ("eval", "evaluate"), ("translat", "translate"), ("recipe", "recipes")]
 )

@@ -262,17 +262,10 @@ def test_stages_of_growth_cost_what_runs_of_their_depth_would(tmp_path: Path) ->
     small = ["training.batch.max_tokens=30", "training.stop.updates=100", f"data.store={tmp_path}"]
     stages = "{layers: 1, decoder_layers: 1, updates: 50}, {layers: 2, updates: 70}"
     growing = experiment(*small, *depth(4, 2), f"training.growth={{stages: [{stages}]}}")
-    found = estimate_cost(growing, (50, 50))
-    [note] = [note for note in found.notes if "training.growth" in note]
+    [note] = [note for note in estimate_cost(growing, (50, 50)).notes if "training.growth" in note]
     first, second, last = seconds(1, 1), seconds(2, 2), seconds(4, 2)
-    assert f"an update takes {first:.3g} s at 1-1, {second:.3g} s at 2-2. " in note
-    assert found.growth is not None
-    assert found.growth.time == pytest.approx((50 * first + 20 * second + 30 * last) / (100 * last))
-    assert found.growth.encoder_layers == pytest.approx((50 * 1 + 20 * 2 + 30 * 4) / (100 * 4))
-    assert f"{1 - found.growth.time:.1%}" in note
-    assert f"{1 - found.growth.encoder_layers:.1%}" in note
+    assert f"an update takes {first:.3g} s at 1-1, {second:.3g} s at 2-2. All 100 take" in note
+    assert f"{(50 * first + 20 * second + 30 * last) / (100 * last):.0%} of the time" in note
     by_epochs = experiment(*small, *depth(4, 2), "training.growth={stages: [{layers: 2, epochs: 1}]}")
-    unknown = estimate_cost(by_epochs, (50, 50))
-    [note] = [note for note in unknown.notes if "training.growth" in note]
-    assert unknown.growth is None
+    [note] = [note for note in estimate_cost(by_epochs, (50, 50)).notes if "training.growth" in note]
     assert note.endswith(f"an update takes {second:.3g} s at 2-2")

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import ziggurat
+from tests.composition import model as small_model
 from tests.conftest import tiny_experiment
 from tests.small import small_config
 from tests.training.runs import records
 from ziggurat.config import Experiment
-from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, stage_shares
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, cut_short, growth_refused, saved_passes
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
@@ -225,7 +226,6 @@ GROWN: list[tuple[str, int, list[int | None]]] = [
     ("top_only", 2, [0, 1, 1, 1, 1]),
     ("copy_all", 2, [0, 1, 0, 1]),
     ("interpolate", 2, [0, 0, 1, 1]),
-    ("interpolate_top", 3, [0, 1, 1, 2, 2]),
     ("random", 2, [0, 1, None]),
 ]
 
@@ -310,24 +310,6 @@ def test_resumed_within_a_stage_or_across_growth_gives_the_same_weights(
     assert read_progress(whole / last).stage == read_progress(parts / last).stage == 2
 
 
-@pytest.mark.parametrize(
-    ("stages", "stop", "shares"),
-    [
-        ([{"updates": 2}, {"updates": 5}], {"updates": 10}, [0.2, 0.3, 0.5]),
-        ([{"epochs": 1}, {"epochs": 2}], {"epochs": 4}, [0.25, 0.25, 0.5]),
-        ([{"epochs": 1}, {"epochs": 2}], {"updates": 4}, None),
-        ([{"updates": 2}, {"epochs": 2}], {"updates": 4, "epochs": 4}, None),
-        ([{"updates": 2}, {"updates": 5}], {"updates": 4}, None),
-    ],
-)
-def test_shares_of_stages_are_known_where_stages_and_end_count_alike(
-    stages: list[dict[str, int]], stop: dict[str, int], shares: list[float] | None
-) -> None:
-    growth = {"stages": [{"layers": depth, **stage} for depth, stage in enumerate(stages, 1)]}
-    found = stage_shares(GrowthConfig.model_validate(growth), StopConfig.model_validate(stop))
-    assert found == (shares and pytest.approx(shares))
-
-
 def test_stages_may_end_by_epochs() -> None:
     config = TrainingConfig.model_validate({"growth": {"stages": [{"layers": 1, "epochs": 2}]}})
     assert not stage_ended(Progress(epoch=1, update=99), config)
@@ -353,13 +335,33 @@ def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("stages", "stop", "layers", "saved"),
+    [
+        # 100 updates of 2 layers, 100 of 4 and 200 of 8, in place of 400 of 8.
+        ([{"layers": 2, "updates": 100}, {"layers": 4, "updates": 200}], {"updates": 400}, (8, 2), 10 / 32),
+        ([{"layers": 2, "epochs": 1}], {"epochs": 4}, (4, 2), 1 / 8),
+        # Both stacks grow, so layers of both count.
+        ([{"layers": 2, "decoder_layers": 1, "updates": 10}], {"updates": 20}, (4, 2), 1 / 4),
+        # The training ends within the first stage.
+        ([{"layers": 2, "updates": 30}], {"updates": 20}, (4, 2), 1 / 2),
+        ([{"layers": 2, "epochs": 1}], {"updates": 20}, (4, 2), None),
+    ],
+)
+def test_saved_passes_are_those_of_the_layers_that_are_not_there_yet(
+    stages: list[dict[str, int]], stop: dict[str, int], layers: tuple[int, int], saved: float | None
+) -> None:
+    model = small_model({"encoder.layers": layers[0], "decoder.layers": layers[1]})
+    found = saved_passes(GrowthConfig.model_validate({"stages": stages}), model, StopConfig.model_validate(stop))
+    assert found == (None if saved is None else pytest.approx(saved))
+
+
+@pytest.mark.parametrize(
     ("growth", "stop", "word"),
     [
         ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to 2 at most"),
         ({"stages": [{"layers": 5, "updates": 3}]}, {"updates": 9}, "must be larger"),
         ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "has the depth of `model` already"),
         ({"stages": [{"layers": 4, "decoder_layers": 3, "updates": 3}]}, {"updates": 9}, "2 decoder layers: .* larger"),
-        ({"stages": [{"layers": 2, "updates": 3}], "copy_strategy": "interpolate"}, {"updates": 9}, "between old ones"),
     ],
 )
 def test_growth_that_cannot_happen_is_refused_with_the_configuration(
@@ -369,6 +371,21 @@ def test_growth_that_cannot_happen_is_refused_with_the_configuration(
     content["training"] |= {"growth": growth, "stop": stop}
     with pytest.raises(ValueError, match=word):
         Experiment.model_validate(content)
+
+
+@pytest.mark.parametrize("strategy", ["interpolate", "g_interpolate"])
+@pytest.mark.parametrize(("history", "refused"), [("latest", False), ("blocks", False), ("dlcl", True)])
+def test_layers_go_between_old_ones_where_no_weights_belong_to_single_layers(
+    tiny_folder: Path, strategy: str, history: str, refused: bool
+) -> None:
+    content = growing(tiny_folder).model_dump()
+    content["model"]["encoder"]["history"] = history
+    content["training"]["growth"] |= {"stages": [{"layers": 2, "updates": 3}], "copy_strategy": strategy}
+    reasons = growth_refused(
+        GrowthConfig.model_validate(content["training"]["growth"]), ModelConfig.model_validate(content["model"])
+    )
+    assert bool(reasons) == refused
+    assert not refused or f"`{strategy}` puts new layers between old ones" in reasons[0]
 
 
 @pytest.mark.slow

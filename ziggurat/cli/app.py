@@ -14,6 +14,7 @@ from ziggurat.cli import (
     backtranslation,
     demo,
     evaluation,
+    explaining,
     export,
     fetching,
     inspection,
@@ -42,7 +43,7 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "demo": demo.demo,
         "pipeline": pipeline.pipeline,
         "recipes": preparation.recipes,
-        "explain": preparation.explain,
+        "explain": explaining.explain,
     },
     "Train": {
         "fetch": fetching.fetch,

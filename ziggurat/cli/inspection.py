@@ -91,13 +91,9 @@ def inspect(
     document = _record(config, experiment, inspection, recipe) if json else {}
     if cost:
         costs = estimate_cost(experiment, (inspection.vocabulary.source, inspection.vocabulary.target))
-        document["cost"] = {
-            **_cost_record(costs),
-            "published_costs": recipe.table_row.published.costs if recipe else {},
-        }
+        document["cost"] = _cost_record(costs)
         if not json:
-            said = filter(None, [_cost_text(costs, experiment.training), _published_saving(recipe)])
-            print("\n" + "\n".join(said), flush=True)
+            print(f"\n{_cost_text(costs, experiment.training)}", flush=True)
     if wanted:
         found = run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
@@ -164,7 +160,6 @@ def _cost_record(cost: Cost) -> dict[str, Any]:
         },
         "memory": {**asdict(cost.memory), "batch": shape._asdict()},
         "time": asdict(cost.time),
-        "growth": None if cost.growth is None else asdict(cost.growth),
         "notes": list(cost.notes),
     }
 
@@ -174,16 +169,6 @@ def _cost_text(cost: Cost, training: TrainingConfig) -> str:
     return "\n\n".join(
         ["\n".join(table) for table in (_arithmetic(cost), _memory(cost, training), _time(cost, training), cost.notes)]
     ).rstrip()
-
-
-def _published_saving(recipe: PaperRecipe | None) -> str:
-    """Return the share of training time that the paper says growing saves, an empty text where it says none."""
-    if recipe is None:
-        return ""
-    published = recipe.table_row.published
-    saving = published.costs.get("train_time_saved_percent")
-    differs = f": {published.saving_differs}" if published.saving_differs else ""
-    return "" if saving is None else f"published: {saving} % of the time saved{differs}"
 
 
 def _row(name: str, *values: str) -> str:

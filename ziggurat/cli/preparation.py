@@ -1,8 +1,7 @@
-"""The verbs before training: recipes, explain, prepare, shortlist."""
+"""The verbs before training: recipes, prepare, shortlist."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,6 @@ from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, progress_bars, say, write_parts
 from ziggurat.config.notices import data_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.pipeline_reference import explained, resembling
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from ziggurat.data.prepare import PrepareReport
 
 __all__ = [
-    "explain",
     "prepare",
     "recipes",
     "shortlist",
@@ -103,26 +100,6 @@ def _paper_text(listed: Sequence[PaperRecipe]) -> str:
         width = max(len(row) for _, row, _ in rows)
         lines += [f"  {table}", *(f"    {n:<{names}}  {row:<{width}}  {words}".rstrip() for n, row, words in rows)]
     return "\n".join(lines)
-
-
-def explain(
-    key: Annotated[str, typer.Argument(help="Dotted key or section, such as training.schedule.")] = "",
-    json: Json = False,
-) -> None:
-    """Explain a configuration key, also of the file of a pipeline: its meaning, type and default.
-
-    Example: `ziggurat explain training.schedule`
-    """
-    path = re.sub(r"\.\d+(?=\.|$)", "[]", key)  # data.train.0.weight: any item of the list
-    found = explained(path)
-    if not found:
-        raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in resembling(key))}?")
-    if json:
-        print_json([e._asdict() for e in found])
-        return
-    for e in found:
-        kind = e.type if e.type == "section" else f"{e.type}; default: {e.default}"
-        print(f"{e.path}  ({kind})\n    {e.meaning}")
 
 
 def prepare(

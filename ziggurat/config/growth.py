@@ -20,16 +20,15 @@ __all__ = [
     "CopyStrategy",
     "GrowthConfig",
     "GrowthStage",
-    "block_layers",
     "cut_short",
     "first_unlike",
     "growth_refused",
-    "stage_shares",
+    "saved_passes",
     "ungrowable",
     "unreachable",
 ]
 
-CopyStrategy = Literal["g_top", "top_only", "interpolate", "interpolate_top", "copy_all", "random"]
+CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
 
 
 class GrowthStage(Section):
@@ -64,9 +63,9 @@ class GrowthConfig(Section):
     stages: list[GrowthStage]
     """Depths before the final one, shallowest first; the final stage ends as `training.stop` says."""
     copy_strategy: CopyStrategy = "g_top"
-    """Initial weights of the g layers added to a stack: copies of the g top layers (`g_top`), the top layer g times
-    (`top_only`), every layer twice in place (`interpolate`), the g top layers twice in place (`interpolate_top`), the
-    whole stack again (`copy_all`), or fresh weights (`random`)."""
+    """Initial weights of the g layers added to a stack: copies of the g top layers on top of them (`g_top`), the same
+    copies, each right after its layer (`g_interpolate`, Li et al. 2020, table 3), the top layer g times (`top_only`),
+    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights (`random`)."""
     restart_rate: bool = True
     """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
@@ -99,34 +98,22 @@ def _named(stage: GrowthStage) -> str:
 
 
 def unreachable(
-    strategy: CopyStrategy,
-    old: int,
-    new: int,
-    stack: str = "encoder",
-    unlike: str | None = None,
-    period: int | None = None,
+    strategy: CopyStrategy, old: int, new: int, stack: str = "encoder", unlike: str | None = None
 ) -> str | None:
     """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
 
-    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`), and `period`
-    the number of layers of a block where the stack has connections between blocks (`block_layers`).
+    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`).
     """
     if new <= old:
         return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
-    if strategy in ("g_top", "interpolate_top") and new > 2 * old:
+    if strategy in ("g_top", "g_interpolate") and new > 2 * old:
         return (
-            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to {2 * old} "
-            "at most, or use `top_only` or `random`"
+            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to "
+            f"{2 * old} at most, or use `top_only` or `random`"
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
-    if strategy == "interpolate_top" and period and (old % period or new - old != period):
-        return (
-            f"`interpolate_top` from {old} to {new} {stack} layers: with `{stack}.history: blocks` the layers of the last "
-            f"block are doubled, {period} at a time (`combination.period`), for other layers would lie across blocks"
-        )
-    doubled = new == 2 * old and strategy in ("g_top", "interpolate_top")
-    first_copied = strategy in ("copy_all", "interpolate") or doubled
+    first_copied = strategy in ("copy_all", "interpolate", "g_top", "g_interpolate") and new == 2 * old
     if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
         return (
             f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
@@ -144,13 +131,6 @@ def first_unlike(model: ModelConfig, *, decoder: bool) -> str | None:
     return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
 
 
-def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
-    """Return the layers of a block of a stack with connections between blocks of whole layers, else None."""
-    history = (model.decoder if decoder else model.encoder).history
-    whole = history == "blocks" and model.combination.unit == "layer"
-    return model.combination.period_of(history) if whole else None
-
-
 def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> str | None:
     """Return why the encoder of `model`, or its `decoder`, cannot grow by `strategy`, or None when it can."""
     if model.family != "transformer":
@@ -159,16 +139,16 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     if stack.ranges:
         return f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
     kinds = model.residuals(decoder=decoder)
-    moves = strategy in ("interpolate", "interpolate_top")
-    if moves and RESIDUALS[kinds[0]].layer_constants:
+    between = strategy in ("interpolate", "g_interpolate")
+    if between and RESIDUALS[kinds[0]].layer_constants:
         return (
             f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
             "trained layers would compute something else; use `g_top`"
         )
-    kept = strategy == "interpolate_top" and block_layers(model, decoder=decoder) is not None
-    across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not kept else []
+    # The weights of blocks belong to the boundaries between blocks, which stay where they are (Li et al. 2020).
+    across = [f"{name}.history: {stack.history}"] if stack.history not in ("latest", "blocks") else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
-    if moves and across:
+    if between and across:
         return (
             f"the copy strategy `{strategy}` puts new layers between old ones, so the weights of "
             f"`model.{across[0]}` would belong to other layers; use `g_top`"
@@ -187,23 +167,31 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
             reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
         steps = ((old, new) for old, new in pairwise(layers) if old != new)
         unlike = first_unlike(model, decoder=stack == "decoder")
-        period = block_layers(model, decoder=stack == "decoder")
-        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike, period) for old, new in steps]
+        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike) for old, new in steps]
     if depths[-2] == final:
         reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
     return [reason for reason in reasons if reason is not None]
 
 
-def stage_shares(growth: GrowthConfig, stop: StopConfig) -> list[float] | None:
-    """Return each stage's share of the updates of a whole run, that of the final depth last; they sum to 1.
+def saved_passes(growth: GrowthConfig, model: ModelConfig, stop: StopConfig) -> float | None:
+    """Share of the layer passes of a training at full depth that the stages save, from 0 to 1.
 
-    None where it does not follow from the configuration: stages and `stop` do not count in one unit, or the run ends
-    before its last stage does.
+    Only stacks that grow are counted, and every layer's pass as equal: for an encoder that grows this is the share of
+    time that Li et al. 2020 save if time is proportional to the encoder's depth. None where `stop` is not given in the
+    unit of the stages, since the length of an epoch is not known here.
     """
-    for unit, last in (("updates", stop.updates), ("epochs", stop.epochs)):
-        ends = [end for stage in growth.stages if (end := getattr(stage, unit)) is not None]
-        if last is not None and len(ends) == len(growth.stages) and ends[-1] <= last:
-            return [(end - begin) / last for begin, end in pairwise((0, *ends, last))]
+    final = model.encoder.layers, model.decoder.layers
+    depths = [stage.depths(final[1]) for stage in growth.stages]
+    growing = [any(depth[stack] != final[stack] for depth in depths) for stack in range(2)]
+    full = sum(layers for layers, grows in zip(final, growing, strict=True) if grows)
+    for unit in ("updates", "epochs"):
+        end = getattr(stop, unit)
+        ends = [getattr(stage, unit) for stage in growth.stages]
+        if end is None or None in ends:
+            continue
+        lengths = [min(later, end) - min(earlier, end) for earlier, later in pairwise((0, *ends))]
+        layers = [sum(depth[stack] for stack in range(2) if growing[stack]) for depth in depths]
+        return sum(n * (full - depth) for n, depth in zip(lengths, layers, strict=True)) / (end * full)
     return None
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from ziggurat.config.base import Real, Section, Width
 from ziggurat.config.kinds import (
     ATTENTIONS,
+    MEMORIES,
     RESIDUALS,
     Activation,
     Family,
@@ -17,6 +18,7 @@ from ziggurat.config.kinds import (
     MemoryKind,
     NormKind,
     ResidualKind,
+    listed_kinds,
 )
 from ziggurat.config.model_sections import (
     AttentionConfig,
@@ -68,22 +70,17 @@ class ModelConfig(Section):
     rnmt has none)."""
     heads: Width = Field(default=8, ge=1)
     """Attention heads; must divide `d_model`."""
-    residual: ResidualKind = "pre"
-    """The way a sub-layer f joins the stream x: `post` LN(x + f(x)), `pre` x + f(LN(x)) with a final LN per stack,
-    `lingvo` LN(x) + f(LN(x)) for attention, `none` f(LN(x)), `admin` LN(omega x + f(x)), `deepnorm` LN(alpha x + f(x)),
-    `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)), `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x +
-    LN(f(LN(x))) with an LN on the embedding, `sandwich` the same without it, `res_post` x + LN(f(x)), `b2t` post-norm
-    with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
-    `hyper` hyper-connections, `manifold_hyper` with doubly stochastic mixing, `siamese` a post- and a pre-norm stream
-    with one branch, `keel` LN(alpha x + f(LN(x))), `hybrid` x + f(x) for attention and u + f(u) with u = LN(x) for
-    feed-forward networks, `sub_ln` pre-norm with a second LN before the last map of a sub-layer (docs/depth.md)."""
+    residual: ResidualKind = Field(
+        default="pre",
+        description="The stream x after a sub-layer f (docs/depth.md): " + listed_kinds(RESIDUALS, RESIDUALS),
+    )
     encoder: EncoderConfig = EncoderConfig()
     """Encoder stack."""
     decoder: DecoderConfig = DecoderConfig()
     """Decoder stack."""
-    memory: MemoryKind = "top"
-    """What the decoder attends to: `top`, the encoder's output, or `transparent`, a learned mixture of all
-    encoder layers for each decoder layer (Bapna et al. 2018)."""
+    memory: MemoryKind = Field(
+        default="top", description="What the decoder attends to: " + listed_kinds(MEMORIES, MEMORIES)
+    )
     activation: Activation = "relu"
     """Non-linearity of the feed-forward networks; `silu` is also called swish (Ramachandran et al. 2017), `swiglu` has
     a gate and no biases (Shazeer 2020)."""

@@ -5,13 +5,15 @@ ziggurat.config.model puts them together; the names of kinds and the facts about
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field
 
 from ziggurat.config.base import Count, Layers, Real, Section, Size, Width
 from ziggurat.config.kinds import (
+    ATTENTIONS,
     HISTORIES,
+    INITIALISATIONS,
     DecoderAttentionKind,
     EncoderAttentionKind,
     HistoryKind,
@@ -19,6 +21,7 @@ from ziggurat.config.kinds import (
     PositionKind,
     ResidualKind,
     Sharing,
+    listed_kinds,
 )
 
 __all__ = [
@@ -50,14 +53,11 @@ class StackConfig(Section):
 
     layers: Layers = Field(default=6, ge=1)
     """Number of layers."""
-    history: HistoryKind = "latest"
-    """The input of a layer. `latest`: the layer below. `dlcl`: a learned combination of all below (Wang et al. 2019);
-    `dense`, `average`: the same with fixed weights 1 or 1/(l+1). `blocks`: combinations between blocks of
-    `combination.period` layers (Li et al. 2020). `top_only`: only the stack's output combines all layers.
-    `depth_weighted`: DenseFormer (Pagliardini et al. 2024). `attention_residuals`: attention over all outputs below, by
-    what they hold; `block_attention_residuals`: over the sums of blocks of `combination.period` layers (Kimi Team
-    2026). `mudd`: mixtures of all outputs below, by what they hold, one each for queries, keys, values and the stream
-    (MUDDFormer, Xiao et al. 2025)."""
+    history: HistoryKind = Field(
+        default="latest",
+        description="The input of layer l + 1, y_0 being the embedding and y_l the output of layer l (docs/depth.md): "
+        + listed_kinds(HISTORIES, HISTORIES),
+    )
     residual: ResidualKind | None = None
     """The way sub-layers of this stack join the stream; null: as `model.residual`."""
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
@@ -72,8 +72,10 @@ class StackConfig(Section):
 class EncoderConfig(StackConfig):
     """Encoder stack."""
 
-    attention: EncoderAttentionKind = "full"
-    """`full`; `relative`: relative positions (Shaw et al. 2018)."""
+    attention: EncoderAttentionKind = Field(
+        default="full",
+        description="What attention computes: " + listed_kinds(get_args(EncoderAttentionKind), ATTENTIONS),
+    )
     d_model: Width | None = Field(default=None, ge=2)
     """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
     d_ff: Width | None = Field(default=None, ge=1)
@@ -85,11 +87,9 @@ class EncoderConfig(StackConfig):
 class DecoderConfig(StackConfig):
     """Decoder stack."""
 
-    attention: DecoderAttentionKind = "full"
-    """`full`, `relative`; `average`: average attention (AAN, Zhang et al. 2018); `simplified_average`: SAAN;
-    `ssru`: a recurrent unit (Kim et al. 2019); `merged`: SAAN and cross-attention in one sub-layer (MAtt, Zhang et
-    al. 2019); `merged_full`: self-attention and cross-attention in one sub-layer; `merged_gated`: AAN and
-    cross-attention in one sub-layer."""
+    attention: DecoderAttentionKind = Field(
+        default="full", description="What attention computes: " + listed_kinds(ATTENTIONS, ATTENTIONS)
+    )
 
 
 class DropoutConfig(Section):
@@ -252,13 +252,11 @@ class TransferConfig(Section):
 class InitConfig(Section):
     """Initialisation of the weights."""
 
-    kind: InitKind = "xavier"
-    """`xavier`: Glorot uniform for matrices, N(0, 1/d_model) for embeddings, zero biases. `depth_scaled`: DS-Init,
-    the bounds of layer l times alpha l^-exponent (Zhang et al. 2019). `admin`: xavier, and `omega` sets the skip
-    vectors of `residual: admin` (Liu et al. 2020). `deepnorm`: Xavier normal with gain beta (Wang et al. 2022).
-    `magneto`: xavier, larger by depth for `residual: sub_ln` (Wang et al. 2022).
-    `t_fixup`: Huang et al. 2020. `fixup`: Zhang et al. 2019 as in zero's code. `uniform`: U(-0.04, 0.04) for
-    the LSTM and projection matrices of RNMT+ and for embeddings, the rest as in `xavier`."""
+    kind: InitKind = Field(
+        default="xavier",
+        description="Weights at the start, of N encoder and M decoder layers (docs/depth.md): "
+        + listed_kinds(INITIALISATIONS, INITIALISATIONS),
+    )
     qkv: Literal["fused", "separate", "fused_self"] = "fused"
     """Glorot bound of the query, key and value projections: that of one d x 3d matrix (`fused`), of three d x d
     matrices (`separate`), or of one matrix in self-attention and three in cross-attention (`fused_self`, zero).

@@ -62,8 +62,8 @@ class Published(Section):
     costs: dict[str, float] = Field(default_factory=dict)
     """Times and the like, with the unit in the name."""
     saving_differs: str | None = None
-    """Reason why growing saves another share of the encoder layers than the published one of time; null: it is
-    within 3 percent of the whole."""
+    """Reason why growing saves another share of layer passes than the published share of time; null: it saves that
+    share, to three points."""
     fails: bool = False
     """True if the paper reports that training failed."""
 
@@ -218,8 +218,7 @@ _CORPORA = {
 def _published(row: TableRow) -> str:
     """Return the published figures of a row in words, an empty text where there are none."""
     published = row.published
-    reasons = filter(None, [published.count_differs, published.saving_differs])
-    differs = "".join(f"; {reason.removesuffix('.')}" for reason in reasons)
+    differs = "".join(f"; {why}" for why in (published.count_differs, published.saving_differs) if why)
     return f"Published, {row.table}: {row.row}: {published.words()}{differs}" if published.words() else ""
 
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 
 from ziggurat.config import Experiment
-from ziggurat.config.growth import stage_shares
+from ziggurat.config.growth import saved_passes
 from ziggurat.cost.batches import Batches, expected_batches
 from ziggurat.cost.flops import TokenFlops, forward_flops, training_flops
 from ziggurat.cost.ledger import Work
@@ -25,7 +26,7 @@ from ziggurat.nn.precision import precision_notice
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.objective import settle_precision
 
-__all__ = ["Cost", "GrowthCost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
+__all__ = ["Cost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
 
 
 @dataclass(frozen=True)
@@ -69,21 +70,6 @@ class TimeCost:
 
 
 @dataclass(frozen=True)
-class GrowthCost:
-    """Cost of a whole run with stages of growth, as a share of the cost of a run at its full depth from the start.
-
-    Attributes:
-        time: share of the time. Decoder, output layer and optimiser take their part in it at every depth.
-        encoder_layers: share of the encoder layers that tokens pass through. The savings of Li et al. 2020 are near
-            it: their hours grow with the encoder's depth alone (at 24 and 48 layers with relative positions 9.80 and
-            19.58).
-    """
-
-    time: float
-    encoder_layers: float
-
-
-@dataclass(frozen=True)
 class Cost:
     """The costs of training a configuration.
 
@@ -98,7 +84,6 @@ class Cost:
         time: time of an update.
         notes: sentences on everything that the estimate leaves out.
         shallower: layers of encoder and decoder, and seconds of an update, at each stage of growth before the last.
-        growth: what all stages together cost; None: no stages, or their shares of the updates are not known.
     """
 
     device: str
@@ -111,7 +96,6 @@ class Cost:
     time: TimeCost
     notes: tuple[str, ...]
     shallower: tuple[tuple[int, int, float], ...] = ()
-    growth: GrowthCost | None = None
 
 
 def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusReader | None = None) -> Cost:
@@ -141,15 +125,13 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusRe
     time = time_cost(update, shape, batches, speed, factor, training.batch.accumulate)
     time = replace(time, others=machine.others, delay=machine.delay)
     shallower: list[tuple[int, int, float]] = []
-    growth = None
     if training.growth is not None:
         for stage in range(len(training.growth.stages)):
             part = stage_experiment(experiment, stage)
             work = simulate_update(part, sizes, shape, device)
             cost = time_cost(work, shape, batches, speed, factor, training.batch.accumulate)
             shallower.append((part.model.encoder.layers, part.model.decoder.layers, cost.seconds))
-        growth = _growth_cost(experiment, shallower, time.seconds)
-        notes.append(_stages(shallower, growth))
+        notes.append(_stages(experiment, shallower, time.seconds))
     return Cost(
         device=str(device),
         threads=training.threads or torch.get_num_threads(),
@@ -161,7 +143,6 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int], text: CorpusRe
         time=time,
         notes=(*notes, *_left_out(experiment)),
         shallower=tuple(shallower),
-        growth=growth,
     )
 
 
@@ -207,32 +188,25 @@ def time_cost(
     return TimeCost(seconds, parts, factor, flops, accumulate * batches.real_target_tokens / seconds)
 
 
-def _growth_cost(
-    experiment: Experiment, shallower: Sequence[tuple[int, int, float]], seconds: float
-) -> GrowthCost | None:
-    """Return the cost of all stages; `shallower` as in Cost, `seconds` of an update at the full depth."""
-    growth, full = experiment.training.growth, experiment.model.encoder.layers
+def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]], seconds: float) -> str:
+    """Return a sentence on the time of stages of growth: layers of encoder and decoder and seconds of an update each.
+
+    `seconds` is the time of an update at the full depth.
+    """
+    growth, last = experiment.training.growth, experiment.training.stop.updates
     assert growth is not None
-    shares = stage_shares(growth, experiment.training.stop)
-    if shares is None:
-        return None
-    times = [*(taken for *_, taken in shallower), seconds]
-    layers = [*(encoder for encoder, *_ in shallower), full]
-    return GrowthCost(
-        sum(share * taken for share, taken in zip(shares, times, strict=True)) / seconds,
-        sum(share * depth for share, depth in zip(shares, layers, strict=True)) / full,
-    )
-
-
-def _stages(shallower: Sequence[tuple[int, int, float]], whole: GrowthCost | None) -> str:
-    """Return a sentence on the time of stages of growth."""
     each = ", ".join(f"{taken:.3g} s at {encoder}-{decoder}" for encoder, decoder, taken in shallower)
     said = f"`training.growth`: the costs are those of the full depth; before, an update takes {each}"
-    if whole is None:  # stages by epochs, and an end by updates: how many an epoch has is not known here
+    saved = saved_passes(growth, experiment.model, experiment.training.stop)
+    if saved is not None:
+        said += f". Counted in layers alone the stages save {saved:.1%} of the training"
+    ends = [stage.updates for stage in growth.stages if stage.updates is not None]
+    if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # epochs: their updates are not known here
         return said
+    updates = [end - begin for begin, end in pairwise((0, *ends, last))]
+    whole = sum(n * taken for n, taken in zip(updates, [*(taken for *_, taken in shallower), seconds], strict=True))
     return (
-        f"{said}. The whole run saves {1 - whole.time:.1%} of the time that it would take at the full depth, and "
-        f"{1 - whole.encoder_layers:.1%} of the passes through encoder layers"
+        f"{said}; all {last:,} take {whole / (last * seconds):.0%} of the time here that they would at the full depth"
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.compatibility import depth_matters
-from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
+from ziggurat.config.growth import CopyStrategy, first_unlike, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.layers import AnyDecoderLayer, EncoderLayer
@@ -51,35 +51,36 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
 
     Raises ConfigError when the strategy cannot reach that depth.
     """
-    return Deepening(*(_copies(strategy, before, after, decoder=decoder) for decoder in (False, True)))
+    return Deepening(
+        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder", first_unlike(after, decoder=False)),
+        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder", first_unlike(after, decoder=True)),
+    )
 
 
-def _copies(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig, *, decoder: bool) -> Copies:
-    """Return where each layer of one stack comes from; a stack as deep as before stays what it is.
+def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, unlike: str | None) -> Copies:
+    """Return where each of `new` layers comes from, given `old` ones; as many as before stay what they are.
 
-    With g added layers: `g_top` copies the g top-most ones, `top_only` the last one g times, `copy_all` the whole stack
-    on top of itself, `interpolate` every layer in place, `interpolate_top` the g top-most ones in place; `random` copies
-    none.
+    With g = new - old added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
+    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
+    `interpolate` every layer in place; `random` copies none.
     """
-    old, new = ((m.decoder if decoder else m.encoder).layers for m in (before, after))
-    unlike, period = first_unlike(after, decoder=decoder), block_layers(after, decoder=decoder)
-    kept: list[int | None] = list(range(old))
+    kept = list(range(old))
     if new == old:
         return Copies(old, kept)
-    if reason := unreachable(strategy, old, new, "decoder" if decoder else "encoder", unlike, period):
+    if reason := unreachable(strategy, old, new, stack, unlike):
         raise ConfigError(reason)
     added = new - old
     match strategy:
         case "g_top":
             return Copies(old, kept + kept[old - added :])
+        case "g_interpolate":
+            return Copies(old, sorted(kept + kept[old - added :]))
         case "top_only":
             return Copies(old, kept + [old - 1] * added)
         case "random":
-            return Copies(old, kept + [None] * added)
-        case "copy_all":
-            return Copies(old, kept + kept)
-        case "interpolate" | "interpolate_top":  # `interpolate` adds as many as there are: all of them are the top ones
-            return Copies(old, kept[: old - added] + [layer for layer in kept[old - added :] for _ in range(2)])
+            return Copies(old, [*kept, *[None] * added])
+        case "copy_all" | "interpolate":
+            return Copies(old, kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)])
         case _:
             assert_never(strategy)
 

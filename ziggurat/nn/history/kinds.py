@@ -161,9 +161,9 @@ def _blocks(units: int, period: int) -> int:
 class TopOnly(Combination):
     """Each layer reads the one below; the stack's output, before its final norm, is Dlcl's G_L.
 
-    Fusion of all layers at the top: representation fusion (Bapna et al. 2018; figure 2(c) of Wang et al. 2019). `weight`
-    is row L of W: [L+1], or [L+1, groups] for several groups. With norms at the sources each output has one, which only the combination reads;
-    with norms at the consumers there is one, on the combination.
+    Fusion of all layers at the top (Wang et al. 2019, figure 2(c), after Bapna et al. 2018). `weight` is row L of W:
+    [L+1], or [L+1, groups] for several groups. With norms at the sources each output has one, which only the
+    combination reads; with norms at the consumers there is one, on the combination.
     """
 
     def __init__(self, options: HistoryOptions) -> None:

@@ -1,0 +1,404 @@
+"""Methods by name (`ziggurat explain NAME`): what a key chooses by name, and keys that are methods themselves.
+
+The facts are those of ziggurat.config.kinds and ziggurat.config.methods and the descriptions of the keys. Told here are
+other names alone, and the pages of the documentation.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import ValidationError
+
+from ziggurat.config.experiment import Experiment
+from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RECIPES_OF, RESIDUALS, Facts
+from ziggurat.config.methods import KEYS, METHODS, axis_of, kinds_in_use
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.papers import Paper, paper_keys, paper_recipes
+from ziggurat.config.pipeline import MODELS, PipelineConfig
+from ziggurat.config.recipes import load_named, plain_recipe_names
+from ziggurat.config.reference import Entry, entries
+
+__all__ = [
+    "ALIASES",
+    "Choice",
+    "choices",
+    "choices_named",
+    "methods_of_paper",
+    "names_like",
+    "recipes_with",
+    "refused_with",
+]
+
+_ROWS: Mapping[str, Mapping[Any, Facts]] = {
+    "residual": RESIDUALS,
+    "history": HISTORIES,
+    "memory": MEMORIES,
+    "attention": ATTENTIONS,
+    "init": INITIALISATIONS,
+}
+"""Axis -> its rows of facts; a value of another axis is told by the description of its key."""
+
+ALIASES: Mapping[str, str] = {
+    "model.family=transformer": "Transformer",
+    "model.family=rnmt": "RNMT+",
+    "model.residual=post": "post-norm, post-LN",
+    "model.residual=pre": "pre-norm, pre-LN",
+    "model.residual=none": "no residuals",
+    "model.residual=deepnorm": "DeepNet",
+    "model.residual=layer_scale": "CaiT",
+    "model.residual=ln_scaling": "LayerNorm Scaling, LNS",
+    "model.residual=peri": "Peri-LN, Peri-norm",
+    "model.residual=res_post": "Swin v2, res-post-norm",
+    "model.residual=b2t": "B2T connection, bottom-to-top connection",
+    "model.residual=hyper": "hyper-connections, HC",
+    "model.residual=manifold_hyper": "mHC, manifold-constrained hyper-connections",
+    "model.residual=siamese": "SiameseNorm",
+    "model.residual=hybrid": "HybridNorm",
+    "model.residual=sandwich": "CogView, sandwich-LN, sandwich norm",
+    "model.residual=sub_ln": "Magneto",
+    "model.residual=no_norm": "T-Fixup",
+    "model.encoder.ranges": "Mix-LN",
+    "model.encoder.history=dlcl": "dynamic linear combination of layers, deep dynamic linear combination",
+    "model.encoder.history=dense": "dense residual connections",
+    "model.encoder.history=blocks": "sparse connections, sparse blocks",
+    "model.encoder.history=top_only": "multi-layer representation fusion, multi-layer fusion, representation fusion",
+    "model.encoder.history=depth_weighted": "DenseFormer, DWA, depth-weighted average",
+    "model.encoder.history=attention_residuals": "AttnRes",
+    "model.encoder.history=block_attention_residuals": "block AttnRes",
+    "model.encoder.history=mudd": "MUDDFormer",
+    "model.memory=transparent": "transparent attention",
+    "model.decoder.attention=relative": "RPR, relative positions, relative position representations",
+    "model.decoder.attention=average": "AAN, average attention, average attention network",
+    "model.decoder.attention=simplified_average": "SAAN, simplified average attention, simplified AAN",
+    "model.decoder.attention=ssru": "simpler simple recurrent unit",
+    "model.decoder.attention=merged": "MAtt, merged attention",
+    "model.init.kind=xavier": "Glorot",
+    "model.init.kind=depth_scaled": "DS-Init, depth-scaled initialisation, depth-scaled initialization",
+    "model.init.kind=magneto": "Sub-LN",
+    "model.activation=silu": "swish",
+    "model.norm=layer": "LayerNorm, layer normalisation, layer normalization",
+    "model.norm=rms": "RMSNorm",
+    "model.attention.qk_norm=layer": "QK-norm",
+    "model.attention.qk_norm=rms": "QK-norm",
+    "model.attention.qk_norm=l2": "QK-norm, QKNorm",
+    "model.attention.value_residual=half": "ResFormer, value residual",
+    "model.attention.value_residual=learned": "ResFormer, value residual",
+    "model.attention.value_residual=single": "SVFormer",
+    "model.embedding.positions=rotary": "RoPE, rotary positions",
+    "model.wiring.mixing=permutations": "mHC-lite",
+    "model.wiring.gpas": "GPAS",
+    "model.dropout.sublayer": "stochastic sub-layers, stochastic layers, stochastic depth, DropPath",
+    "model.encoder.layer_drop": "LayerDrop",
+    "model.transfer": "CompleteP, \N{GREEK SMALL LETTER MU}P, muP, muTransfer, depth-muP",
+    "training.growth": "SDT, shallow-to-deep, shallow-to-deep training, progressive stacking",
+    "training.loss.inter_sim": "inter-sim, Reg",
+    "training.loss.label_smoothing": "label smoothing",
+    "training.loss.alignment": "guided alignment",
+    "training.lora": "LoRA, low-rank adaptation",
+    "training.adaptive_clip": "adaptive clipping",
+    "training.schedule.kind=isqrt": "inverse square root",
+    "training.recompute.encoder=segments": "activation checkpointing, gradient checkpointing",
+    "data.subword.regularisation": "subword regularisation, subword regularization, BPE-dropout",
+    "decoding.search=beam": "beam search",
+    "decoding.search=sample": "sampling",
+    "decoding.diverse_groups": "diverse beam search",
+    "decoding.epsilon": "epsilon sampling",
+    "decoding.top_p": "nucleus sampling",
+    "decoding.mbr": "minimum Bayes risk",
+}
+"""Key, or key=value -> its names in papers and elsewhere, but for spelling. A name may mean several things."""
+
+_PAGES: Mapping[str, str] = {
+    "data": "docs/data.md",
+    "data.alignment": "docs/alignment.md",
+    "data.filters": "docs/cleaning.md",
+    "data.subword": "docs/data.md#subword-models",
+    "model": "docs/depth.md",
+    "model.attention": "docs/depth.md#attention-modelencoderattention-modeldecoderattention",
+    "model.combination": "docs/depth.md#one-stack-modelencoderhistory-modeldecoderhistory",
+    "model.decoder.attention": "docs/depth.md#attention-modelencoderattention-modeldecoderattention",
+    "model.embedding": "docs/config.md#modelembedding",
+    "model.encoder.attention": "docs/depth.md#attention-modelencoderattention-modeldecoderattention",
+    "model.encoder.history": "docs/depth.md#one-stack-modelencoderhistory-modeldecoderhistory",
+    "model.encoder.layer_drop": "docs/depth.md#one-sub-layer-modelresidual",
+    "model.encoder.ranges": "docs/depth.md#one-sub-layer-modelresidual",
+    "model.family": "docs/depth.md#rnmt-modelfamily-rnmt",
+    "model.init": "docs/depth.md#initialisation-modelinit",
+    "model.memory": "docs/depth.md#between-the-stacks-modelmemory",
+    "model.preset": "docs/config.md#model",
+    "model.residual": "docs/depth.md#one-sub-layer-modelresidual",
+    "model.transfer": "docs/depth.md#a-rate-from-a-smaller-model-modeltransfer",
+    "model.wiring": "docs/depth.md#one-sub-layer-modelresidual",
+    "training": "docs/training.md",
+    "training.distributed": "docs/scaling.md",
+    "training.growth": "docs/depth.md#growing-traininggrowth-and-ziggurat-grow",
+    "training.lora": "docs/fine-tuning.md#low-rank-adaptation",
+    "training.loss.alignment": "docs/alignment.md#guided-alignment",
+    "training.optimiser": "docs/training.md#optimisers-and-schedules",
+    "training.quantise": "docs/training.md#training-in-int8",
+    "training.recompute": "docs/training.md#memory",
+    "training.schedule": "docs/training.md#optimisers-and-schedules",
+    "decoding": "docs/translate.md#search",
+    "decoding.diverse_groups": "docs/translate.md#diverse-beams",
+    "decoding.precision": "docs/translate.md#precision",
+    "alignment": "docs/alignment.md",
+    "backtranslation": "docs/back-translation.md#methods",
+    "cleaning": "docs/cleaning.md",
+    "": "docs/pipeline-keys.md",
+}
+"""Beginning of a key -> its page; the longest counts."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that a configuration can choose by name.
+
+    Attributes:
+        keys: the keys that choose it, the most usual first.
+        value: what they are set to; None: the key is the method, whatever its value.
+        what: the equation or a description.
+        paper: authors and year; None: no paper has it, see `reason`.
+        place: where the paper has it, such as "equation 3"; "": not known.
+        options: keys that mean something beside it.
+        heeded_with: the choices beside which its keys mean something; (): beside any.
+        usual_with: the choices that are the other half of the method.
+    """
+
+    keys: tuple[str, ...]
+    value: str | None
+    what: str
+    paper: str | None
+    place: str = ""
+    options: tuple[str, ...] = ()
+    heeded_with: tuple[str, ...] = ()
+    usual_with: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its first key, with the value where there is one."""
+        return self.keys[0] if self.value is None else f"{self.keys[0]}: {self.value}"
+
+    @property
+    def reason(self) -> str | None:
+        """Why no paper has it; None where one has."""
+        if self.paper is not None:
+            return None
+        if self.heeded_with:
+            return "an option of other choices"
+        return "the plain case" if axis_of(self.keys[0]) in METHODS else "a setting, no method"
+
+    @property
+    def published_in(self) -> Paper | None:
+        """The paper, where its systems are recipes."""
+        keys = [key for paper, key in RECIPES_OF.items() if paper in (self.paper or "")]
+        return next(iter(paper_recipes(keys[0]).values())).paper if keys else None
+
+    @property
+    def page(self) -> str:
+        """Page of the documentation, with the anchor of a section."""
+        key = self.keys[0]
+        return _PAGES[max((part for part in _PAGES if not part or f"{key}.".startswith(f"{part}.")), key=len)]
+
+
+@cache
+def choices() -> tuple[Choice, ...]:
+    """Return all choices, in the order of the reference: values of keys, then keys that are methods."""
+    own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # those are of experiments too
+    known = [*entries(), *own]
+    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    for entry in known:
+        for value in re.findall(r"`([^`]+)`", entry.type):
+            groups.setdefault((entry.path.split(".")[0], axis_of(entry.path), value), []).append(entry)
+    values = [_value(axis, value, group) for (_, axis, value), group in groups.items()]
+    methods: dict[tuple[str, str], list[Entry]] = {}
+    for entry in known:
+        if entry.path in KEYS:
+            methods.setdefault((axis_of(entry.path), KEYS[entry.path]), []).append(entry)
+    return (
+        *values,
+        *(
+            Choice(tuple(e.path for e in group), None, group[0].meaning, paper, heeded_with=_heeding(group[0].path))
+            for (_, paper), group in methods.items()
+        ),
+    )
+
+
+def _value(axis: str, value: str, group: Sequence[Entry]) -> Choice:
+    """Return the choice `value` of the keys in `group`."""
+    group = sorted(group, key=lambda entry: entry.path.count("."))  # a key of both stacks before that of one
+    keys, meaning = tuple(e.path for e in group), group[0].meaning
+    facts = _ROWS[axis].get(value) if axis in _ROWS else None
+    if facts is None:
+        paper = METHODS.get(axis, {}).get(value)
+        return Choice(keys, value, meaning, paper, heeded_with=_heeding(keys[0]))
+    lead = meaning.split(": `")[0].removesuffix(" (docs/depth.md)")
+    options = tuple(sorted(f"model.{option}" for option in facts.options))
+    return Choice(
+        keys, value, f"{lead}: {facts.what}", facts.paper, facts.place, options, usual_with=_half(axis, value)
+    )
+
+
+def _half(axis: str, value: str) -> tuple[str, ...]:
+    """Return the other half of a method that is a residual and an initialisation."""
+    halves = {kind: facts.init for kind, facts in RESIDUALS.items() if facts.init is not None}
+    if axis == "residual":
+        return tuple(f"model.init.kind: {init}" for kind, init in halves.items() if kind == value)
+    return tuple(f"model.residual: {kind}" for kind, init in halves.items() if axis == "init" and init == value)
+
+
+_CHOSEN_BY = {"history": "model.encoder.history", "attention": "model.decoder.attention", "init": "model.init.kind"}
+"""Axis -> its usual key, where that is not `model.` and the axis."""
+
+
+def _heeding(key: str) -> tuple[str, ...]:
+    """Return the choices beside which an option of kinds means something; () where `key` is no such option."""
+    option = key.removeprefix("model.")
+    return tuple(
+        f"{_CHOSEN_BY.get(axis, f'model.{axis}')}: {kind}"
+        for axis, rows in _ROWS.items()
+        for kind, facts in rows.items()
+        if option in facts.options
+    )
+
+
+def spelled(name: str) -> str:
+    """Return a name as it is looked up: without case, blanks and punctuation but `+`."""
+    return "".join(c for c in unicodedata.normalize("NFKC", name).casefold() if c.isalnum() or c == "+")
+
+
+@cache
+def _by_name() -> Mapping[str, tuple[str, tuple[Choice, ...]]]:
+    """Return what is found by each spelled name: the name as it is shown, and the choices."""
+    found: dict[str, tuple[str, list[Choice]]] = {}
+    by_key = {(key, choice.value): choice for choice in choices() for key in choice.keys}
+    named = [(choice.value, choice) for choice in choices() if choice.value is not None]
+    for target, names in ALIASES.items():
+        key, _, value = target.partition("=")
+        named += [(name, by_key[key, value or None]) for name in names.split(", ")]
+    for name, choice in named:
+        there = found.setdefault(spelled(name), (name, []))[1]
+        if choice not in there:
+            there.append(choice)
+    return {name: (shown, tuple(there)) for name, (shown, there) in found.items()}
+
+
+def choices_named(name: str) -> tuple[Choice, ...]:
+    """Return the choices of that name, also of one in ALIASES; case, blanks and punctuation do not count."""
+    return _by_name().get(spelled(name), ("", ()))[1]
+
+
+def names_like(name: str) -> list[str]:
+    """Return up to three names of methods and papers that resemble `name`, the nearest first."""
+    shown = {key: value for key, (value, _) in _by_name().items()} | {spelled(key): key for key in paper_keys()}
+    return [shown[near] for near in difflib.get_close_matches(spelled(name), shown, n=3, cutoff=0.6)]
+
+
+def methods_of_paper(key: str) -> list[Choice]:
+    """Return the choices that come from the paper whose recipes have the key `key`."""
+    return [choice for choice in choices() if choice.published_in is not None and choice.published_in.key == key]
+
+
+# Recipes ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _recipes() -> Mapping[str, Experiment]:
+    """Return all recipes by name: those of papers in the order of their tables, then the plain ones."""
+    found = {
+        name: Experiment.model_validate(recipe.content)
+        for key in paper_keys()
+        for name, recipe in paper_recipes(key).items()
+    }
+    return found | {name: load_named(name) for name in plain_recipe_names()}
+
+
+def recipes_with(choice: Choice) -> list[str]:
+    """Return the names of the recipes that have it, defaults included, where it means something."""
+    return [name for name, experiment in _recipes().items() if _has(experiment, choice)]
+
+
+def _has(experiment: Experiment, choice: Choice) -> bool:
+    used = {f"{axis}: {value}" for _, axis, value in kinds_in_use(experiment.model)}
+    if choice.heeded_with and not used & {f"{axis_of(key)}: {v}" for key, v in map(_pair, choice.heeded_with)}:
+        return False
+    plain = {(key, axis) for key, axis, _ in kinds_in_use(ModelConfig())}
+    if any((key, axis_of(key)) in plain for key in choice.keys):
+        # A stack's own residual, what RNMT+ has not and the like are resolved there.
+        return f"{axis_of(choice.keys[0])}: {choice.value}" in used
+    values = [value for key in choice.keys for value in _values(experiment, key.split("."))]
+    if choice.value is not None:
+        return choice.value in values
+    return any(value is True or value not in (None, 0, 1, []) for value in values)  # 1: one group, all of the mass
+
+
+def _values(section: Any, names: Sequence[str]) -> Iterator[Any]:
+    """Yield the values of a key in a configuration; none where a section on the way is null or not there."""
+    if not names:
+        yield from section if isinstance(section, list) and section else [section]
+        return
+    inner = getattr(section, names[0].removesuffix("[]"), None)
+    for item in inner if isinstance(inner, list) and names[0].endswith("[]") else [inner]:
+        yield from _values(item, names[1:])
+
+
+# Refusals --------------------------------------------------------------------------------------------------------
+
+
+def refused_with(choice: Choice) -> dict[str, str]:
+    """Return `key: value` -> reason for every choice of a model that cannot stand beside this one.
+
+    Each is tried in a model that is otherwise plain, with the other half of both methods.
+    """
+    if choice.value is None or not choice.keys[0].startswith("model.") or "[]" in choice.keys[0]:
+        return {}
+    mine = _written(choice, choice.keys[0])
+    if _refusal(mine) is not None:
+        return {}
+    found = {}
+    for other in choices():
+        if other.value is None or not other.keys[0].startswith("model.") or other.keys[0] in choice.keys:
+            continue
+        for key in other.keys:
+            if key.count(".") == other.keys[0].count("."):  # a stack's own is refused as that of both is
+                alone = _written(other, key)
+                reason = _refusal({**alone, **mine, key: other.value})
+                if reason is not None and _refusal(alone) is None:
+                    found[f"{key}: {other.value}"] = reason
+    return found
+
+
+def _written(choice: Choice, key: str) -> dict[str, Any]:
+    """Return the settings, key -> value, of a plain model with a choice."""
+    halves = dict(map(_pair, choice.usual_with))
+    if choice.value == "rnmt":
+        halves = {"model.embedding.positions": "none", "model.embedding.sharing": "none"}
+    return {**halves, key: choice.value}
+
+
+def _pair(name: str) -> tuple[str, str]:
+    """Return key and value of the name of a choice."""
+    key, _, value = name.partition(": ")
+    return key, value
+
+
+def _refusal(settings: Mapping[str, Any]) -> str | None:
+    """Return why a model with these settings is refused, or None."""
+    content: dict[str, Any] = {}
+    for path, value in settings.items():
+        *sections, key = path.split(".")[1:]
+        at = content
+        for section in sections:
+            at = at.setdefault(section, {})
+        at[key] = value
+    try:
+        ModelConfig.model_validate(content)
+    except ValidationError as error:
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+    return None
