@@ -115,7 +115,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_modules_stay_short(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 300)
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 500)
 
 
 def offered(tree: ast.Module) -> set[str]:

@@ -19,6 +19,7 @@ ROWS = {
     "ds-init": {
         "Table 3 (WMT14 En-De)": 16,
         "Table 4 (train and dev)": 7,
+        "Text (WMT14 En-De)": 2,
         "Documentation of the code (WMT14 En-De)": 1,
         "Other tasks": 8,
         "Big (WMT14 En-De)": 3,
@@ -116,7 +117,7 @@ def check_name(name: str, key: str) -> None:
         "-post": model.residual == "post",
         "-dlcl": model.encoder.history == "dlcl",
         "-matt": model.decoder.attention.startswith("merged"),
-        "-ds": model.init.kind == "depth_scaled",
+        "-ds": any(init.kind == "depth_scaled" for init in model.inits.values()),
         "-t2t": model.residual == "pre",
         "-transparent": model.memory == "transparent",
         "-no-residuals": model.encoder.residual == "none",

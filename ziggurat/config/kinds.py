@@ -155,12 +155,14 @@ class InitFacts(Facts):
         three_branches: the method's name, where its constants count three branches to every decoder layer.
         rnmt: RNMT+ can have it.
         depth: weights start by the depth of the stacks, not by the numbers of their layers alone.
+        outside: what it does outside of the stacks, so that it cannot be that of one of them; "": nothing.
     """
 
     elsewhere: str = ""
     three_branches: str = ""
     rnmt: bool = False
     depth: bool = False
+    outside: str = ""
 
 
 _VASWANI = "Vaswani et al. 2017"
@@ -285,7 +287,25 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
         three_branches="Magneto",
         depth=True,
     ),
-    "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup", depth=True),
-    "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero", depth=True),
-    "uniform": InitFacts("Chen et al. 2018", _QKV | {"init.uniform"}, rnmt=True),
+    "t_fixup": InitFacts(
+        _T_FIXUP,
+        _QKV,
+        elsewhere=_SMALLER_BRANCHES,
+        three_branches="T-Fixup",
+        depth=True,
+        outside="makes the embeddings smaller",
+    ),
+    "fixup": InitFacts(
+        _FIXUP,
+        _QKV,
+        elsewhere="starts all branches at zero",
+        depth=True,
+        outside="starts the output projection at zero",
+    ),
+    "uniform": InitFacts(
+        "Chen et al. 2018",
+        _QKV | {"init.uniform"},
+        rnmt=True,
+        outside="sets embeddings and output projection",
+    ),
 }

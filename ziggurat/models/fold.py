@@ -74,8 +74,9 @@ def fold(
         if stack.epsilon is not None:
             values[name] |= {"layer_norm_epsilon": stack.epsilon}
     values["transfer"] = None
-    if config.init.kind == "admin":
-        values["init"] |= {"kind": "xavier"}
+    for section in (values, values["encoder"], values["decoder"]):
+        if section["init"] is not None and section["init"]["kind"] == "admin":
+            section["init"] |= {"kind": "xavier"}
     return ModelConfig.model_validate(values), folded
 
 
