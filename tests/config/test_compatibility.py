@@ -99,6 +99,10 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"training.validation": {"decode": False, "beam_size": 2, "max_sentences": 9, "max_length": None}},
          ["validation.beam_size", "validation.max_length", "validation.max_sentences"]),
         ({"training.validation": {"metric": "bleu", "max_share": 0.5}}, ["validation.max_share"]),
+        ({"training": {"start_from": "m", "schedule": {"start": "peak", "initial": 0.0}}}, ["schedule.initial"]),
+        ({"training": {"start_from": "m", "schedule": {"start": "peak"}, "stop": {"updates": 5}}}, []),
+        ({"training": {"start_from": "m", "schedule": {"start": "peak", "warmup_updates": 9, "kind": "constant"}}},
+         ["schedule.warmup_updates"]),
         ({"training.checkpoint": {"keep_best_per_direction": 2}, "data.dev": [{"path": "a.tsv"}, {"path": "b.tsv"}]},
          ["checkpoint.keep_best_per_direction"]),
         ({"training.checkpoint": {"keep_best_per_direction": 2},
@@ -167,6 +171,11 @@ def test_a_training_that_ends_within_its_warm_up_is_told(
     assert sentence.startswith(f"`training.schedule.warmup_updates: {schedule['warmup_updates']}`")
     assert f"is more than `training.stop.updates: {updates}`: the learning rate still rises" in sentence
     assert reached in sentence
+
+
+def test_initial_weights_at_the_highest_rate_are_told() -> None:
+    said = notices(Experiment.model_validate({"data": DATA, "training": {"schedule": {"start": "peak"}}}))
+    assert [sentence.split("`")[1] for sentence in said] == ["training.schedule.start: peak"]
 
 
 @pytest.mark.parametrize(

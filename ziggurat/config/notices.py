@@ -118,7 +118,8 @@ def warm_up_notice(training: TrainingConfig) -> str:
     """Return a sentence where training ends before its learning rate has risen to its peak; "": it does not."""
     schedule, last = training.schedule, training.stop.updates
     steps = schedule.warmup_updates * (schedule.replicas if schedule.kind == "gnmt+" else 1)
-    if last is None or steps <= last or (schedule.kind == "gnmt+" and schedule.replicas == 1):
+    one_replica = schedule.kind == "gnmt+" and schedule.replicas == 1
+    if schedule.start == "peak" or one_replica or last is None or steps <= last:
         return ""
     done = last / steps
     if schedule.kind in ("noam", "gnmt+"):
@@ -156,6 +157,11 @@ def notices(experiment: Experiment) -> list[str]:
         said.append(
             "`training.schedule.kind: gnmt+` with `replicas: 1` has no warm-up: its rate rises from `base` to "
             "replicas * `base`, so it begins at its highest; set `replicas` to the number of batches in an update"
+        )
+    if training.schedule.start == "peak" and training.start_from is None:
+        said.append(
+            "`training.schedule.start: peak` is for a model that is trained already (`training.start_from`): initial "
+            "weights begin at the highest rate, without a warm-up"
         )
     if cold := warm_up_notice(training):
         said.append(cold)

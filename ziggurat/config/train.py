@@ -136,6 +136,9 @@ class ScheduleConfig(Section):
     """noam's constant."""
     warmup_updates: Count = Field(default=4000, ge=0)
     """Length of the linear warm-up (gnmt+: times `replicas`)."""
+    start: Literal["warm_up", "peak"] = "warm_up"
+    """Where a new run enters the schedule. `peak`: at the end of the warm-up, as a run that grows does
+    (`growth.restart_rate`), for a model that is trained already (`training.start_from`)."""
     initial: Real = Field(default=1e-7, ge=0)
     """Rate at update 0 of the warm-up (all but noam and gnmt+)."""
     floor: Real = Field(default=1e-9, ge=0)

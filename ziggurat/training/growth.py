@@ -23,7 +23,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import weights, whole
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import peak_update
+from ziggurat.training.schedule import updates_at_peak
 
 __all__ = [
     "after_growth",
@@ -91,9 +91,8 @@ def after_growth(p: Progress, config: TrainingConfig) -> None:
     p.losses = []  # the grown model's may be higher without being spikes
     p.validations_since_best = 0  # they were of a shallower model
     if config.growth.restart_rate:
-        # Less 1: the next update has t = schedule_update + 1, and is to have the peak. During the warm-up the counter
-        # stays.
-        p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))
+        # During the warm-up the counter stays.
+        p.schedule_update = min(p.schedule_update, updates_at_peak(config.schedule))
 
 
 def carry_weights(
