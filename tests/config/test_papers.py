@@ -51,10 +51,13 @@ ROWS = {
         "Copy strategies (SDT-RPR-48L, WMT16 En-De)": 3,
         "Schedules (SDT-RPR-48L, WMT16 En-De)": 4,
         "Against DLCL (WMT16 En-De)": 7,
-        "Regulariser (WMT16 En-De)": 1,
+        "Regulariser (WMT16 En-De)": 2,
     },
 }
 """Rows of every table, counted by hand."""
+
+WITHOUT_FIGURES = {"Stack-12L"}
+"""Rows whose figures the texts at hand do not have."""
 
 PATTERN = re.compile(
     r"(?P<key>[a-z]+(-init)?)-(iwslt-)?(?P<source>[a-z]{2})-(?P<target>[a-z]{2})(-(small|large))?"
@@ -144,7 +147,7 @@ def test_published_figures_are_complete() -> None:
     for name, recipe in all_recipes().items():
         for place in recipe.table_rows:
             said = place.published
-            if "not in the paper" in place.table:
+            if "not in the paper" in place.table or place.row in WITHOUT_FIGURES:
                 assert said.words() == ""
                 continue
             assert said.words(), name

@@ -163,6 +163,10 @@ def notices(experiment: Experiment) -> list[str]:
             "`training.schedule.start: peak` is for a model that is trained already (`training.start_from`): initial "
             "weights begin at the highest rate, without a warm-up"
         )
+    if training.freeze and training.start_from is None:
+        said.append(
+            "`training.freeze` without `training.start_from`: initial weights, which are random, stay as they are"
+        )
     if cold := warm_up_notice(training):
         said.append(cold)
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):

@@ -266,6 +266,10 @@ class TrainingConfig(Section):
     (`ziggurat grow` deepens a model). Schedule, moments and data order start from the beginning."""
     lora: LoraConfig | None = None
     """Train low-rank updates of that model alone; `training.lora.rank=8` is enough. null: all weights are trained."""
+    freeze: list[str] = Field(default_factory=list, max_length=64)
+    """Parts of the model that are not trained: `source_embedding`, `target_embedding`, `encoder`, `decoder`, `output`,
+    or layers as in `encoder.1-6` and `decoder.3`, of which the lowest is 1. They have no gradients, no moments and no
+    weight decay, and their weights stay the same bit for bit (docs/fine-tuning.md)."""
     log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()

@@ -54,6 +54,12 @@ def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
     return experiment.model_copy(update={"model": model, "training": training})
 
 
+def _without_frozen(experiment: Experiment) -> Experiment:
+    """Return the configuration with all parts trained: layers that were frozen may have other numbers now."""
+    training = experiment.training.model_copy(update={"freeze": []})
+    return experiment.model_copy(update={"training": training})
+
+
 def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
     """Return the configuration with the new number of the decoder layer that guided alignment taught, if it names one.
 
@@ -169,6 +175,6 @@ def grow_model(
     sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
     deeper = [word for pair in sizes if pair[1] is not None for word in pair]
     again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
-    grown_experiment = _with_guided_layer(_of_depth(opened.experiment, config), plan)
+    grown_experiment = _with_guided_layer(_of_depth(_without_frozen(opened.experiment), config), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return config, count_parameters(grown)
