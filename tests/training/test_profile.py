@@ -88,6 +88,29 @@ def test_nothing_else_is_profiled(tiny_folder: Path, model: dict[str, Any]) -> N
     assert all(torch.equal(p, before[name]) for name, p in built.named_parameters())
 
 
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> None:
+    """The encoder's are those of a model that profiles both; the decoder reads the memory, which has changed."""
+    store = store_of(tiny_folder)
+    own = {"residual": "admin", side: {"init": ADMIN["init"]}}
+    both, one = experiment(tiny_folder), experiment(tiny_folder, own)
+    whole, half = model_of(both, store), model_of(one, store)
+    profile_admin(whole, both, store)
+    line = profile_admin(half, one, store)
+    assert line is not None
+    assert side in line
+    assert ("encoder" in line) + ("decoder" in line) == 1
+    for name, omega in half.named_parameters():
+        if not name.endswith("_residual.skip"):
+            continue
+        if not name.startswith(side):
+            assert (omega == 1).all(), name
+        elif side == "encoder":
+            assert torch.equal(omega, whole.get_parameter(name)), name
+        else:
+            assert (omega[0] == 1) == (name == "decoder.layers.0.self_attn_residual.skip"), name
+
+
 def test_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:
     """Not on batches, accumulation or what was drawn before, as it would in one of several processes."""
     store, found = store_of(tiny_folder), []

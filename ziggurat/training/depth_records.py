@@ -59,7 +59,7 @@ class DepthReporter:
         self, run: Path | None, metrics: MetricsWriter, log: RunLog, config: TrainingConfig, *, update: int
     ) -> None:
         self._run, self._metrics, self._log = run, metrics, log
-        self._watch = Watch(config.schedule.warmup_updates)
+        self._watch = Watch(config.schedule.warmup_updates, config.freeze)
         self._records: list[Record] = []
         self._drawn = 0
         self._gaps = False

@@ -48,7 +48,7 @@ def profile_batch(
 def profile_admin(
     model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[str] | None = None
 ) -> str | None:
-    """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return their ranges, for the log.
+    """Set the omegas of `residual: admin` in stacks whose `init` profiles them; return their ranges, for the log.
 
     With `added`, only the layers of those names get an omega: growth put them into a trained model.
 
@@ -57,19 +57,21 @@ def profile_admin(
 
     Returns None, and does nothing, for any other configuration.
     """
-    init, seed = experiment.model.init, experiment.training.seed
-    if init.kind != "admin" or init.omega != "profiled":
+    config, data, seed = experiment.model, experiment.data, experiment.training.seed
+    stacks = ((config.stack_init(decoder=False), model.encoder), (config.stack_init(decoder=True), model.decoder))
+    others = [stack for init, stack in stacks if init.kind != "admin" or init.omega != "profiled"]
+    if len(others) == len(stacks):
         return None
-    data = experiment.data
+    init = next(init for init, stack in stacks if stack not in others)  # both have the same batch
     batch = profile_batch(
         store, init.profile_tokens, seed=seed, temperature=data.sampling_temperature, stages=data.stages
     )
+    kept = [residual for stack in others for residual in stack_residuals(stack)]
     # Old layers keep their omegas: their weights were trained with them.
-    kept: list[Residual] = []
     if added is not None:
         fresh = {id(module) for name in added for module in model.get_submodule(name).modules()}
         both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
-        kept = [residual for residual in both if id(residual) not in fresh]
+        kept += [residual for residual in both if id(residual) not in fresh]
     omegas = _profile(model, batch.to(model.device), seed, kept)
     found = [
         f"{name} {min(values):.3f} to {max(values):.3f}"
