@@ -43,8 +43,8 @@ def fold(
       the matrices by which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
       cross-attention, W_1. That norm must be read by nobody else. omega_1 goes into the embedding and learned
       positions: sinusoidal ones cannot take it, nor what both stacks share, and then it must be 1. Where the embedding
-      is the output projection too, 1/omega_1 goes into the last norm. Where all of a stack's omegas are one number, it is
-      folded as DeepNorm's alpha instead.
+      is the output projection too, 1/omega_1 goes into the last norm. Where all of a stack's omegas are one number, it
+      is folded as DeepNorm's alpha instead.
     - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
       the maps by which sub-layers write. Encoder and decoder get a `layer_norm_epsilon` of their own, since their
       alphas differ. With one epsilon for both there is an error of the order of epsilon.
