@@ -239,6 +239,17 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
         yield file
 
 
+def output_folder(path: str | None) -> Path | None:
+    """Return the folder for several texts, created if missing. Raises ConfigError when a file is in its place."""
+    if path is None:
+        return None
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{path}: is a file; with several outputs, `--output` names a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def write_parts(path: str, parts: Iterable[bytes]) -> None:
     """Write the parts of a file one after the other; see output_stream."""
     with output_stream(path) as out:

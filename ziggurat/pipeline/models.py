@@ -52,12 +52,7 @@ _NOT_OF_RESULT = {
 }
 """Keys of `training` that the weights do not depend on; what `start_from` leads to is in `Step.after`."""
 _NOT_OF_KEEPING = {
-    "keep_last",
-    "keep_every",
-    "keep_best",
-    "keep_around_best",
-    "keep_best_per_direction",
-    "asynchronous",
+    *("keep_last", "keep_every", "keep_best", "keep_around_best", "keep_best_per_direction", "asynchronous"),
 }
 """The same of `training.checkpoint`: an average is of `average_last`, never more than what `keep_last` keeps."""
 
