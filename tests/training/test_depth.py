@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
-from ziggurat.diagnosis.records import DEPTH_FILE, Record
+from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.tracking.tracker import Pixels
 from ziggurat.training.depth_records import DepthReporter
