@@ -40,6 +40,7 @@ __all__ = [
     "is_first_process",
     "line_count",
     "line_progress",
+    "output_folder",
     "output_stream",
     "pair_up",
     "print_json",
