@@ -122,13 +122,14 @@ def test_something_must_come_some_time() -> None:
         CheckpointConfig(keep_around_best=4)
 
 
-def scored(run: Path, scores: list[float], kept: CheckpointConfig, spacing: int = 10) -> Progress:
-    """Write checkpoints with these losses, each followed by the deletions that training makes; return the progress."""
+def scored(run: Path, scores: list[float | None], kept: CheckpointConfig, spacing: int = 10) -> Progress:
+    """Write checkpoints with these losses (None: not validated) and delete as training does; return the progress."""
     progress = Progress()
     for number, score in enumerate(scores, start=1):
         progress.update = number * spacing
-        progress.scores[checkpoint_name(progress.update)] = score
-        if progress.best is None or score < progress.best:
+        if score is not None:
+            progress.scores[checkpoint_name(progress.update)] = score
+        if score is not None and (progress.best is None or score < progress.best):
             progress.best, progress.best_update = score, progress.update
         save_checkpoint(run, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), (2, 2))
         prune(run, progress, kept, smaller_is_better=True)
@@ -138,7 +139,7 @@ def scored(run: Path, scores: list[float], kept: CheckpointConfig, spacing: int 
 @pytest.mark.parametrize("losses", ["543123456", "987654567", "123456789", "625678919", "987654321"])
 def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
     scores = [float(loss) for loss in losses]
-    progress = scored(tmp_path, scores, CheckpointConfig(keep_last=1, keep_around_best=5))
+    progress = scored(tmp_path, [*scores], CheckpointConfig(keep_last=1, keep_around_best=5))
     place = scores.index(min(scores))
     window = [10 * (n + 1) for n in range(max(0, place - 2), min(len(scores), place + 3))]
     newest = [80, 90]  # before the next best one
@@ -152,6 +153,16 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
         way_out = f"around-best:{2 * fewer + 1}`" if fewer else "before the best one .* of 2 each: train on"
         with pytest.raises(CheckpointError, match=way_out):
             chosen_checkpoints(tmp_path, config, Choice("around-best", 5))
+
+
+def test_neighbours_are_kept_before_anything_is_validated(tmp_path: Path) -> None:
+    kept = CheckpointConfig(keep_last=1, keep_around_best=5)
+    for scores, updates in (
+        ([None] * 4, [30, 40]),
+        ([None, None, None, 1, None, None, None], [20, 30, 40, 50, 60, 70]),
+    ):
+        scored(tmp_path / str(len(scores)), [*scores], kept)
+        assert updates_of(checkpoint_folders(tmp_path / str(len(scores)))) == updates
 
 
 def test_a_gap_beside_the_best_is_refused(tmp_path: Path) -> None:

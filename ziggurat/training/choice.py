@@ -109,17 +109,20 @@ def _around_best(
     half, before, after = count // 2, place, len(folders) - 1 - place
     fewer = min(before, after)
     if fewer < half:
-        ask = f"ask for `around-best:{2 * fewer + 1}`, " if fewer else ""
+        ways = [f"ask for `around-best:{2 * fewer + 1}`"] if fewer else []
+        ways += ["train on"] if after < half else []
+        if (config.keep_around_best or 0) < count:
+            ways.append(f"have a run keep them by `training.checkpoint.keep_around_best={count}`")
         raise CheckpointError(
             f"{run}: {before} checkpoints before the best one (update {update}) and {after} after it are kept, of "
-            f"{half} each: {ask}train on, or keep them in another run by `training.checkpoint.keep_around_best={count}`"
+            f"{half} each: {', or '.join(ways or ['ask for others'])}"
         )
     window = folders[place - half : place + half + 1]
     for first, second in pairwise(window):
         if _apart(known[first], known[second], config):
             raise CheckpointError(
                 f"{run}: checkpoints between {first.name} and {second.name}, near the best one, are not kept; ask for "
-                f"fewer, or keep them in another run by `training.checkpoint.keep_around_best={count}`"
+                f"fewer, or have a run keep them by `training.checkpoint.keep_around_best={count}`"
             )
     return window
 
