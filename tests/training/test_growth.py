@@ -32,8 +32,8 @@ from ziggurat.models.grow import at_depth
 from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors, weights
-from ziggurat.training.average import regular_checkpoints
 from ziggurat.training.checkpoint import load_checkpoint, read_progress
+from ziggurat.training.choice import regular_checkpoints
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train

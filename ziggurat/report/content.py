@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat import __version__
+from ziggurat.config.lifecycle import ValidationConfig
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.comparison import Comparison, System, compare
@@ -104,6 +105,13 @@ def gather(
     )
 
 
+def _first_due(config: ValidationConfig) -> str:
+    """Return when a run validates for the first time, in words."""
+    due = [f"{config.every_updates:,} updates (`training.validation.every_updates`)"] if config.every_updates else []
+    due += [f"{config.every_epochs} epochs (`training.validation.every_epochs`)"] if config.every_epochs else []
+    return " or ".join(due)
+
+
 def _lacks(run: ReportRun) -> list[Missing]:
     """Return the records that a run does not have, and how to get them."""
     lacks = []
@@ -112,8 +120,7 @@ def _lacks(run: ReportRun) -> list[Missing]:
         lacks.append(Missing(run.colour, "learning curves", way))
     elif not run.validations:
         way = (
-            f"The first is due after {run.experiment.training.validation.every_updates:,} updates "
-            "(`training.validation.every_updates`)."
+            f"The first is due after {_first_due(run.experiment.training.validation)}."
             if run.experiment.data.dev
             else "Name a dev set in `data.dev`, prepare again, and train again."
         )

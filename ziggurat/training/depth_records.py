@@ -146,7 +146,7 @@ class DepthProbe:
         self._loss = probe_loss(experiment.training.loss, experiment.training.precision)
         self._path = run / DEPTH_FILE
         self._began, self._spent, self._latest, self._complained = time.perf_counter(), 0.0, 0.0, False
-        self._due, self._preparing = False, 0.0
+        self._due, self._preparing, self._left_out = False, 0.0, 0
         self._weights_before: Snapshot | None = None
         if self._config.every_updates is not None and self._processes.first:
             self._batch = probe_batch(experiment, learner.store)
@@ -164,7 +164,10 @@ class DepthProbe:
         if p.update == 0:
             self._measure(0, None, rate)
             self._count(time.perf_counter() - began)
-        if (p.update + 1) % every or not self._processes.of_first(self._affordable()):  # clocks differ
+        if (p.update + 1) % every:
+            return
+        if not self._processes.of_first(self._affordable()):  # clocks differ
+            self._left_out += 1
             return
         began = time.perf_counter()
         self._due, self._weights_before = True, self._snapshot()
@@ -179,6 +182,16 @@ class DepthProbe:
         before, self._weights_before = self._weights_before, None
         self._measure(p.update, before if result.taken else None, rate)
         self._count(time.perf_counter() - began)
+
+    def ended(self) -> None:
+        """Report how many measurements were left out since training was started, and how to have them."""
+        if self._left_out:
+            share = self._config.max_share
+            self._log.say(
+                f"measures of depth: records left out: {self._left_out}, because they would have taken more than "
+                f"{share:.1%} of the time; for more of them raise `training.diagnostics.max_share`, for all set it to "
+                "null"
+            )
 
     def _count(self, seconds: float) -> None:
         self._spent, self._latest = self._spent + seconds, seconds
