@@ -205,7 +205,9 @@ def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]],
         return said
     updates = [end - begin for begin, end in pairwise((0, *ends, last))]
     whole = sum(n * taken for n, taken in zip(updates, [*(taken for *_, taken in shallower), seconds], strict=True))
-    return f"{said}; all {last:,} take {whole / (last * seconds):.0%} of the time here that they would at the full depth"
+    return (
+        f"{said}; all {last:,} take {whole / (last * seconds):.0%} of the time here that they would at the full depth"
+    )
 
 
 def _left_out(experiment: Experiment) -> list[str]:
