@@ -16,7 +16,7 @@ from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.comparison import Comparison, System, compare
 from ziggurat.report.figure import Figure, numbers
 from ziggurat.report.figures import figures_of
-from ziggurat.report.runs import ReportRun
+from ziggurat.report.runs import MAX_DRAWN, ReportRun
 from ziggurat.report.samples import SampleGroup, sample_groups
 from ziggurat.report.summary import Setting, Standing, differing, set_away, standings
 from ziggurat.report.translations import Sentences, Translated, translated
@@ -85,7 +85,14 @@ def gather(
         runs: from ziggurat.report.runs.read_runs.
         sentences: reads the sentences to translate; a DataError becomes part of the report. None: no translations.
         say: takes messages on steps that take time.
+
+    Raises ConfigError for more than MAX_DRAWN runs that are all of one depth: nothing could be drawn of them.
     """
+    figures = figures_of(runs)
+    if len(runs) > MAX_DRAWN and not figures:
+        raise ConfigError(
+            f"{len(runs)} runs of one depth are too many for one report; at most {MAX_DRAWN}, or runs of several depths"
+        )
     missing = [lack for run in runs for lack in _lacks(run)]
     floors = []
     for run in runs:
@@ -97,7 +104,7 @@ def gather(
     return Content(
         tuple(runs),
         tuple(standings(runs, floors)),
-        tuple(figures_of(runs)),
+        tuple(figures),
         tuple(settings),
         translations,
         (*missing, *untranslated),

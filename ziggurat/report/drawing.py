@@ -123,6 +123,7 @@ def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
         "lines.markersize": 4.2 * scale,
         "xtick.major.size": 3 * scale,
         "ytick.major.size": 3 * scale,
+        "errorbar.capsize": 2.5 * scale,
         "text.color": LIGHT[INK],
         "axes.edgecolor": LIGHT[INK],
         "axes.labelcolor": LIGHT[INK],
@@ -165,6 +166,7 @@ def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
     axes.set_axisbelow(True)
     for series in panel.series:
         axes.add_line(line_of(series, log=panel.log_y))
+        _draw_spread(axes, series)
     alike = [other for other in beside if (other.y_label, other.log_y) == (panel.y_label, panel.log_y)]
     axes.update_datalim([(0.0, y) for other in alike for y in _drawable(other)], updatex=False)
     _scale_axes(axes, panel)
@@ -185,6 +187,16 @@ def line_of(series: Series, *, log: bool = False) -> Line2D:
         markevery=(number * every // 8 % every, every),
         markerfacecolor=colour_of_run(series.run) if series.variant == 0 else "none",
     )
+
+
+def _draw_spread(axes: Axes, series: Series) -> None:
+    """Draw the error bars of a line where it has any."""
+    known = zip(series.x, series.y, series.spread, strict=True) if series.spread else ()
+    bars = [(x, y, bar) for x, y, bar in known if y is not None and bar is not None]
+    if bars:
+        x, y, length = zip(*bars, strict=True)
+        width = 0.6 * float(mpl.rcParams["lines.linewidth"])
+        axes.errorbar(x, y, length, fmt="none", ecolor=colour_of_run(series.run), elinewidth=width, capthick=width)
 
 
 def legend_entries(panels: Sequence[Panel]) -> list[Series]:
