@@ -33,7 +33,6 @@ _FEWER_HEADS = 2
 _CHECKPOINTS = 50
 _VALIDATIONS = 6
 _MEASUREMENTS = 12
-_EPOCH = 2400  # updates: Li et al. 2020 make 50,000 of 21 epochs
 
 
 class Corpus(NamedTuple):
@@ -111,17 +110,8 @@ def _growth(content: dict[str, Any]) -> bool:
     growth = content["training"].get("growth")
     if not growth:
         return False
-    stop = content["training"]["stop"]
-    epochs = stop.get("epochs") or stop["updates"] / _EPOCH
-    growth["stages"] = [
-        {
-            **{key: value for key, value in stage.items() if key not in ("epochs", "updates")},
-            "updates": round(
-                _UPDATES * (stage["epochs"] / epochs if "epochs" in stage else stage["updates"] / stop["updates"])
-            ),
-        }
-        for stage in growth["stages"]
-    ]
+    longer = content["training"]["stop"]["updates"] / _UPDATES
+    growth["stages"] = [{**stage, "updates": round(stage["updates"] / longer)} for stage in growth["stages"]]
     return True
 
 
@@ -203,6 +193,8 @@ def small_content(full: Mapping[str, Any], corpus: Corpus | None = None) -> tupl
     if corpus.languages is not None:
         data["source_language"], data["target_language"] = corpus.languages
     data["store"] = str(PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores"))
+    if (start := content["training"].get("start_from")) is not None:  # a small model, then
+        content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
     for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
         data[split] = [{"source": source, "target": target}]
     reasons = [rule.reason for rule in RULES if rule.change(content)]
