@@ -26,6 +26,7 @@ NAMES = [name for key in paper_keys() for name in paper_recipes(key)]
 
 SCALED = {
     *("data.source_language", "data.target_language", "data.store", "data.train", "data.dev"),
+    "training.start_from",
     *("data.subword.vocabulary_size", "data.subword.target_vocabulary_size"),
     *("model.preset", "model.d_model", "model.d_ff", "model.heads"),
     *(f"model.encoder.{size}" for size in ("d_model", "d_ff", "heads")),
