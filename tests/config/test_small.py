@@ -16,7 +16,6 @@ from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.small import RULES, SUFFIX, Corpus, small_content
 from ziggurat.data.babel import generate
-from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.models.build import build_model
 from ziggurat.training.loop import train
@@ -36,7 +35,7 @@ SCALED = {
     *("training.validation.every_updates", "training.validation.max_sentences"),
     *("training.validation.every_epochs", "training.checkpoint.every_updates", "training.checkpoint.every_epochs"),
     *("training.log_every_updates", "training.diagnostics.every_updates", "training.diagnostics.max_share"),
-    *("decoding.max_length.extra", "decoding.max_length.limit"),
+    *("decoding.max_length.ratio", "decoding.max_length.extra"),
 }
 """Keys that a small recipe may have other values for; every other one, written or by default, is the paper's."""
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, blocks, without_blocks
 from tests.report.test_figures import EVERYTHING
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.small import SUFFIX
@@ -26,9 +26,9 @@ def expanded(pattern: str) -> list[str]:
 
 
 def named(text: str) -> list[str]:
-    """Return the recipes that a text names, patterns expanded; a small one by the name of its full form."""
-    without_figures = FIGURE.sub("", text)
-    return [name.removesuffix(SUFFIX) for pattern in WORD.findall(without_figures) for name in expanded(pattern)]
+    """Return the recipes that the code of a text names, patterns expanded; a small one by that of its full form."""
+    code = "\n".join([*blocks(text), *re.findall(r"`([^`\n]+)`", FIGURE.sub("", without_blocks(text)))])
+    return [name.removesuffix(SUFFIX) for pattern in WORD.findall(code) for name in expanded(pattern)]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
 
     if name == "demo":
         raise ConfigError(
-            f"the data of `demo` come with the package: `ziggurat demo` writes them, and `ziggurat fetch {EMBEDDED}` alone"
+            f"the data of `demo` come with the package: `ziggurat demo` writes them; `ziggurat fetch {EMBEDDED}`, alone"
         )
     if Path(name).is_file() or "/" not in name or name.endswith((".yaml", ".yml")):
         named = read_named(name)

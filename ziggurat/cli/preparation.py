@@ -91,9 +91,7 @@ def recipes(
     print("\n\n".join([*lists, *(_paper_text(list(of_paper.values())) for of_paper in listed)]))
 
 
-def _check_small(
-    name: str | None, small: bool, corpus: tuple[str, str] | None, dev: tuple[str, str] | None
-) -> None:
+def _check_small(name: str | None, small: bool, corpus: tuple[str, str] | None, dev: tuple[str, str] | None) -> None:
     """Raise ConfigError where a small recipe is asked for of what is none of a paper, or with half of a corpus."""
     if not small:
         raise ConfigError("`--corpus` and `--dev` are what a small recipe trains on: add `--small`")

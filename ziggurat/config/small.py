@@ -140,8 +140,7 @@ def _precision(content: dict[str, Any]) -> bool:
 
 
 def _search(content: dict[str, Any]) -> bool:
-    limit = content["decoding"]["max_length"]
-    limit |= {"extra": min(limit["extra"], 50)} | ({"limit": 50} if "limit" in limit else {})
+    content["decoding"]["max_length"] |= {"ratio": 2.0, "extra": 10}
     return True
 
 
@@ -159,8 +158,8 @@ RULES = (
         _rate,
     ),
     Rule(
-        f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; in the proportion of the shallow "
-        "ones it would be too short for Adam's moments. A decay begins and ends at the same share of all updates.",
+        f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; in the proportion of the "
+        "shallow ones it would be too short for Adam's moments. A decay begins and ends at the same share of all.",
         _warmup,
     ),
     Rule("Stages of growth end at the same share of all updates.", _growth),
@@ -177,7 +176,9 @@ RULES = (
         f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes: figures need it.", _measures
     ),
     Rule("Precision is fp32, which small products on a CPU are fastest in.", _precision),
-    Rule("Translations have up to 50 tokens more than their sources: a model that failed ends none by itself.", _search),
+    Rule(
+        "A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search
+    ),
 )
 """The rules, in the order in which they are applied: those of rates and growth need the paper's lengths."""
 
