@@ -163,6 +163,9 @@ class DiagnosticsConfig(Section):
     tokens: Size = Field(default=512, ge=1)
     """Size of the sample of training pairs that is measured, in tokens of the longer side: the same pairs throughout,
     and at most `training.batch.max_tokens`."""
+    batches: Count = Field(default=1, ge=1, le=10_000)
+    """Samples of this size over which the gradient norm of each layer is averaged; every other measure is of the
+    first one. Each further one costs a forward and a backward pass. Zhang et al. 2019 take 50 in figure 4."""
     max_share: float | None = Field(default=0.03, gt=0, lt=1)
     """Largest share of the time since training was started that measuring may take. A measurement that would exceed it
     is left out, so runs with short updates measure less often than `every_updates`. The first measurement after a
