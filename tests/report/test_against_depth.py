@@ -76,8 +76,8 @@ def test_the_axis_is_the_depth_that_varies() -> None:
     # A decoder that follows from the encoder's depth is no method; one that varies beside it is.
     assert grouped(changed(6, 6), changed(12, 2))[1] == {"pre": {6: ["0"], 12: ["1"]}}
     assert grouped(changed(6, 6), changed(12, 6), changed(6, 2), changed(12, 2))[1] == {
-        "decoder of 6 layers": {6: ["0"], 12: ["1"]},
-        "decoder of 2 layers": {6: ["2"], 12: ["3"]},
+        "pre, decoder of 6 layers": {6: ["0"], 12: ["1"]},
+        "pre, decoder of 2 layers": {6: ["2"], 12: ["3"]},
     }
 
 
@@ -85,10 +85,15 @@ def test_the_axis_is_the_depth_that_varies() -> None:
     ("overrides", "labels"),
     [
         (["model.residual=post"], ["pre", "post"]),
-        (["model.init.kind=depth_scaled"], ["xavier", "depth_scaled"]),
-        (["model.encoder.history=dlcl", "model.decoder.history=dlcl"], ["latest", "dlcl"]),
-        (["model.memory=transparent"], ["top", "transparent"]),
-        (["training.growth={stages: [{layers: 3, updates: 5}], copy_strategy: random}"], ["from scratch", "grown"]),
+        (["model.init.kind=depth_scaled"], ["pre", "pre, depth_scaled"]),
+        (["model.encoder.history=dlcl", "model.decoder.history=dlcl"], ["pre", "pre, dlcl"]),
+        (["model.encoder.history=dlcl"], ["pre", "pre, encoder dlcl"]),
+        (["model.encoder.init={kind: depth_scaled}"], ["pre", "pre, encoder depth_scaled"]),
+        (["model.memory=transparent"], ["pre", "pre, transparent"]),
+        (
+            ["training.growth={stages: [{layers: 3, updates: 5}], copy_strategy: random}"],
+            ["pre, from scratch", "pre, grown"],
+        ),
     ],
 )
 def test_a_method_is_what_differs_apart_from_depth_and_seed(overrides: list[str], labels: list[str]) -> None:
@@ -103,7 +108,7 @@ def test_what_differs_with_the_depth_alone_makes_no_method_but_what_differs_at_o
     assert grouped(changed(6, 6), deep) == ("encoder layers", {"pre": {6: ["0"], 12: ["1"]}})
     # Averaging these two as if they were seeds would be wrong.
     found = grouped(changed(6, 6), changed(12, 6), changed(6, 6, "model.d_ff=64"), changed(12, 6, "model.d_ff=64"))[1]
-    assert found == {"d_ff 32": {6: ["0"], 12: ["1"]}, "d_ff 64": {6: ["2"], 12: ["3"]}}
+    assert found == {"pre, d_ff 32": {6: ["0"], 12: ["1"]}, "pre, d_ff 64": {6: ["2"], 12: ["3"]}}
 
 
 def test_one_method_is_not_split_by_what_another_differs_in() -> None:
@@ -184,7 +189,7 @@ def test_a_run_on_disk_has_scores_speed_size_and_time(tmp_path: Path) -> None:
     assert panel(figure, "news, BLEU")["pre"].y == (12.5,)
     assert panel(figure, "decoding speed")["pre"].y == (50.0,)
     assert panel(figure, "training time")["pre"].y == pytest.approx((1.0, 1.0))  # 65 s, of which validations took 2 + 3
-    assert panel(figure, "update")["pre"].y == pytest.approx((6.0, 6.0))
+    assert panel(figure, "time of an update")["pre"].y == pytest.approx((6.0, 6.0))
     sizes = [count_parameters(build_model(its.experiment.model, 1 + 4, 1 + 4)) / 1e6 for its in runs]
     found = panel(figure, "parameters")["pre"].y
     assert found[0] is not None

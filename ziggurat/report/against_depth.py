@@ -72,7 +72,7 @@ def _measures(runs: Sequence[ReportRun]) -> list[_Measure]:
     measures += [
         _Measure("parameters", "million", lambda run: counts[run.colour], lambda v: f"{v:.2f} M"),
         _Measure("training time", "minutes", _minutes, lambda v: duration(60 * v)),
-        _Measure("update", "seconds per update", _update_seconds, lambda v: f"{v:.3f} s"),
+        _Measure("time of an update", "seconds", _update_seconds, lambda v: f"{v:.3f} s"),
     ]
     hows: list[str | None] = list(dict.fromkeys(run.speed.how for run in runs if run.speed is not None))
     for how in hows or [None]:

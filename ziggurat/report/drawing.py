@@ -206,8 +206,12 @@ def legend_entries(panels: Sequence[Panel]) -> list[Series]:
 
 
 def _drawable(panel: Panel) -> list[float]:
-    """Return the values of a panel's lines that can be drawn: on a logarithmic axis only positive ones."""
-    return [y for series in panel.series for y in series.y if y is not None and (y > 0 or not panel.log_y)]
+    """Return what of a panel's lines and error bars can be drawn: on a logarithmic axis only positive values."""
+    found = []
+    for series in panel.series:
+        for y, bar in zip(series.y, series.spread or (None,) * len(series.y), strict=True):
+            found += [] if y is None else [y - (bar or 0.0), y + (bar or 0.0)]
+    return [y for y in found if y > 0 or not panel.log_y]
 
 
 def _scale_axes(axes: Axes, panel: Panel) -> None:

@@ -17,19 +17,21 @@ __all__ = ["Method", "methods_of"]
 
 _ENCODER, _DECODER = "model.encoder.layers", "model.decoder.layers"
 _SCRATCH, _GROWN = "from scratch", "grown"
-_KINDS = (
-    "model.family",
-    "model.residual",
-    "model.encoder.history",
-    "model.decoder.history",
-    "model.encoder.attention",
-    "model.decoder.attention",
-    "model.memory",
-    "model.init.kind",
-)
-"""Settings that always tell methods apart, also between runs of different depths."""
+_KINDS = {
+    "model.residual": None,
+    "model.family": "transformer",
+    "model.encoder.history": "latest",
+    "model.decoder.history": "latest",
+    "model.encoder.attention": "full",
+    "model.decoder.attention": "full",
+    "model.memory": "top",
+    "model.init.kind": "xavier",
+    "model.encoder.init.kind": None,
+    "model.decoder.init.kind": None,
+}
+"""Settings that tell methods apart at any depth, each with the usual value, which labels leave out."""
 _SHOWN = (*_KINDS, _DECODER, "growth", "start")
-"""What a label has wherever methods differ in it."""
+"""What a label has wherever methods differ in it; the kind of residual is always in it."""
 _NO_METHOD = (
     "data.store",
     "training.seed",
@@ -119,9 +121,7 @@ def _labels(marks: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a name for each method: as few of the settings in which they differ as tell them all apart."""
     keys = list(dict.fromkeys(key for its in marks for key in its))
     differing = [key for key in keys if len({repr(its.get(key)) for its in marks}) > 1]
-    if not differing:
-        return [str(its["model.residual"]) for its in marks]
-    chosen = [key for key in differing if key in _SHOWN]
+    chosen = ["model.residual", *(key for key in differing if key in _SHOWN and key != "model.residual")]
     for key in (key for key in differing if key not in _SHOWN):
         if len({tuple(repr(its.get(k)) for k in chosen) for its in marks}) == len(marks):
             break
@@ -131,11 +131,15 @@ def _labels(marks: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _said(marks: Mapping[str, Any], key: str) -> str:
-    """Return a setting as part of a label: a kind by its value, another with the end of its key."""
-    if key not in marks:
+    """Return a setting as part of a label: a kind by its value, another with the end of its key; "" for a usual one."""
+    value = marks.get(key)
+    if key not in marks or (key in _KINDS and value == _KINDS[key]):
         return ""
     if key == _DECODER:
-        return f"decoder of {marks[key]} layers"
-    if key in _SHOWN:
-        return str(marks[key])
-    return f"{key.removeprefix('model.').removeprefix('training.')} {marks[key]}"
+        return f"decoder of {value} layers"
+    if key not in _SHOWN:
+        return f"{key.removeprefix('model.').removeprefix('training.')} {value}"
+    for stack, other in (("encoder", "decoder"), ("decoder", "encoder")):
+        if key.startswith(f"model.{stack}.") and marks.get(key.replace(stack, other)) != value:
+            return f"{stack} {value}"
+    return str(value)
