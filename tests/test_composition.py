@@ -177,6 +177,13 @@ OPTIONS: list[dict[str, Any]] = [
     {"encoder.history": "depth_weighted", "combination.period": 2, "combination.dilation": 2},
     {"embedding.shared_bias": True, "embedding.zero_start": True, "embedding.output_bias": True},
     {"init.kind": "depth_scaled", "init.exponent": 0.5, "init.qkv": "fused_self", "residual": "post"},
+    {"encoder.init": {"kind": "depth_scaled", "exponent": 0.5}, "init.qkv": "fused_self", "residual": "post"},
+    {
+        "encoder.residual": "admin",
+        "encoder.init": {"kind": "admin", "omega": "log"},
+        "decoder.residual": "deepnorm",
+        "decoder.init": {"kind": "deepnorm"},
+    },
 ]
 
 

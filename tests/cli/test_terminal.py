@@ -298,3 +298,46 @@ def test_signals_wait_for_the_handlers_that_there_were() -> None:
         assert heard == ["ours"]
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+_LOSES = """
+import contextlib, gc, os, signal, sys, time, weakref
+import ziggurat.cli
+
+class Node: pass
+
+def in_a_callback():
+    node = Node()
+    kept = weakref.ref(node, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    del node
+
+def in_a_finaliser():
+    class Last:
+        def __del__(self): os.kill(os.getpid(), signal.SIGTERM)
+    Last()
+
+def where_all_is_caught():
+    with contextlib.suppress(BaseException): os.kill(os.getpid(), signal.SIGTERM)
+    sys.exit_now = True
+
+def verb(arguments, debug):
+    {where}()
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not hasattr(sys, "exit_now"): time.sleep(0.01)
+    print("went on to the end" if time.monotonic() >= end else "caught")
+    return 0
+
+def caught(arguments, debug):
+    try: return verb(arguments, debug)
+    except ziggurat.cli._Ended as ended: return ziggurat.cli._stopped_by(ended.number)
+ziggurat.cli._run = caught
+ziggurat.cli.main(["nothing"])
+"""
+
+
+@pytest.mark.parametrize("where", ["in_a_callback", "in_a_finaliser", "where_all_is_caught"])
+def test_a_signal_whose_exception_python_drops_still_ends_the_verb(where: str) -> None:
+    child = subprocess.run([sys.executable, "-c", _LOSES.replace("{where}", where)], capture_output=True, text=True)
+    assert child.returncode == 128 + signal.SIGTERM
+    assert child.stderr == "ziggurat: stopped by SIGTERM\n"  # and no "Exception ignored in"
+    assert ("caught" in child.stdout) == (where == "where_all_is_caught")

@@ -6,11 +6,13 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.composition import refusal
 from tests.config.update_golden import load_once
 from ziggurat.config.compatibility import unheeded, unlike
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.kinds import INITIALISATIONS
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.notices import notices
 from ziggurat.config.recipes import recipe_names
@@ -44,6 +46,14 @@ PLANNED = {"wiring": {"planned_encoder_layers": 30}}
         ({"decoder": {"residual": "admin"}, "wiring": {"omega_trainable": False}}, []),
         ({"init": {"exponent": 0.5}}, ["model.init.exponent"]),
         ({"init": {"kind": "depth_scaled", "exponent": 0.5}}, []),
+        ({"init": {"exponent": 0.5}, "encoder": {"init": {"kind": "depth_scaled"}}}, []),
+        ({"encoder": {"init": {"exponent": 0.5}}}, ["model.encoder.init.exponent"]),
+        ({"init": {"exponent": 0.5}, "decoder": {"init": {"qkv": "separate"}}}, ["model.init.exponent"]),
+        ({"init": {"kind": "depth_scaled"}, "encoder": {"init": {"kind": "xavier"}}}, []),
+        ({"init": {"kind": "depth_scaled"}, "encoder": {"init": {"kind": "xavier"}},
+          "decoder": {"init": {"kind": "xavier"}}}, ["model.init.kind"]),
+        ({"residual": "no_norm", "init": {"kind": "t_fixup"}, "encoder": {"init": {"kind": "xavier"}},
+          "decoder": {"init": {"kind": "xavier"}}}, []),
         ({**RNMT, "layer_norm_epsilon": 1e-3, "init": {"qkv": "separate"}},
          ["model.layer_norm_epsilon", "model.init.qkv"]),
         ({**RNMT, "d_ff": 99, "wiring": {"gpas": True}}, ["model.d_ff", "model.wiring.gpas"]),
@@ -89,6 +99,10 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"training.validation": {"decode": False, "beam_size": 2, "max_sentences": 9, "max_length": None}},
          ["validation.beam_size", "validation.max_length", "validation.max_sentences"]),
         ({"training.validation": {"metric": "bleu", "max_share": 0.5}}, ["validation.max_share"]),
+        ({"training": {"start_from": "m", "schedule": {"start": "peak", "initial": 0.0}}}, ["schedule.initial"]),
+        ({"training": {"start_from": "m", "schedule": {"start": "peak"}, "stop": {"updates": 5}}}, []),
+        ({"training": {"start_from": "m", "schedule": {"start": "peak", "warmup_updates": 9, "kind": "constant"}}},
+         ["schedule.warmup_updates"]),
         ({"training.checkpoint": {"keep_best_per_direction": 2}, "data.dev": [{"path": "a.tsv"}, {"path": "b.tsv"}]},
          ["checkpoint.keep_best_per_direction"]),
         ({"training.checkpoint": {"keep_best_per_direction": 2},
@@ -159,6 +173,32 @@ def test_a_training_that_ends_within_its_warm_up_is_told(
     assert reached in sentence
 
 
+def test_initial_weights_at_the_highest_rate_are_told() -> None:
+    said = notices(Experiment.model_validate({"data": DATA, "training": {"schedule": {"start": "peak"}}}))
+    assert [sentence.split("`")[1] for sentence in said] == ["training.schedule.start: peak"]
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        *(({"encoder": {"init": {"kind": kind}}}, rf"`encoder\.init\.kind: {kind}` also .* set `init\.kind: {kind}`")
+          for kind, facts in INITIALISATIONS.items() if facts.outside),
+        ({"residual": "admin", "encoder": {"residual": "pre", "init": {"kind": "admin"}}},
+         r"`encoder\.init\.kind: admin` .* in the encoder"),
+        ({"encoder": {"residual": "admin", "init": {"kind": "xavier"}}, "init": {"kind": "admin"}},
+         r"`init\.kind: admin` sets the skip vectors"),
+        ({"residual": "admin", "encoder": {"init": {"kind": "admin", "profile_tokens": 9}},
+          "decoder": {"init": {"kind": "admin"}}}, "`profile_tokens` differ"),
+        ({**RNMT, "encoder": {"init": {"kind": "xavier"}}}, r"`encoder\.init` is for `family: transformer"),
+        ({"transfer": {"width": 64, "encoder_layers": 2, "decoder_layers": 2}, "init": {"kind": "xavier"},
+          "decoder": {"init": {"kind": "depth_scaled"}}}, r"not worked out for `decoder\.init\.kind: depth_scaled`"),
+    ],
+)  # fmt: skip
+def test_initialisations_that_one_stack_cannot_have(model: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        ModelConfig.model_validate(model)
+
+
 def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
     model = {"residual": "post", "encoder": {"residual": "admin"}, "combination": {"softmax": True}}
     setting, omega = notices(Experiment.model_validate({"data": DATA, "model": model}))
@@ -178,7 +218,7 @@ def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
     [
         *(({"residual": residual, "init": {"kind": kind}}, []) for residual, kind in METHODS.items()),
         *(({"encoder": {"residual": residual}, "init": {"kind": kind}},
-           [rf"`init\.kind: {kind}` is for both stacks.* in the decoder too, whose `residual: pre`"])
+           [rf"`init\.kind: {kind}` .* in the decoder too, whose `residual: pre`.*`model\.decoder\.init"])
           for residual, kind in METHODS.items()),
         *(({"residual": "post", "decoder": {"residual": residual}, "init": {"kind": kind}},
            ["in the encoder too, whose `residual: post`"]) for residual, kind in METHODS.items()),
@@ -198,6 +238,11 @@ def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
         ({"residual": "admin", "init": {"kind": "admin"}, "encoder": {"ranges": [{"layers": 1, "residual": "pre"}]}},
          []),
         ({"encoder": {"residual": "ln_scaling"}, "init": {"kind": "depth_scaled"}}, ["cancels the gain"]),
+        ({"encoder": {"residual": "ln_scaling"}, "decoder": {"init": {"kind": "depth_scaled"}}}, []),
+        *(({"encoder": {"residual": residual, "init": {"kind": kind}}}, [])
+          for residual, kind in METHODS.items() if kind in ("deepnorm", "magneto")),
+        ({"residual": "deepnorm", "init": {"kind": "deepnorm"}, "decoder": {"init": {"kind": "xavier"}}},
+         [r"`residual: deepnorm` without `init\.kind: deepnorm` in the decoder has the paper's constant"]),
         ({"residual": "ln_scaling"}, []),
         ({"init": {"kind": "uniform"}}, [r"is RNMT\+'s: of a Transformer it sets embeddings"]),
         ({**RNMT, "init": {"kind": "uniform"}}, []),

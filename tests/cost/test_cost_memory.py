@@ -116,6 +116,10 @@ def test_parts_are_what_they_are_called() -> None:
     assert several["gradients"] == weights
     assert simulated(*shallow, "training.optimiser.moments=bf16").at_peak["moments"] == weights
     assert simulated(*shallow, "training.optimiser.kind=muon").at_peak["moments"] < 1.5 * weights
+    frozen = simulated(*shallow, "training.freeze=[encoder]")
+    encoder = sum(p.nbytes for p in model.encoder.parameters())
+    assert frozen.trained == plain.trained - encoder
+    assert frozen.at_peak["moments"] == pytest.approx(2 * (weights - encoder), rel=0.01)
     again, whole = simulated("training.recompute.encoder=1").at_peak, simulated().at_peak
     assert again["encoder"] < 0.3 * whole["encoder"]
     assert again["decoder"] == whole["decoder"]

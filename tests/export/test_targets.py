@@ -210,6 +210,7 @@ def test_which_recipes_reach_what() -> None:
         ({"residual": "admin"}, "plain", 2),
         ({"residual": "admin"}, "ctranslate2", 0),
         ({"residual": "admin", "wiring": {"omega_trainable": False}}, "plain", 0),
+        ({"residual": "admin", "embedding": {"positions": "learned", "sharing": "decoder"}}, "plain", 0),
     ],
 )
 def test_all_reasons_come_together(choices: dict[str, object], target: str, count: int) -> None:

@@ -145,6 +145,43 @@ def test_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(exponent: float, 
     assert scaled_layers == {("encoder", n) for n in range(1, 10)} | {("decoder", n) for n in range(1, 5)}
 
 
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_the_initialisation_of_one_stack_is_of_its_layers_alone(side: str) -> None:
+    """DS-Init on one stack, against the plain initialiser; both draw the same numbers."""
+    layers = {"encoder": 9, "decoder": 4}[side]
+    own = {"layers": layers, "init": {"kind": "depth_scaled", "exponent": 0.5}}
+    plain, scaled = (model_slots(model({"kind": "xavier"}, **{side: m})) for m in ({"layers": layers}, own))
+    changed = set()
+    for before, after in zip(plain, scaled, strict=True):
+        inside = before.role in LINEAR and before.name.startswith(f"{side}.layers.")
+        factor = before.layer**-0.5 if inside else 1.0
+        torch.testing.assert_close(after.values, before.values * factor, msg=before.name)
+        changed |= {before.layer} if inside else set()
+    assert changed == set(range(1, layers + 1))
+
+
+def test_a_stack_of_its_own_takes_what_it_does_not_say_from_the_model() -> None:
+    given = {"kind": "xavier", "qkv": "separate"}
+    values = {"init": given, "encoder": {"init": {"kind": "depth_scaled", "alpha": 0.5}}, "decoder": {"init": None}}
+    config = ModelConfig.model_validate(values)
+    encoder = config.stack_init(decoder=False)
+    assert (encoder.kind, encoder.qkv, encoder.alpha) == ("depth_scaled", "separate", 0.5)
+    assert config.stack_init(decoder=True) == config.init == InitConfig.model_validate(given)
+    assert ModelConfig.model_validate(config.model_dump()) == config
+
+
+def test_the_rest_of_a_model_keeps_its_initialisation_beside_that_of_a_stack() -> None:
+    """Embeddings are those of `model.init`, wherever the layers have their own; all three draw the same numbers."""
+    own = {"residual": "no_norm", "decoder": {"layers": 4, "init": {"kind": "xavier"}}}
+    both, plain = (model_slots(model({"kind": kind}, residual="no_norm")) for kind in ("t_fixup", "xavier"))
+    changed = 0
+    for whole, one, xavier in zip(both, model_slots(model({"kind": "t_fixup"}, **own)), plain, strict=True):
+        expected = xavier if whole.decoder and whole.layer else whole
+        assert torch.equal(one.values, expected.values), whole.name
+        changed += not torch.equal(whole.values, one.values)
+    assert changed
+
+
 @pytest.mark.parametrize("decoder", [False, True])
 def test_deepnorm_gains(decoder: bool) -> None:
     n, m = DEPTH[:2]

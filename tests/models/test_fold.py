@@ -257,6 +257,41 @@ def test_a_trained_first_omega_folds_where_a_norm_feeds_the_first_sublayer(norme
             fold(config, weights(model))
 
 
+@pytest.mark.parametrize("positions", ["learned", "rotary", "none"])
+@pytest.mark.parametrize("sharing", ["none", "decoder"])
+def test_a_trained_first_omega_folds_into_embeddings_and_positions(sharing: str, positions: str) -> None:
+    embedding = {"sharing": sharing, "positions": positions, "zero_start": True, "output_bias": True}
+    config = config_of("admin", init={"kind": "admin"}, embedding=embedding)
+    model = random_model(config, first=1.2)
+    with torch.no_grad():
+        for stack in (model.encoder, model.decoder):
+            omega = stack.layers[0].get_parameter("self_attn_residual.skip")
+            omega.copy_(torch.linspace(-2.0, 1.7, len(omega)))
+    plain, tensors = check_exact(model, config)
+    assert residuals_of(plain) == ("post", "post")
+    for side in ("source_embedding", "target_embedding"):
+        assert not torch.equal(tensors[f"{side}.tokens.weight"], weights(model)[f"{side}.tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("embedding", "reason", "stacks"),
+    [
+        ({}, "`embedding.positions: sinusoidal`", 2),
+        ({"positions": "learned"}, "`embedding.sharing: all`", 2),
+        ({"positions": "learned", "sharing": "none", "shared_bias": True}, "`embedding.shared_bias`", 2),
+    ],
+)
+def test_an_embedding_that_cannot_take_the_first_omega(embedding: dict[str, Any], reason: str, stacks: int) -> None:
+    config = config_of("admin", embedding=embedding)
+    with pytest.raises(NotPlainError) as refused:
+        fold(config, weights(random_model(config, first=1.2)))
+    assert len(refused.value.reasons) == stacks
+    for said in refused.value.reasons:
+        assert reason in said
+        assert "`model.wiring.omega_trainable: false`" in said
+        assert "--to ctranslate2" in said
+
+
 def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
     config = config_of("admin", decoder={"attention": "average"})
     with pytest.raises(ConfigError, match="not equal to any plain Transformer") as refused:

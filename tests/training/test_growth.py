@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,8 +32,8 @@ from ziggurat.models.grow import at_depth
 from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors, weights
-from ziggurat.training.average import regular_checkpoints
 from ziggurat.training.checkpoint import load_checkpoint, read_progress
+from ziggurat.training.choice import regular_checkpoints
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
@@ -39,7 +41,7 @@ from ziggurat.training.optim import Optimiser
 from ziggurat.training.recovery import next_rate
 from ziggurat.training.run import reopen_run
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import finished, learning_rate
+from ziggurat.training.schedule import begun, finished, learning_rate
 from ziggurat.training.store_check import StoreCheck
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
@@ -422,6 +424,57 @@ def test_every_schedule_restarts_at_its_highest_rate(schedule: dict[str, Any], h
     progress = Progress(update=100_000, schedule_update=100_000)
     after_growth(progress, config)
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=512) == pytest.approx(highest)
+
+
+STARTS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
+    "isqrt": ({"peak": 2e-3, "warmup_updates": 50}, lambda n: 2e-3 * math.sqrt(50 / (49 + n))),
+    "noam": ({"factor": 2.0, "warmup_updates": 50}, lambda n: 2 / math.sqrt(512 * (49 + n))),
+    "constant": ({"peak": 2e-3, "warmup_updates": 50}, lambda n: 2e-3),
+    "linear": ({"peak": 2e-3, "warmup_updates": 50, "floor": 0.0}, lambda n: 2e-3 * (9 - n) / 8),
+    "cosine": (
+        {"peak": 2e-3, "warmup_updates": 50, "floor": 0.0},
+        lambda n: 1e-3 * (1 + math.cos(math.pi * (n - 1) / 8)),
+    ),
+    "gnmt+": (  # 8 * 16^-((8 t - 40000) / 80000) from update 5000 of the schedule on
+        {"replicas": 8, "warmup_updates": 500, "base": 1e-4, "decay_start": 40_000, "decay_end": 120_000},
+        lambda n: 8e-4 * 16 ** -(max(0, 8 * (3999 + n) - 40_000) / 80_000),
+    ),
+}
+"""The schedule, and its rate at update n of a run of 9 that starts at the peak."""
+
+
+@pytest.mark.parametrize("kind", STARTS)
+def test_a_run_that_starts_at_the_peak(kind: str) -> None:
+    given, rate = STARTS[kind]
+    values = {"start_from": "grown", "schedule": {"kind": kind, "start": "peak", **given}, "stop": {"updates": 9}}
+    config = TrainingConfig.model_validate(values)
+    progress, found = begun(config.schedule), []
+    for _ in range(9):
+        found.append(next_rate(progress, config, 512))
+        progress.advance(1, progress.position)
+    assert found == pytest.approx([rate(n) for n in range(1, 10)], rel=1e-12)
+    assert progress.update == 9
+
+
+@pytest.mark.slow
+def test_a_trained_model_grows_in_stages_from_the_peak_on(tiny_folder: Path, tmp_path: Path) -> None:
+    """Its layers are those of the first stage; stopped and resumed, the rates are those of a run that was not."""
+    trained, run = tmp_path / "trained", tmp_path / "run"
+    shallow = growing(tiny_folder).model_dump()
+    shallow["model"]["encoder"]["layers"], shallow["training"]["growth"] = 1, None
+    train(trained, Experiment.model_validate(shallow))
+    schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 50, "start": "peak"}
+    stages = [{"layers": 1, "updates": 1}, {"layers": 2, "updates": 4}]
+    more: dict[str, Any] = {"schedule": schedule, "start_from": str(trained), "log_every_updates": 1}
+    more["growth"] = {"stages": stages}
+    train(run, growing(tiny_folder, **more, stop={"updates": 3}))
+    train(run, reopen_run(run, ["training.stop.updates=6"]), resume=True)
+    after = [1e-3 * math.sqrt(50 / t) for t in (50, 51, 52)]
+    assert rates(run) == pytest.approx([1e-3, *after, *after[:2]])
+    first = read_tensors(run / "stages" / "001-layers" / "model.safetensors")
+    before = read_tensors(trained / "last" / "model.safetensors")
+    for name, values in first.items():  # one update away
+        torch.testing.assert_close(values, before[name], atol=1.1e-3, rtol=0, msg=name)
 
 
 @pytest.mark.parametrize("end", [None, 9, 7, 3])

@@ -18,7 +18,7 @@ from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors
 from ziggurat.training.loop import train
-from ziggurat.training.profile import profile_admin, profile_batch
+from ziggurat.training.profile import profile_admin, profile_batch, profile_batches
 
 ADMIN: dict[str, Any] = {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 500}}
 
@@ -68,6 +68,19 @@ def test_a_small_store_is_taken_whole_but_for_its_longest_pairs(tiny_folder: Pat
     assert profile_batch(store, 1, seed=1).sentences == 1
 
 
+def test_several_batches_share_no_pair_and_end_with_the_epoch(tiny_folder: Path) -> None:
+    store = store_of(tiny_folder)
+    cost = np.maximum(store.train.source_lengths, store.train.target_lengths) + 1
+    batches = profile_batches(store, 200, 3, seed=1)
+    assert torch.equal(batches[0].source, profile_batch(store, 200, seed=1).source)
+    assert all(200 <= cost[one.indices].sum() <= 200 + cost.max() for one in batches)
+    pairs = np.concatenate([one.indices for one in batches])
+    assert len(batches) == 3
+    assert len(set(pairs.tolist())) == len(pairs)
+    whole = np.concatenate([one.indices for one in profile_batches(store, 200, 10**6, seed=1)])
+    assert sorted(whole.tolist()) == sorted(profile_batch(store, 10**9, seed=1).indices.tolist())
+
+
 def test_the_batch_is_of_the_first_stage(tiny_folder: Path) -> None:
     store = store_of(tiny_folder)
     store.train.corpora, store.train.corpus_names = np.arange(len(store.train)) % 2, ["even", "odd"]
@@ -86,6 +99,29 @@ def test_nothing_else_is_profiled(tiny_folder: Path, model: dict[str, Any]) -> N
     before = {name: p.detach().clone() for name, p in built.named_parameters()}
     assert profile_admin(built, config, store) is None
     assert all(torch.equal(p, before[name]) for name, p in built.named_parameters())
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_the_omegas_of_one_stack_are_profiled(tiny_folder: Path, side: str) -> None:
+    """The encoder's are those of a model that profiles both; the decoder reads the memory, which has changed."""
+    store = store_of(tiny_folder)
+    own = {"residual": "admin", side: {"init": ADMIN["init"]}}
+    both, one = experiment(tiny_folder), experiment(tiny_folder, own)
+    whole, half = model_of(both, store), model_of(one, store)
+    profile_admin(whole, both, store)
+    line = profile_admin(half, one, store)
+    assert line is not None
+    assert side in line
+    assert ("encoder" in line) + ("decoder" in line) == 1
+    for name, omega in half.named_parameters():
+        if not name.endswith("_residual.skip"):
+            continue
+        if not name.startswith(side):
+            assert (omega == 1).all(), name
+        elif side == "encoder":
+            assert torch.equal(omega, whole.get_parameter(name)), name
+        else:
+            assert (omega[0] == 1) == (name == "decoder.layers.0.self_attn_residual.skip"), name
 
 
 def test_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:

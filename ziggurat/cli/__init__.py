@@ -43,8 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = [option for option in options if option not in ("--debug", "--quiet", "-q")]
     # The result of `train` is the run, not its output: it needs no standard output.
     closed = sys.stdout is None and words[:1] != ["train"]
-    with _unwinding(), standard_streams(), _quiet() if quiet else contextlib.nullcontext():
+    with _unwinding() as ended, standard_streams(), _quiet() if quiet else contextlib.nullcontext():
         status = _fail(_CLOSED, 2, False) if closed else _run(words + rest, debug)
+        if ended and status not in [128 + number for number in ended]:  # something caught the exception and went on
+            status = _stopped_by(ended[0])
     if arguments is None:  # the process ends here
         gc.freeze()  # or Python, before it ends, looks for garbage among PyTorch's modules for a quarter of a second
     sys.exit(status)
@@ -80,7 +82,7 @@ def _run(arguments: list[str], debug: bool) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped", 130, False)
     except _Ended as ended:
-        return _fail(f"stopped by {signal.Signals(ended.number).name}", 128 + ended.number, False)
+        return _stopped_by(ended.number)
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as stop:  # Typer and rich turn a broken pipe into exit status 1
@@ -122,32 +124,63 @@ class _Ended(BaseException):
         self.number = number
 
 
+_AGAIN_SECONDS = 0.05
+"""Time after which a signal whose exception got lost raises it once more: by then the callback that lost it is over."""
+
+
 @contextlib.contextmanager
-def _unwinding() -> Iterator[None]:
+def _unwinding() -> Iterator[list[int]]:
     """Context in which SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that temporary files are removed.
+
+    Gives a list that receives the number of each signal that comes. Python drops an exception that is raised
+    inside a weakref's callback or a `__del__`, and tells `sys.unraisablehook`: it is then raised again a moment later.
 
     A second SIGTERM ends the process at once. A second SIGHUP is ignored: when a terminal closes, both the shell and
     the kernel send one. Under torchrun both signals keep their default action: a process that waits for others in C++
     would not run Python's handler.
     """
+    ended: list[int] = []
     if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
-        yield
+        yield ended
         return
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+        ended.append(number)
         raise _Ended(number)
+
+    def end_again(number: int, frame: FrameType | None) -> None:
+        raise _Ended(ended[0])
+
+    def dropped(unraisable: sys.UnraisableHookArgs) -> None:
+        if isinstance(unraisable.exc_value, _Ended) and signal.getsignal(signal.SIGALRM) is end_again:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+        else:
+            before(unraisable)
 
     # Any other handler belongs to a program that calls ziggurat, or is nohup's, which ignores SIGHUP.
     free = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    alarm = bool(free) and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    before, sys.unraisablehook = sys.unraisablehook, dropped
     for number in free:
         signal.signal(number, end)
+    if alarm:
+        signal.signal(signal.SIGALRM, end_again)
     try:
-        yield
+        yield ended
     finally:
+        if alarm:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        sys.unraisablehook = before
         for number in free:
             if signal.getsignal(number) is not signal.SIG_IGN:  # after one SIGHUP the next may still come
                 signal.signal(number, signal.SIG_DFL)
+
+
+def _stopped_by(number: int) -> int:
+    """Say which signal ended the verb; return the exit status."""
+    return _fail(f"stopped by {signal.Signals(number).name}", 128 + number, False)
 
 
 def _shortage_message(error: Exception) -> str | None:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import counted, print_json, progress_bars, say
 from ziggurat.config.load import parse_experiment
-from ziggurat.config.recipes import read_named
+from ziggurat.config.recipes import find_small_recipe, read_named
 from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["fetch"]
 
 NETWORK = "Network"
+EMBEDDED = "babel"
+"""Name of the embedded language pair (docs/embedded-data.md), which is made and not downloaded."""
 
 
 def fetch(
@@ -106,12 +108,37 @@ def fetch(
         if list_:
             _print_list(_listed(names or [], known, downloads), json)
             return
-        tasks = [task for name in names or [] for task in _tasks(name, known, Path(output).expanduser())]
+        folder = Path(output).expanduser()
+        ours = [name for name in names or [] if name == EMBEDDED or find_small_recipe(name) is not None]
+        tasks = [task for name in names or [] if name not in ours for task in _tasks(name, known, folder)]
+        embedded = _write_embedded(folder / EMBEDDED) if ours else []
         written = _run(tasks, downloads, force)
     if json:
-        print_json([_document(one) for one in written])
+        print_json([*embedded, *(_document(one) for one in written)])
     else:
-        print("\n".join(map(_text, written)))
+        print("\n".join([*(_embedded_text(one) for one in embedded), *map(_text, written)]))
+
+
+def _write_embedded(folder: Path) -> list[dict[str, Any]]:
+    """Write the embedded language pair, which the package makes and small recipes train on; return its sets."""
+    from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
+
+    written = write_corpus(folder)
+    return [
+        {
+            "name": f"{EMBEDDED}/{split}",
+            "files": {SOURCE_LANGUAGE: str(source), TARGET_LANGUAGE: str(target)},
+            "reused": False,
+            "pairs": source.read_bytes().count(b"\n"),
+            "parts": [],
+            "terms": None,
+        }
+        for split, (source, target) in written.items()
+    ]
+
+
+def _embedded_text(one: dict[str, Any]) -> str:
+    return f"{' and '.join(one['files'].values())}: {counted(one['pairs'], 'pair')}, written"
 
 
 def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
@@ -119,7 +146,9 @@ def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
     from ziggurat.fetch.plan import task_of_name, tasks_of_config
 
     if name == "demo":
-        raise ConfigError("the data of `demo` come with the package: `ziggurat demo` writes them")
+        raise ConfigError(
+            f"the data of `demo` come with the package: `ziggurat demo` writes them; `ziggurat fetch {EMBEDDED}`, alone"
+        )
     if Path(name).is_file() or "/" not in name or name.endswith((".yaml", ".yml")):
         named = read_named(name)
         return tasks_of_config(parse_experiment(named.text, named.label, []).data, names, named.label)

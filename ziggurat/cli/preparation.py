@@ -14,7 +14,15 @@ from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, progress_bars, say, write_parts
 from ziggurat.config.notices import data_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
+from ziggurat.config.recipes import (
+    find_small_recipe,
+    load_named,
+    plain_recipe_names,
+    recipe_names,
+    recipe_summary,
+    recipe_text,
+)
+from ziggurat.config.small import SUFFIX, Corpus
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError
 
@@ -38,16 +46,32 @@ def recipes(
             "--find", metavar="TEXT", help="List only recipes with these words in their name, description or paper."
         ),
     ] = None,
+    small: Annotated[
+        bool, typer.Option("--small", help="Make a paper's recipe small: minutes on two cores, the same method.")
+    ] = False,
+    corpus: Annotated[
+        tuple[str, str] | None,
+        typer.Option(
+            "--corpus", metavar="SOURCE TARGET", help="With --small: train on these files, not on the embedded pair."
+        ),
+    ] = None,
+    dev: Annotated[
+        tuple[str, str] | None,
+        typer.Option("--dev", metavar="SOURCE TARGET", help="With --corpus: its dev set."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the built-in configurations and the systems of the papers, or print one of them.
 
     Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`, `ziggurat recipes --find en-fr`
     """
+    if small or corpus or dev:
+        _check_small(name, small, corpus, dev)
+        name = name if name is None or find_small_recipe(name) else f"{name}{SUFFIX}"
     if name is not None and name not in paper_keys():
         if find is not None:
             raise ConfigError(f"`--find` looks through a list, and `{name}` is one recipe; leave out one of the two")
-        text = recipe_text(name)
+        text = recipe_text(name, corpus=Corpus(corpus, dev, None) if corpus and dev else None)
         if json:
             print_json({**_listed(name), "text": text})
         else:
@@ -65,6 +89,17 @@ def recipes(
     width = max(map(len, plain), default=0)
     lists = ["\n".join(f"{n:<{width}}  {recipe_summary(n)}" for n in plain)] if plain else []
     print("\n\n".join([*lists, *(_paper_text(list(of_paper.values())) for of_paper in listed)]))
+
+
+def _check_small(name: str | None, small: bool, corpus: tuple[str, str] | None, dev: tuple[str, str] | None) -> None:
+    """Raise ConfigError where a small recipe is asked for of what is none of a paper, or with half of a corpus."""
+    if not small:
+        raise ConfigError("`--corpus` and `--dev` are what a small recipe trains on: add `--small`")
+    if name is None or (find_paper_recipe(name) or find_small_recipe(name)) is None:
+        asked = "name one" if name is None else f"`{name}` is none"
+        raise ConfigError(f"`--small` is for the recipes of papers: {asked}; `ziggurat recipes` lists them")
+    if (corpus is None) != (dev is None):
+        raise ConfigError("`--corpus SOURCE TARGET` and `--dev SOURCE TARGET` go together: give both, or neither")
 
 
 def _has(find: str | None, *texts: str) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import PRESETS, ModelConfig
+from ziggurat.config.model_sections import InitConfig
 
 __all__ = ["depth_matters", "unheeded", "unlike"]
 
@@ -22,18 +23,43 @@ def unheeded(model: ModelConfig) -> list[str]:
     found = []
     # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
     if model.family == "rnmt":
-        heeded -= {"init.qkv", "wiring.gpas"}
+        heeded -= {"wiring.gpas"}
         if model.d_ff not in _unsaid_d_ff(model):
             found.append("model.d_ff")
         if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:
             found.append("model.layer_norm_epsilon")
-    for name in ("combination", "wiring", "attention", "embedding", "init", "dropout"):
+    for name in ("combination", "wiring", "attention", "embedding", "dropout"):
         section = getattr(model, name)
         for key, field in type(section).model_fields.items():
             option = f"{name}.{key}"
             if option in _CONDITIONAL and option not in heeded and getattr(section, key) != field.default:
                 found.append(f"model.{option}")
-    return found
+    return [*found, *_unheeded_in_inits(model)]
+
+
+def _unheeded_in_inits(model: ModelConfig) -> Iterator[str]:
+    """Yield the idle keys of `init` and of those that stacks have of their own.
+
+    A stack's own takes from `init` what it does not say: keys that mean something there are no idle ones of `init`, and
+    those that mean nothing are named once.
+    """
+    inits, said = model.inits, InitConfig()
+    if len(inits) == 3 and model.init.kind != said.kind and not INITIALISATIONS[model.init.kind].outside:
+        yield "model.init.kind"  # both stacks have their own, and it does nothing outside of them
+    for name, init in inits.items():
+        heeded = {option for one in (inits.values() if name == "init" else (init,)) for option in _heeded_in(one)}
+        heeded -= {"init.qkv"} if model.family == "rnmt" else set()
+        for key in InitConfig.model_fields:
+            idle = (option := f"init.{key}") in _CONDITIONAL and option not in heeded
+            if idle and getattr(init, key) != getattr(said, key):
+                yield f"model.{name}.{key}"
+        said = model.init
+
+
+def _heeded_in(init: InitConfig) -> set[str]:
+    """Return the conditional keys of an initialisation that mean something beside its kind, as `init.alpha`."""
+    idle = set() if init.omega == "profiled" else {"init.profile_tokens"}
+    return set(INITIALISATIONS[init.kind].options - idle)
 
 
 def _unsaid_d_ff(model: ModelConfig) -> set[int]:
@@ -45,8 +71,6 @@ def _unsaid_d_ff(model: ModelConfig) -> set[int]:
 def _heeded(model: ModelConfig) -> set[str]:
     """Return the conditional keys that mean something beside the choices of `model`."""
     heeded = {option for facts in _chosen(model) for option in facts.options}
-    if model.init.omega != "profiled":
-        heeded.discard("init.profile_tokens")
     if model.embedding.positions == "learned":
         heeded.add("embedding.max_positions")
     if model.attention.qk_norm == "l2":
@@ -67,14 +91,14 @@ def _heeded(model: ModelConfig) -> set[str]:
 
 def depth_matters(model: ModelConfig) -> bool:
     """Return whether `model` starts or computes by the depth of its stacks, which growth and pruning keep as it was."""
-    every, init = {*model.residuals(decoder=False), *model.residuals(decoder=True)}, model.init
+    every = {*model.residuals(decoder=False), *model.residuals(decoder=True)}
     return (
         model.transfer is not None
         or model.dropout.sublayer > 0
         or any(RESIDUALS[kind].depth_constants for kind in every)
         or ("layer_scale" in every and model.wiring.layer_scale is None)
-        or INITIALISATIONS[init.kind].depth
-        or (init.kind == "admin" and init.omega in ("log", "linear"))
+        or any(INITIALISATIONS[init.kind].depth for init in model.inits.values())
+        or any(init.kind == "admin" and init.omega in ("log", "linear") for init in model.inits.values())
     )
 
 
@@ -86,13 +110,14 @@ def _chosen(model: ModelConfig) -> Iterator[Facts]:
         yield HISTORIES[stack.history]
         yield ATTENTIONS[stack.attention]
     yield MEMORIES[model.memory]
-    yield INITIALISATIONS[model.init.kind]
 
 
 _INITIAL_OR_TRAINING = (
     "preset",
     "attention.qk_length",
     "init.",
+    "encoder.init",
+    "decoder.init",
     "dropout.",
     "encoder.layer_drop",
     "decoder.layer_drop",

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from ziggurat.config.base import Count, Section
 from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
+from ziggurat.config.freezing import freeze_refused
 from ziggurat.config.growth import growth_refused
 from ziggurat.config.guidance import alignment_refused
 from ziggurat.config.lora import lora_refused
@@ -73,6 +74,8 @@ class Experiment(Section):
         growth = self.training.growth
         if growth is not None and (reasons := growth_refused(growth, self.model)):
             raise ValueError(f"`training.growth`: {'; '.join(reasons)}")
+        if reasons := freeze_refused(self.training, self.model):
+            raise ValueError(f"`training.freeze`: {'; '.join(reasons)}")
         if reasons := lora_refused(self.training, self.model):
             raise ValueError(f"`training.lora`: {'; '.join(reasons)}")
         return self

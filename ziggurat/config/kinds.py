@@ -162,12 +162,14 @@ class InitFacts(Facts):
         three_branches: the method's name, where its constants count three branches to every decoder layer.
         rnmt: RNMT+ can have it.
         depth: weights start by the depth of the stacks, not by the numbers of their layers alone.
+        outside: what it does outside of the stacks, so that it cannot be that of one of them; "": nothing.
     """
 
     elsewhere: str = ""
     three_branches: str = ""
     rnmt: bool = False
     depth: bool = False
+    outside: str = ""
 
 
 _VASWANI = "Vaswani et al. 2017"
@@ -446,6 +448,7 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
         three_branches="T-Fixup",
         depth=True,
         place="section 3.2",
+        outside="makes the embeddings smaller",
     ),
     "fixup": InitFacts(
         "input maps scaled down, output maps zero",
@@ -454,12 +457,14 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
         elsewhere="starts all branches at zero",
         depth=True,
         place="section 3",
+        outside="starts the output projection at zero",
     ),
     "uniform": InitFacts(
         "U(-0.04, 0.04) for LSTM and projection matrices and embeddings, the rest `xavier`",
         "Chen et al. 2018",
         _QKV | {"init.uniform"},
         rnmt=True,
+        outside="sets embeddings and output projection",
     ),
 }
 

@@ -160,7 +160,8 @@ def kinds_in_use(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     """Yield (key, axis, value) of every choice by name."""
     yield "model.family", "family", model.family
     yield "model.memory", "memory", model.memory
-    yield "model.init.kind", "init", model.init.kind
+    for key, init in model.inits.items():
+        yield f"model.{key}.kind", "init", init.kind
     if model.family == "rnmt":
         if model.encoder.residual is not None:
             yield "model.encoder.residual", "residual", model.encoder.residual

@@ -102,7 +102,7 @@ class ModelConfig(Section):
     """Take over the learning rate of a smaller model, the base; null: none. Branches, rates, epsilon and logits are
     then scaled by the ratios of width and depth (CompleteP, Dey et al. 2025)."""
     init: InitConfig = InitConfig()
-    """Initialisation."""
+    """Initialisation of the weights, but for stacks that have their own (`encoder.init`, `decoder.init`)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -110,6 +110,20 @@ class ModelConfig(Section):
         if isinstance(values, dict) and isinstance(name := values.get("preset"), str) and name in PRESETS:
             return {**PRESETS[name], **values}
         return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_init_of_stacks(cls, values: Any) -> Any:
+        """Give the `init` of a stack what is not written there from `model.init`."""
+        if not isinstance(values, dict) or not isinstance(shared := values.get("init"), dict):
+            return values
+        stacks = {name: stack for name in ("encoder", "decoder") if isinstance(stack := values.get(name), dict)}
+        own = {
+            name: {**stack, "init": {**shared, **init}}
+            for name, stack in stacks.items()
+            if isinstance(init := stack.get("init"), dict)
+        }
+        return {**values, **own}
 
     @model_validator(mode="after")
     def _choices_fit(self) -> Self:
@@ -126,6 +140,16 @@ class ModelConfig(Section):
     def planned_decoder_layers(self) -> int:
         """Decoder layers for which constants of depth are computed."""
         return self.wiring.planned_decoder_layers or self.decoder.layers
+
+    def stack_init(self, *, decoder: bool) -> InitConfig:
+        """Return the initialisation of a stack's layers."""
+        return (self.decoder if decoder else self.encoder).init or self.init
+
+    @property
+    def inits(self) -> dict[str, InitConfig]:
+        """The initialisations of the model by key: `init`, and those that stacks have of their own."""
+        own = {"encoder.init": self.encoder.init, "decoder.init": self.decoder.init}
+        return {"init": self.init, **{key: init for key, init in own.items() if init is not None}}
 
     def residuals(self, *, decoder: bool) -> tuple[ResidualKind, ...]:
         """Return the residual kind of each layer of a stack, bottom first."""

@@ -39,6 +39,31 @@ __all__ = [
 ]
 
 
+class InitConfig(Section):
+    """Initialisation of the weights."""
+
+    kind: InitKind = Field(
+        default="xavier",
+        description="Weights at the start, of N encoder and M decoder layers (docs/depth.md): "
+        + listed_kinds(INITIALISATIONS, INITIALISATIONS),
+    )
+    qkv: Literal["fused", "separate", "fused_self"] = "fused"
+    """Glorot bound of the query, key and value projections: that of one d x 3d matrix (`fused`), of three d x d
+    matrices (`separate`), or of one matrix in self-attention and three in cross-attention (`fused_self`, zero).
+    `deepnorm` always takes three."""
+    alpha: float = Field(default=1.0, gt=0, le=1)
+    """`depth_scaled`: alpha of DS-Init."""
+    exponent: float = Field(default=0.25, gt=0, le=10)
+    """`depth_scaled`: 0.25 is what the published runs used, 0.5 what the paper's equation says (docs/depth.md)."""
+    omega: Literal["profiled", "log", "linear", "one"] = "profiled"
+    """`admin`: `profiled` on one batch before the first update; for n sub-layers of a stack `log` is
+    sqrt((n+1)/ln(n+1) - 1), `linear` sqrt(n), `one` 1 (admin-torch)."""
+    profile_tokens: Size = Field(default=8192, ge=1)
+    """`admin`: size of the batch that omega is profiled on, in tokens of the longer sides, padding not counted."""
+    uniform: Real = Field(default=0.04, gt=0)
+    """`uniform`: bound of that distribution."""
+
+
 class ResidualRange(Section):
     """Some layers of a stack that join the stream in a way of their own."""
 
@@ -67,6 +92,9 @@ class StackConfig(Section):
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)
     """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
+    init: InitConfig | None = None
+    """Initialisation of this stack's layers; null: as `model.init`, and so is every key in it that is not written.
+    Embeddings and output projection are initialised by `model.init`."""
 
 
 class EncoderConfig(StackConfig):
@@ -247,28 +275,3 @@ class TransferConfig(Section):
     """Encoder layers of the base."""
     decoder_layers: Layers = Field(ge=1)
     """Decoder layers of the base."""
-
-
-class InitConfig(Section):
-    """Initialisation of the weights."""
-
-    kind: InitKind = Field(
-        default="xavier",
-        description="Weights at the start, of N encoder and M decoder layers (docs/depth.md): "
-        + listed_kinds(INITIALISATIONS, INITIALISATIONS),
-    )
-    qkv: Literal["fused", "separate", "fused_self"] = "fused"
-    """Glorot bound of the query, key and value projections: that of one d x 3d matrix (`fused`), of three d x d
-    matrices (`separate`), or of one matrix in self-attention and three in cross-attention (`fused_self`, zero).
-    `deepnorm` always takes three."""
-    alpha: float = Field(default=1.0, gt=0, le=1)
-    """`depth_scaled`: alpha of DS-Init."""
-    exponent: float = Field(default=0.25, gt=0, le=10)
-    """`depth_scaled`: 0.25 is what the published runs used, 0.5 what the paper's equation says (docs/depth.md)."""
-    omega: Literal["profiled", "log", "linear", "one"] = "profiled"
-    """`admin`: `profiled` on one batch before the first update; for n sub-layers of a stack `log` is
-    sqrt((n+1)/ln(n+1) - 1), `linear` sqrt(n), `one` 1 (admin-torch)."""
-    profile_tokens: Size = Field(default=8192, ge=1)
-    """`admin`: size of the batch that omega is profiled on, in tokens of the longer sides, padding not counted."""
-    uniform: Real = Field(default=0.04, gt=0)
-    """`uniform`: bound of that distribution."""

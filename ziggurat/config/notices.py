@@ -26,18 +26,19 @@ def _halves(model: ModelConfig) -> Iterator[str]:
             continue
         kind, elsewhere = facts.init, INITIALISATIONS[facts.init].elsewhere
         chosen = [side for side, its in residuals.items() if residual in its]
-        if chosen and model.init.kind != kind:
-            yield f"`residual: {residual}` without `init.kind: {kind}` {facts.without_init}"
-        if model.init.kind == kind and not chosen:
+        by_kind = [side for side in residuals if model.stack_init(decoder=side == "decoder").kind == kind]
+        if without := [side for side in chosen if side not in by_kind]:
+            where = "" if without == chosen else f" in the {without[0]}"
+            yield f"`residual: {residual}` without `init.kind: {kind}`{where} {facts.without_init}"
+        if by_kind and not chosen:
             here = " and ".join(f"`{its}`" for its in every)
             yield f"`init.kind: {kind}` was made for `residual: {residual}`; here it is {here}"
-        if model.init.kind == kind and len(chosen) == 1 and elsewhere:
-            (other,) = residuals.keys() - chosen
+        for other in [side for side in by_kind if side not in chosen] if chosen and elsewhere else ():
             yield (
-                f"`init.kind: {kind}` is for both stacks: it {elsewhere} in the {other} too, whose "
-                f"`residual: {residuals[other][-1]}` was not made for that; choose `residual: {residual}` for both"
+                f"`init.kind: {kind}` {elsewhere} in the {other} too, whose `residual: {residuals[other][-1]}` was not "
+                f"made for that; choose `residual: {residual}` for both, or `model.{other}.init.kind: xavier`"
             )
-        for side in chosen if model.init.kind == kind and elsewhere else ():
+        for side in [side for side in chosen if side in by_kind] if elsewhere else ():
             if others := list(dict.fromkeys(its for its in residuals[side] if its != residual)):
                 these = " and ".join(f"`residual: {its}`" for its in others)
                 yield (
@@ -72,7 +73,10 @@ def _halves(model: ModelConfig) -> Iterator[str]:
             "`residual: hybrid` leaves the normalisation of attention to attention itself: set `attention.qk_norm: "
             "rms` and `attention.value_norm: rms`"
         )
-    if "ln_scaling" in every and model.init.kind == "depth_scaled":
+    if any(
+        "ln_scaling" in its and model.stack_init(decoder=side == "decoder").kind == "depth_scaled"
+        for side, its in residuals.items()
+    ):
         yield (
             "`residual: ln_scaling` beside `init.kind: depth_scaled`: both damp deep layers, and the authors of "
             "LayerNorm Scaling leave scaled initialisation out because it cancels the gain (Sun et al. 2025)"
@@ -86,7 +90,7 @@ def _three_branches(model: ModelConfig) -> Iterator[str]:
     decoder = RESIDUALS[model.decoder_residual]
     for kind, facts in INITIALISATIONS.items():
         in_residual = decoder.init == kind and decoder.depth_constants
-        if facts.three_branches and (model.init.kind == kind or in_residual):
+        if facts.three_branches and (model.stack_init(decoder=True).kind == kind or in_residual):
             yield (
                 f"the constants of {facts.three_branches} count three branches to a decoder layer, as its paper has; "
                 f"with `decoder.attention: {model.decoder.attention}` there are two, so the decoder's first updates "
@@ -114,7 +118,8 @@ def warm_up_notice(training: TrainingConfig) -> str:
     """Return a sentence where training ends before its learning rate has risen to its peak; "": it does not."""
     schedule, last = training.schedule, training.stop.updates
     steps = schedule.warmup_updates * (schedule.replicas if schedule.kind == "gnmt+" else 1)
-    if last is None or steps <= last or (schedule.kind == "gnmt+" and schedule.replicas == 1):
+    one_replica = schedule.kind == "gnmt+" and schedule.replicas == 1
+    if schedule.start == "peak" or one_replica or last is None or steps <= last:
         return ""
     done = last / steps
     if schedule.kind in ("noam", "gnmt+"):
@@ -152,6 +157,15 @@ def notices(experiment: Experiment) -> list[str]:
         said.append(
             "`training.schedule.kind: gnmt+` with `replicas: 1` has no warm-up: its rate rises from `base` to "
             "replicas * `base`, so it begins at its highest; set `replicas` to the number of batches in an update"
+        )
+    if training.schedule.start == "peak" and training.start_from is None:
+        said.append(
+            "`training.schedule.start: peak` is for a model that is trained already (`training.start_from`): initial "
+            "weights begin at the highest rate, without a warm-up"
+        )
+    if training.freeze and training.start_from is None:
+        said.append(
+            "`training.freeze` without `training.start_from`: initial weights, which are random, stay as they are"
         )
     if cold := warm_up_notice(training):
         said.append(cold)

@@ -21,10 +21,21 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.reference import entries
 from ziggurat.config.yaml_text import parse_yaml, to_yaml
 
-__all__ = ["Paper", "PaperRecipe", "Published", "TableRow", "find_paper_recipe", "paper_keys", "paper_recipes"]
+__all__ = [
+    "COMMENT_WIDTH",
+    "Paper",
+    "PaperRecipe",
+    "Published",
+    "TableRow",
+    "find_paper_recipe",
+    "ordered",
+    "paper_keys",
+    "paper_recipes",
+]
 
 _FOLDER = resources.files("ziggurat") / "recipes" / "papers"
-_COMMENT_WIDTH = 116
+COMMENT_WIDTH = 116
+"""Columns of the comments at the head of a recipe, without the `# `."""
 
 
 class Paper(Section):
@@ -199,7 +210,7 @@ class PaperRecipe:
         """Return the recipe as a configuration file, which begins with comments."""
         lines = [self.summary, self.paper.citation, *map(_published, self.table_rows)]
         lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments, self.data_source]
-        wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
+        wrapped = [part for line in lines for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
         return "".join(f"# {line}\n" for line in wrapped) + to_yaml(self.content, compact=True)
 
 
@@ -255,7 +266,7 @@ def _resolve(file: _PaperFile, row: _SystemRow) -> PaperRecipe:
         tuple(row.also),
         row.note,
         tuple(fragment.comment for fragment in used if fragment.comment),
-        _ordered(content),  # merging leaves the keys in the order of the fragments, which no reader expects
+        ordered(content),  # merging leaves the keys in the order of the fragments, which no reader expects
     )
 
 
@@ -265,9 +276,9 @@ def _positions() -> Mapping[str, int]:
     return {entry.path.replace("[]", ""): number for number, entry in enumerate(entries(Experiment))}
 
 
-def _ordered(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def ordered(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return `content` in the order of the configuration reference."""
     keys = sorted(content, key=lambda key: _positions().get(prefix + key, len(_positions())))
     return {
-        key: _ordered(value, f"{prefix}{key}.") if isinstance(value := content[key], Mapping) else value for key in keys
+        key: ordered(value, f"{prefix}{key}.") if isinstance(value := content[key], Mapping) else value for key in keys
     }

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import parse_experiment, read_config
-from ziggurat.config.papers import find_paper_recipe, paper_keys, paper_recipes
+from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
+from ziggurat.config.small import SUFFIX, Corpus, small_text
 from ziggurat.errors import ConfigError, printable
 
 __all__ = [
     "NamedText",
+    "find_small_recipe",
     "load_named",
     "plain_recipe_names",
     "read_named",
@@ -36,9 +38,17 @@ def recipe_names() -> list[str]:
     return [*plain_recipe_names(), *(name for key in paper_keys() for name in paper_recipes(key))]
 
 
-def recipe_text(name: str) -> str:
-    """Return the YAML text of a recipe. Raises ConfigError for an unknown name, with the nearest ones."""
-    text = _text(name)
+def find_small_recipe(name: str) -> PaperRecipe | None:
+    """Return the paper's recipe that `name`, such as `NAME-small`, is the small form of; None where it is none."""
+    return find_paper_recipe(name.removesuffix(SUFFIX)) if name.endswith(SUFFIX) else None
+
+
+def recipe_text(name: str, *, corpus: Corpus | None = None) -> str:
+    """Return the YAML text of a recipe. Raises ConfigError for an unknown name, with the nearest ones.
+
+    `corpus` is what a small one trains on, by default the embedded language pair.
+    """
+    text = _text(name, corpus)
     if text is None:
         near = _near(name, 0.4) or plain_recipe_names()
         raise ConfigError(f"no recipe `{name}`; did you mean {', '.join(f'`{n}`' for n in near)}?")
@@ -49,9 +59,11 @@ def _near(name: str, cutoff: float) -> list[str]:
     return difflib.get_close_matches(name, [*paper_keys(), *recipe_names()], n=3, cutoff=cutoff)
 
 
-def _text(name: str) -> str | None:
+def _text(name: str, corpus: Corpus | None = None) -> str | None:
     if name in plain_recipe_names():
         return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    if (full := find_small_recipe(name)) is not None:
+        return small_text(full, corpus)
     recipe = find_paper_recipe(name)
     return None if recipe is None else recipe.text()
 

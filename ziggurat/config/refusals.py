@@ -37,7 +37,7 @@ def _sizes(model: ModelConfig) -> Iterator[str]:
 
 
 def _transformer(model: ModelConfig) -> Iterator[str]:
-    for check in (_attention, _residuals, _values, _stacks, _transfer):
+    for check in (_attention, _residuals, _initialisation, _values, _stacks, _transfer):
         yield from check(model)
 
 
@@ -60,8 +60,6 @@ def _attention(model: ModelConfig) -> Iterator[str]:
 def _residuals(model: ModelConfig) -> Iterator[str]:
     below, above = model.residuals(decoder=False), model.residuals(decoder=True)
     residuals = tuple(dict.fromkeys((*below, *above)))
-    if model.init.kind == "admin" and "admin" not in residuals:
-        yield "`init.kind: admin` sets the skip vectors of `residual: admin`; choose that residual or another init"
     split = any(model.combination.splits(stack.history) for stack in (model.encoder, model.decoder))
     for residual in residuals:
         if RESIDUALS[residual].layer_input and split:
@@ -78,6 +76,28 @@ def _residuals(model: ModelConfig) -> Iterator[str]:
         yield "`memory: transparent` mixes the states of all layers; `residual: siamese` has one only at the end"
     if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
         yield f"`wiring.mixing: permutations` of {model.wiring.streams} streams: 6 have 720 already; use `sinkhorn`"
+
+
+def _initialisation(model: ModelConfig) -> Iterator[str]:
+    residuals = {"encoder": model.residuals(decoder=False), "decoder": model.residuals(decoder=True)}
+    for key, init in model.inits.items():
+        side = key.partition(".")[0]
+        here = [side] if side in residuals else [stack for stack in residuals if f"{stack}.init" not in model.inits]
+        if init.kind == "admin" and not any("admin" in residuals[stack] for stack in here):
+            where = f" in the {side}" if side in residuals else ""
+            yield (
+                f"`{key}.kind: admin` sets the skip vectors of `residual: admin`; choose that residual{where} or "
+                "another init"
+            )
+        if side in residuals and (outside := INITIALISATIONS[init.kind].outside):
+            other = "encoder" if side == "decoder" else "decoder"
+            yield (
+                f"`{key}.kind: {init.kind}` also {outside}, outside of the {side}: set `init.kind: {init.kind}`, and "
+                f"`{other}.init.kind` to what the {other} is to have"
+            )
+    profiled = [init for init in model.inits.values() if init.kind == "admin" and init.omega == "profiled"]
+    if len({init.profile_tokens for init in profiled}) > 1:
+        yield "`profile_tokens` differ: the omegas of both stacks are profiled on one batch; set `init.profile_tokens`"
 
 
 def _values(model: ModelConfig) -> Iterator[str]:
@@ -121,7 +141,7 @@ def _transfer(model: ModelConfig) -> Iterator[str]:
     residuals = dict.fromkeys((*model.residuals(decoder=False), *model.residuals(decoder=True)))
     needed: list[tuple[str, object, object]] = [
         *(("residual", residual, "pre") for residual in residuals),
-        ("init.kind", model.init.kind, "xavier"),
+        *((f"{key}.kind", init.kind, "xavier") for key, init in model.inits.items()),
         ("embedding.scale", model.embedding.scale, True),
         ("wiring.gpas", model.wiring.gpas, False),
         ("attention.value_residual", model.attention.value_residual, "none"),
@@ -176,7 +196,8 @@ def _rnmt(model: ModelConfig) -> Iterator[str]:
     ]
     found = [f"{key}: {value}" for key, value, allowed in transformer_only if value not in allowed]
     ranges = {"encoder.ranges": model.encoder.ranges, "decoder.ranges": model.decoder.ranges}
-    found += [key for key, section in {**ranges, "transfer": model.transfer}.items() if section]
+    own = {key: init for key, init in model.inits.items() if key != "init"}
+    found += [key for key, section in {**ranges, **own, "transfer": model.transfer}.items() if section]
     for said in found:
         yield f"`{said}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
     if model.embedding.positions != "none":

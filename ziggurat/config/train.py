@@ -136,6 +136,9 @@ class ScheduleConfig(Section):
     """noam's constant."""
     warmup_updates: Count = Field(default=4000, ge=0)
     """Length of the linear warm-up (gnmt+: times `replicas`)."""
+    start: Literal["warm_up", "peak"] = "warm_up"
+    """Where a new run enters the schedule. `peak`: at the end of the warm-up, as a run that grows does
+    (`growth.restart_rate`), for a model that is trained already (`training.start_from`)."""
     initial: Real = Field(default=1e-7, ge=0)
     """Rate at update 0 of the warm-up (all but noam and gnmt+)."""
     floor: Real = Field(default=1e-9, ge=0)
@@ -263,6 +266,10 @@ class TrainingConfig(Section):
     (`ziggurat grow` deepens a model). Schedule, moments and data order start from the beginning."""
     lora: LoraConfig | None = None
     """Train low-rank updates of that model alone; `training.lora.rank=8` is enough. null: all weights are trained."""
+    freeze: list[str] = Field(default_factory=list, max_length=64)
+    """Parts of the model that are not trained: `source_embedding`, `target_embedding`, `encoder`, `decoder`, `output`,
+    or layers as in `encoder.1-6` and `decoder.3`, of which the lowest is 1. They have no gradients, no moments and no
+    weight decay, and their weights stay the same bit for bit (docs/fine-tuning.md)."""
     log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()

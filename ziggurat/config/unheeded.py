@@ -63,7 +63,9 @@ def unheeded_in_training(training: TrainingConfig) -> list[str]:
     """Return the keys of section `training` that are set but mean nothing beside its other choices."""
     schedule, optimiser, batch = training.schedule, training.optimiser, training.batch
     divergence, validation = training.divergence, training.validation
-    heeded = {"kind", *_HEEDED_BY_SCHEDULE[schedule.kind]}
+    heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
+    if schedule.start == "peak":  # the rest of these two does not depend on the warm-up, that of others does
+        heeded -= {"initial"} | ({"warmup_updates"} if schedule.kind in ("linear", "cosine", "constant") else set())
     found = list(_set("training.schedule", schedule, type(schedule).model_fields.keys() - heeded))
     found += _set("training.optimiser", optimiser, set() if optimiser.kind == "muon" else {"momentum"})
     idle = {"rate_factor", "max_roll_backs"} if divergence.action == "stop" else set()

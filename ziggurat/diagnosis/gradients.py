@@ -76,7 +76,12 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
         first, last = (
             lengths([None if t is None else gradients.get(t) for t in row]) for row in zip(*ends, strict=True)
         )
-        values["r"] = {stack: _ratio(*pair) for stack, *pair in zip(STACKS, first, last, strict=True)}
+        # No gradient goes into the output of a layer that is frozen, with all below it (`training.freeze`).
+        frozen = [low is not None and not low.requires_grad for low, _ in ends]
+        values["r"] = {
+            stack: torch.nan if fixed else _ratio(*pair)
+            for stack, fixed, *pair in zip(STACKS, frozen, first, last, strict=True)
+        }
     return values
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ziggurat.config.freezing import Frozen
 from ziggurat.diagnosis.records import Record
 
 __all__ = [
@@ -66,16 +67,19 @@ class Reading:
     healthy: bool
 
 
-def readings(record: Record, before: Sequence[Record], *, warmup_updates: int) -> list[Reading]:
+def readings(
+    record: Record, before: Sequence[Record], *, warmup_updates: int, frozen: Sequence[str] = ()
+) -> list[Reading]:
     """Return the readings of a record; measures that it does not have are not judged.
 
     Args:
         record: the newest record.
         before: the records before it, oldest first.
         warmup_updates: `training.schedule.warmup_updates`; some bands hold only after it.
+        frozen: `training.freeze`; the layers that it names have no gradient, which counts as 0.
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
-    found = list(_finiteness(record))
+    found = [*_finiteness(record), *_gradient_ratio(record, Frozen.parse(frozen))]
     for check in _CHECKS:
         found += check(record, before)
     return found + list(_source(late))
@@ -97,10 +101,11 @@ def _finiteness(record: Record) -> Iterator[Reading]:
             yield Reading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
 
 
-def _gradient_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
-    """Judge if the gradient reaches the lowest layer of each stack."""
+def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[Reading]:
+    """Judge if the gradient reaches the lowest layer of each stack that is trained."""
     for stack in ("encoder", "decoder"):
-        norms = record.values.get("gradient_norm", {}).get(stack, [])
+        all_norms = record.values.get("gradient_norm", {}).get(stack, [])
+        norms = [norm for number, norm in enumerate(all_norms, start=1) if not frozen.has(stack, number)]
         if len(norms) > 1 and norms[0] is not None and norms[-1]:
             ratio = norms[0] / norms[-1]
             said = (
@@ -194,7 +199,6 @@ def _source(late: Sequence[Record]) -> Iterator[Reading]:
 
 
 _CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[Reading]], ...] = (
-    _gradient_ratio,
     _flat_r,
     _variance,
     _update_ratio,

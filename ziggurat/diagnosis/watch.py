@@ -7,6 +7,7 @@ and again.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -61,10 +62,11 @@ class Watch:
 
     Args:
         warmup_updates: `training.schedule.warmup_updates`.
+        frozen: `training.freeze`.
     """
 
-    def __init__(self, warmup_updates: int) -> None:
-        self._warmup = warmup_updates
+    def __init__(self, warmup_updates: int, frozen: Sequence[str] = ()) -> None:
+        self._warmup, self._frozen = warmup_updates, frozen
         self._seen: list[Record] = []
         self._calm: dict[str, int] = {}
         self.standing: dict[str, Reading] = {}
@@ -73,7 +75,7 @@ class Watch:
     def see(self, record: Record) -> list[RunWarning]:
         """Return the warnings of this record, and the recoveries that it completes."""
         found = []
-        for reading in readings(record, self._seen, warmup_updates=self._warmup):
+        for reading in readings(record, self._seen, warmup_updates=self._warmup, frozen=self._frozen):
             measure = reading.measure
             # The count of healthy readings starts again at every unhealthy one.
             if not reading.healthy or self._still_above(reading):

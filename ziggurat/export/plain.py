@@ -250,8 +250,11 @@ def _unfoldable(config: ModelConfig, entries: dict[str, Tensor] | None) -> list[
         noise = 1.5 + 0.1 * torch.randn(tensor.shape, generator=generator)
         stack = name.split(".")[0]
         if name.endswith("_residual.skip") and not config.wiring.omega_trainable:
-            if config.init.omega != "profiled":
-                noise = torch.full(tensor.shape, 1.0 if config.init.omega == "one" else 1.5)
+            init = config.stack_init(decoder=stack == "decoder")
+            if init.kind != "admin":
+                noise = torch.ones(tensor.shape)
+            elif init.omega != "profiled":
+                noise = torch.full(tensor.shape, 1.0 if init.omega == "one" else 1.5)
             elif first[stack]:
                 noise = torch.ones(tensor.shape)
             first[stack] = False

@@ -56,7 +56,8 @@ def profile_omega(
         stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
         run: the forward pass, in training mode, through each Residual exactly once.
         masks: of each stack's tokens [batch, length], True where real.
-        kept: residuals whose omega stays as it is and is not returned: those of a trained model that has grown.
+        kept: residuals whose omega stays as it is and is not returned: those of a trained model that has grown, or of a
+            stack with another initialisation.
 
     Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order in
     which the pass meets the sub-layers. Each omega is applied as soon as it is known: the progressive form of the

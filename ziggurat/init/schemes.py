@@ -282,8 +282,17 @@ INIT: dict[InitKind, Scheme] = {
 
 
 @torch.no_grad()
-def initialise(slots: Iterable[Slot], config: InitConfig, depth: ModelDepth, generator: torch.Generator) -> None:
-    """Fill every slot in place, in the order given: equal slots, depth and generator state give equal values."""
-    scheme = INIT[config.kind]
+def initialise(
+    slots: Iterable[Slot],
+    config: InitConfig,
+    depth: ModelDepth,
+    generator: torch.Generator,
+    layers: tuple[InitConfig, InitConfig] | None = None,
+) -> None:
+    """Fill every slot in place, in the order given: equal slots, depth and generator state give equal values.
+
+    `layers`: what the layers of encoder and decoder go by; None: by `config`, as everything outside of them does.
+    """
     for slot in slots:
-        scheme(slot, config, depth).fill(slot.values, generator)
+        chosen = layers[slot.decoder] if layers is not None and slot.layer else config
+        INIT[chosen.kind](slot, chosen, depth).fill(slot.values, generator)

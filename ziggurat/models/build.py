@@ -71,11 +71,13 @@ def build_model(
         merged=config.decoder.attention == "merged",
     )
     # A generator of its own: initial weights depend on the seed, not on what was drawn before.
-    initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed))
-    if config.init.kind == "admin" and config.init.omega != "profiled":
-        constant_omega(stack_residuals(model.encoder), config.init.omega, 2 * config.planned_encoder_layers)
+    below, above = config.stack_init(decoder=False), config.stack_init(decoder=True)
+    initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed), (below, above))
+    if below.kind == "admin" and below.omega != "profiled":
+        constant_omega(stack_residuals(model.encoder), below.omega, 2 * config.planned_encoder_layers)
+    if above.kind == "admin" and above.omega != "profiled":
         per_layer = len(stack_residuals(model.decoder)) // config.decoder.layers
-        constant_omega(stack_residuals(model.decoder), config.init.omega, per_layer * config.planned_decoder_layers)
+        constant_omega(stack_residuals(model.decoder), above.omega, per_layer * config.planned_decoder_layers)
     return model
 
 

@@ -41,8 +41,10 @@ def fold(
 
     - `admin` to `post`: omega_i, i >= 2, goes into gain and bias of the norm before sub-layer i, and 1/omega_i into
       the matrices by which that sub-layer reads the stream: queries, keys and values of self-attention, queries of
-      cross-attention, W_1. That norm must be read by nobody else, and omega_1, which would scale the embedding, must
-      be 1. Where all of a stack's omegas are one number, it is folded as DeepNorm's alpha instead.
+      cross-attention, W_1. That norm must be read by nobody else. omega_1 goes into the embedding and learned
+      positions: sinusoidal ones cannot take it, nor what both stacks share, and then it must be 1. Where the embedding
+      is the output projection too, 1/omega_1 goes into the last norm. Where all of a stack's omegas are one number, it
+      is folded as DeepNorm's alpha instead.
     - `deepnorm` to `post`: LN_e(alpha x + f(x)) = LN_e'(x + f(x) / alpha) with e' = e / alpha^2, so 1/alpha goes into
       the maps by which sub-layers write. Encoder and decoder get a `layer_norm_epsilon` of their own, since their
       alphas differ. With one epsilon for both there is an error of the order of epsilon.
@@ -74,9 +76,13 @@ def fold(
         if stack.epsilon is not None:
             values[name] |= {"layer_norm_epsilon": stack.epsilon}
     values["transfer"] = None
-    if config.init.kind == "admin":
-        values["init"] |= {"kind": "xavier"}
+    for section in (values, values["encoder"], values["decoder"]):
+        if section["init"] is not None and section["init"]["kind"] == "admin":
+            section["init"] |= {"kind": "xavier"}
     return ModelConfig.model_validate(values), folded
+
+
+_KEPT_AT_1 = "training with `model.wiring.omega_trainable: false` keeps a profiled first omega at 1"
 
 
 class _Folded(NamedTuple):
@@ -224,23 +230,32 @@ class _Stack:
         return _Folded("post")
 
     def _move(self, sublayer: _Sublayer, omega: Tensor) -> None:
-        """Let the norm that feeds a sub-layer give omega times as much and the sub-layer's maps read 1/omega of it."""
-        at_entry = self._is_entry(sublayer)
+        """Let the norm that feeds a sub-layer give omega times as much and the sub-layer's maps read 1/omega of it.
+
+        Where no norm feeds it but the stack's input alone, that input is multiplied.
+        """
+        at_entry = sublayer.norm is None and self._is_entry(sublayer)
         if sublayer.norm is None and not at_entry:
             self._refuse(
                 f"omega of {sublayer.prefix} is not 1, and its input, an embedding or an output that others read too, "
-                "cannot be scaled (`wiring.omega_trainable: false` with a profiled omega keeps the first at 1)"
+                f"cannot be scaled ({_KEPT_AT_1})"
             )
         elif sublayer.branch.reads is None:
             self._refuse(f"omega of {sublayer.prefix} is not 1, and not only linear maps read its input")
         elif not bool((omega.isfinite() & (omega != 0)).all()):
             self._refuse(f"omega of {sublayer.prefix} is 0 or not finite in some channel")
+        elif at_entry and self.entries is None and (fixed := self._fixed_input()):
+            self._refuse(
+                f"omega of {sublayer.prefix} is not 1, and its input, the embedding, cannot be scaled: {fixed} "
+                f"({_KEPT_AT_1}; `--to ctranslate2` and `--to huggingface` have separate embeddings, which can be)"
+            )
         else:
             if sublayer.norm is not None:
-                for name in self._parameters(sublayer.norm):
-                    self.tensors[name] = self.tensors[name] * omega
+                self._scale(sublayer.norm, omega)
             elif self.entries is not None:
                 self.entries[self.name] = omega
+            else:
+                self._scale_input(omega)
             for name in sublayer.branch.reads:
                 matrix = f"{sublayer.prefix}.{name}.weight"
                 self.tensors[matrix] = self.tensors[matrix] / omega
@@ -248,7 +263,32 @@ class _Stack:
     def _is_entry(self, sublayer: _Sublayer) -> bool:
         """Return whether the stack's input feeds this sub-layer alone, and may get a factor."""
         plain = self.stack.history == "latest" and (self.decoder or not self._is_mixed())
-        return self.entries is not None and plain and sublayer.prefix == f"{self.name}.layers.0.self_attn"
+        return plain and sublayer.prefix == f"{self.name}.layers.0.self_attn"
+
+    def _fixed_input(self) -> str:
+        """Return what of the stack's input, embedding and position, cannot be multiplied by a vector; "": nothing."""
+        embedding = self.config.embedding
+        if embedding.positions == "sinusoidal":
+            return "`embedding.positions: sinusoidal` are no weights"
+        if embedding.sharing == "all":
+            return "with `embedding.sharing: all` both stacks read one matrix"
+        return "`embedding.shared_bias` is one vector for both stacks" if embedding.shared_bias else ""
+
+    def _scale_input(self, omega: Tensor) -> None:
+        """Multiply embedding and positions by omega [d_model].
+
+        Where the embedding is the output projection too, the last norm, which nothing else reads, gives 1/omega of it.
+        """
+        side = "target_embedding" if self.decoder else "source_embedding"
+        for module in (f"{side}.tokens", f"{side}.positions"):
+            self._scale(module, omega)
+        if self.decoder and self.config.embedding.sharing == "decoder":
+            self._scale(f"decoder.layers.{self.stack.layers - 1}.ffn_residual.out_norm", 1 / omega)
+
+    def _scale(self, module: str, factor: Tensor) -> None:
+        """Multiply the output of a norm or a table by `factor` [d_model]; a module without weights is passed over."""
+        for name in self._parameters(module):
+            self.tensors[name] = self.tensors[name] * factor
 
     def _skip_constant(self, skip: float) -> _Folded:
         """Divide norms' inputs by the one skip factor of the stack, which a norm undoes but for its epsilon."""

@@ -50,7 +50,7 @@ def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: Le
 
     The layer that guided alignment taught keeps its role under its new number. Without that layer nothing is left of
     guided alignment: alignments are those of a model that never had it. Stages of growth, which lead to the depth that
-    the model had, are left out.
+    the model had, are left out, and so are names of frozen layers.
     """
     guided = experiment.training.loss.alignment
     if guided is not None and left_out.decoder:
@@ -58,7 +58,7 @@ def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: Le
         below = sum(number < layer for number in left_out.decoder)
         guided = None if layer in left_out.decoder else guided.model_copy(update={"layer": layer - below})
     loss = experiment.training.loss.model_copy(update={"alignment": guided})
-    training = experiment.training.model_copy(update={"loss": loss, "growth": None})
+    training = experiment.training.model_copy(update={"loss": loss, "growth": None, "freeze": []})
     return experiment.model_copy(update={"model": smaller, "training": training})
 
 

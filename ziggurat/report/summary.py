@@ -195,10 +195,12 @@ def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
     """Return sentences on the measures outside their healthy bands at the last record, and remedies."""
     if not run.depth:
         return [], []
-    warmup = run.experiment.training.schedule.warmup_updates
+    training = run.experiment.training
     found = [
         reading.message.partition("; ")
-        for reading in readings(run.depth[-1], run.depth[:-1], warmup_updates=warmup)
+        for reading in readings(
+            run.depth[-1], run.depth[:-1], warmup_updates=training.schedule.warmup_updates, frozen=training.freeze
+        )
         if not reading.healthy
     ]
     # Remedies repeat between measures, and some contain others: each is told once, in its longest form.

@@ -149,7 +149,7 @@ def _residual(kind: str, **others: Any) -> dict[str, Any]:
     return {"residual": kind, "encoder": _ONE_KIND, "decoder": _ONE_KIND, **plain, **others}
 
 
-_ONE_KIND: dict[str, Any] = {"residual": None, "ranges": []}
+_ONE_KIND: dict[str, Any] = {"residual": None, "ranges": [], "init": None}
 _DLCL = {**_ONE_KIND, "history": "dlcl"}
 
 REMEDIES: tuple[Remedy, ...] = (

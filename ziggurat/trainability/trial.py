@@ -162,6 +162,7 @@ def trial_experiment(experiment: Experiment, store: Store, settings: TrialOption
             "start_from": None,
             "growth": None,
             "lora": None,
+            "freeze": [],
             "loss": {"alignment": None},
         },
         "training",

@@ -23,7 +23,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import weights, whole
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import peak_update
+from ziggurat.training.schedule import updates_at_peak
 
 __all__ = [
     "after_growth",
@@ -52,6 +52,12 @@ def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
     """Return the configuration of a model directory of another depth: without stages, which lead to the old depth."""
     training = experiment.training.model_copy(update={"growth": None})
     return experiment.model_copy(update={"model": model, "training": training})
+
+
+def _without_frozen(experiment: Experiment) -> Experiment:
+    """Return the configuration with all parts trained: layers that were frozen may have other numbers now."""
+    training = experiment.training.model_copy(update={"freeze": []})
+    return experiment.model_copy(update={"training": training})
 
 
 def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
@@ -91,9 +97,8 @@ def after_growth(p: Progress, config: TrainingConfig) -> None:
     p.losses = []  # the grown model's may be higher without being spikes
     p.validations_since_best = 0  # they were of a shallower model
     if config.growth.restart_rate:
-        # Less 1: the next update has t = schedule_update + 1, and is to have the peak. During the warm-up the counter
-        # stays.
-        p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))
+        # During the warm-up the counter stays.
+        p.schedule_update = min(p.schedule_update, updates_at_peak(config.schedule))
 
 
 def carry_weights(
@@ -170,6 +175,6 @@ def grow_model(
     sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
     deeper = [word for pair in sizes if pair[1] is not None for word in pair]
     again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
-    grown_experiment = _with_guided_layer(_of_depth(opened.experiment, config), plan)
+    grown_experiment = _with_guided_layer(_of_depth(_without_frozen(opened.experiment), config), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return config, count_parameters(grown)

@@ -26,6 +26,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
+from ziggurat.models.freezing import freeze
 from ziggurat.models.inspection import bare_model
 from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
@@ -52,10 +53,11 @@ __all__ = [
 
 
 def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:
-    """Change a model as built into the one that is trained, in place: low-rank updates, quantised products, dropout.
+    """Change a model as built into the one that is trained, in place: what is frozen, low-rank updates, int8, dropout.
 
     `seed`: of the updates' initial values; None: they are left without values. Raises ConfigError as `adapt` does.
     """
+    freeze(model, training.freeze)
     if training.lora is not None:
         adapt(model, training.lora, seed=seed)
     if training.quantise is not None:

@@ -19,7 +19,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.residual import Residual
 from ziggurat.training.objective import every_branch_present
 
-__all__ = ["profile_admin", "profile_batch"]
+__all__ = ["profile_admin", "profile_batch", "profile_batches"]
 
 
 def profile_batch(
@@ -34,6 +34,16 @@ def profile_batch(
 
     Raises DataError as CorpusMix does.
     """
+    return profile_batches(store, tokens, 1, seed=seed, temperature=temperature, stages=stages)[0]
+
+
+def profile_batches(
+    store: Store, tokens: int, count: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> list[Batch]:
+    """Return `count` samples as `profile_batch` draws one, which is the first of them; no pair is in two.
+
+    They are fewer where an epoch does not have as many pairs, but at least one. Raises DataError as CorpusMix does.
+    """
     table = store.train
     epoch = CorpusMix(table, stages, temperature, seed).chosen(0)
     # Shuffled, since an epoch lists corpus after corpus.
@@ -41,14 +51,21 @@ def profile_batch(
     cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
     usual = cost <= np.quantile(cost, 0.95)
     pairs, cost = pairs[usual], cost[usual]
-    chosen = pairs[: np.searchsorted(np.cumsum(cost), tokens) + 1]
-    return collate(*table.pairs(chosen), chosen, SpecialIds.of(store.source, store.target))
+    total, ids = np.cumsum(cost), SpecialIds.of(store.source, store.target)
+    batches, begin = list[Batch](), 0
+    while len(batches) < count and (begin < len(pairs) or not batches):
+        before = total[begin - 1] if begin else 0
+        end = int(np.searchsorted(total, before + tokens)) + 1
+        chosen = pairs[begin:end]
+        batches.append(collate(*table.pairs(chosen), chosen, ids))
+        begin = end
+    return batches
 
 
 def profile_admin(
     model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[str] | None = None
 ) -> str | None:
-    """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return their ranges, for the log.
+    """Set the omegas of `residual: admin` in stacks whose `init` profiles them; return their ranges, for the log.
 
     With `added`, only the layers of those names get an omega: growth put them into a trained model.
 
@@ -57,19 +74,21 @@ def profile_admin(
 
     Returns None, and does nothing, for any other configuration.
     """
-    init, seed = experiment.model.init, experiment.training.seed
-    if init.kind != "admin" or init.omega != "profiled":
+    config, data, seed = experiment.model, experiment.data, experiment.training.seed
+    stacks = ((config.stack_init(decoder=False), model.encoder), (config.stack_init(decoder=True), model.decoder))
+    others = [stack for init, stack in stacks if init.kind != "admin" or init.omega != "profiled"]
+    if len(others) == len(stacks):
         return None
-    data = experiment.data
+    init = next(init for init, stack in stacks if stack not in others)  # both have the same batch
     batch = profile_batch(
         store, init.profile_tokens, seed=seed, temperature=data.sampling_temperature, stages=data.stages
     )
+    kept = [residual for stack in others for residual in stack_residuals(stack)]
     # Old layers keep their omegas: their weights were trained with them.
-    kept: list[Residual] = []
     if added is not None:
         fresh = {id(module) for name in added for module in model.get_submodule(name).modules()}
         both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
-        kept = [residual for residual in both if id(residual) not in fresh]
+        kept += [residual for residual in both if id(residual) not in fresh]
     omegas = _profile(model, batch.to(model.device), seed, kept)
     found = [
         f"{name} {min(values):.3f} to {max(values):.3f}"

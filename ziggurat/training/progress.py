@@ -39,6 +39,9 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
     lora = config.lora
     trained = f"{sum(p.numel() for p in learner.optimiser.parameters):,} of them trained"
     adapted = [] if lora is None else [f"low-rank updates (rank {lora.rank}) of {', '.join(lora.maps)}: {trained}"]
+    if config.freeze:
+        fixed = sum(p.numel() for p in learner.model.parameters() if not p.requires_grad)
+        adapted.append(f"frozen: {', '.join(config.freeze)}, {fixed:,} parameters; {trained}")
     return [
         f"{kind} {learner.depth[0]}-{learner.depth[1]}, width {model.d_model}, "
         f"{count_parameters(learner.model):,} parameters, {pairs:,} training pairs",

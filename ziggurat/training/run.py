@@ -65,6 +65,7 @@ _FIXED = (
     "growth",
     "start_from",
     "lora",
+    "freeze",
 )
 """Keys of `training` that a resumed run cannot change."""
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ziggurat.config import TrainingConfig
-from ziggurat.config.lifecycle import StopConfig
+from ziggurat.config.lifecycle import CheckpointConfig, StopConfig, ValidationConfig
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import ScheduleConfig
+from ziggurat.data.loader import LoaderState
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 from ziggurat.training.run_state import Progress
 
 __all__ = [
     "TrainingResult",
+    "begun",
+    "due",
     "ends_after",
     "finished",
     "how_to_go_on",
@@ -25,12 +28,23 @@ __all__ = [
     "refuse_endless",
     "share_done",
     "time_left",
+    "updates_at_peak",
 ]
 
 
 def peak_update(config: ScheduleConfig) -> int:
     """Return the update at which the warm-up has reached its highest rate."""
     return max(1, config.warmup_updates * (config.replicas if config.kind == "gnmt+" else 1))
+
+
+def updates_at_peak(config: ScheduleConfig) -> int:
+    """Return the schedule's counter whose next update has the highest rate: 1 less than `peak_update`."""
+    return peak_update(config) - 1
+
+
+def begun(config: ScheduleConfig) -> Progress:
+    """Return the progress of a run not begun: all zero but, where it starts at the peak, the schedule's counter."""
+    return Progress(schedule_update=updates_at_peak(config) if config.start == "peak" else 0)
 
 
 def learning_rate(
@@ -43,8 +57,8 @@ def learning_rate(
         update: t.
         d_model: width of the model, for noam.
         last_update: the update at which `linear` and `cosine` end where `decay_updates` is not set.
-        behind: updates by which growth and roll backs have set t back; ends are of the run, so they come by as much
-            sooner.
+        behind: updates by which growth and roll backs have set t back, or less than 0 where the run started ahead, at
+            the peak; ends are of the run, so they come by as much sooner.
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
@@ -108,6 +122,15 @@ def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates
             "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
             "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
         )
+
+
+def due(when: ValidationConfig | CheckpointConfig, update: int, position: LoaderState) -> bool:
+    """Return whether the count of updates or epochs asks for a validation or a checkpoint after this update.
+
+    `position` is the place in the data that it leads to: at an epoch's end the beginning of the next one.
+    """
+    ends = position.batch == 0 and when.every_epochs is not None and position.epoch % when.every_epochs == 0
+    return ends or (when.every_updates is not None and update % when.every_updates == 0)
 
 
 def finished(p: Progress, config: TrainingConfig) -> str | None:

@@ -39,7 +39,7 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import refuse_endless
+from ziggurat.training.schedule import begun, refuse_endless
 from ziggurat.training.store_check import StoreCheck
 from ziggurat.training.validate import Validator, settings_of_scores
 
@@ -87,7 +87,7 @@ class StartingPoint:
     """The state that training goes on from.
 
     Attributes:
-        progress: the run's; that of a run not begun is all zero.
+        progress: the run's.
         initialised: the weights are the initial ones, neither a checkpoint's nor another model's.
         origin: the model that the weights are of, for people; "": of no other model.
     """
@@ -199,8 +199,9 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
     ConfigError when that is so before the first checkpoint.
     """
+    first = begun(setup.experiment.training.schedule)
     if not resume:
-        return StartingPoint(Progress(), initialised=not setup.origin, origin=setup.origin)
+        return StartingPoint(first, initialised=not setup.origin, origin=setup.origin)
     # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
     # may be a smaller machine, or fewer processes with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
@@ -212,7 +213,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
         log.say("no checkpoint yet: starting from the beginning")
         origin = _initial_weights(setup.learner, setup.experiment, setup.run)
         refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
-        return StartingPoint(Progress(), initialised=not origin, origin=origin)
+        return StartingPoint(first, initialised=not origin, origin=origin)
     if checkpoint.store != setup.store.fingerprint:
         raise CheckpointError(
             f"{setup.run}: the store {setup.store.path} is not the one this run was trained on; "
@@ -227,8 +228,8 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
             log.say(f"the damaged checkpoint is now {folder}", "yellow")
 
     setup.processes.first_does(set_damaged_aside)
-    first = ", before its validation" if progress.validation_due else ""
-    log.say(f"resumed after update {progress.update}{first}")
+    pending = ", before its validation" if progress.validation_due else ""
+    log.say(f"resumed after update {progress.update}{pending}")
     return StartingPoint(progress, initialised=False, origin="")
 
 

@@ -1,0 +1,119 @@
+"""Parts of a model that training leaves as they are: their names, and whether a run can do without training them.
+
+The parameters follow in ziggurat.models.freezing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.pruning import LeftOut
+from ziggurat.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.config.train import TrainingConfig
+
+__all__ = ["PARTS", "Frozen", "freeze_refused"]
+
+PARTS = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
+"""Names of the parts that make up a model, and of its modules."""
+_OUTSIDE = frozenset({"source_embedding", "target_embedding", "output"})
+_STACKS = ("encoder", "decoder")
+_TIED = {"none": frozenset[str](), "decoder": frozenset({"target_embedding", "output"}), "all": _OUTSIDE}
+"""Value of `model.embedding.sharing` -> the parts that are one matrix."""
+
+
+class Frozen(NamedTuple):
+    """What is not trained: whole parts, and layers of the two stacks by their numbers."""
+
+    parts: frozenset[str]
+    layers: LeftOut
+
+    @classmethod
+    def parse(cls, names: Sequence[str]) -> Frozen:
+        """Return what `training.freeze` names: `encoder`, `encoder.1-6`, `output`, ... Raises ConfigError."""
+        try:
+            layers = [LeftOut.parse(name) for name in names if name not in PARTS]
+        except ConfigError:
+            wrong = next(name for name in names if name not in PARTS and not _names_layers(name))
+            near = difflib.get_close_matches(wrong.partition(".")[0], PARTS, n=2, cutoff=0.5)
+            meant = f"did you mean {' or '.join(f'`{name}`' for name in near)}? " if near else ""
+            raise ConfigError(
+                f"`{printable(wrong)}` is no part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as in "
+                "`encoder.1-6` or `decoder.3`, of which the lowest is 1"
+            ) from None
+        numbers = (frozenset().union(*(one.of(stack) for one in layers)) for stack in _STACKS)
+        return cls(frozenset(PARTS) & set(names), LeftOut(*numbers))
+
+    def has(self, stack: str, number: int) -> bool:
+        """Return whether layer `number` of a stack, from 1, is frozen."""
+        return stack in self.parts or number in self.layers.of(stack)
+
+
+def _names_layers(name: str) -> bool:
+    try:
+        return bool(LeftOut.parse(name))
+    except ConfigError:
+        return False
+
+
+def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[str]:
+    """Return why these parts cannot stay as they are in this run; [] where nothing is frozen or nothing is wrong."""
+    if not training.freeze:
+        return []
+    if training.lora is not None:
+        return ["`training.lora` leaves all weights of the model as they are already; leave `training.freeze` out"]
+    try:
+        frozen = Frozen.parse(training.freeze)
+    except ConfigError as error:
+        return [str(error)]
+    return [*_of_layers(frozen, training, model), *_of_shared(frozen, model), *_of_the_rest(frozen, training, model)]
+
+
+def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[str]:
+    growth = training.growth
+    for stack, section in (("encoder", model.encoder), ("decoder", model.decoder)):
+        numbers = frozen.layers.of(stack)
+        if numbers and (last := max(numbers)) > section.layers:
+            yield f"the {stack} has {section.layers} layers, no layer {last}"
+            continue
+        first = section.layers if growth is None else growth.stages[0].depths(model.decoder.layers)[stack == "decoder"]
+        if first < section.layers and (stack in frozen.parts or max(numbers, default=0) > first):
+            yield (
+                f"`training.growth` adds layers to the {stack} above {first}, and frozen they would never be trained: "
+                f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)"
+            )
+        elif growth is not None and growth.copy_strategy == "interpolate" and numbers and first < section.layers:
+            yield f"`training.growth.copy_strategy: interpolate` gives the layers of the {stack} other numbers"
+
+
+def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[str]:
+    """Yield the matrices and vectors that parts share, and that would be frozen in some of them only."""
+    embedding = model.embedding
+    shared = [(f"embedding.sharing: {embedding.sharing}", _TIED[embedding.sharing])]
+    if embedding.shared_bias:
+        shared.append(("embedding.shared_bias", frozenset({"source_embedding", "target_embedding"})))
+    for key, parts in shared:
+        if parts & frozen.parts and not parts <= frozen.parts:
+            names = ", ".join(part for part in PARTS if part in parts)
+            yield f"`model.{key}` lets {names} share their weights: name all of them or none"
+
+
+def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[str]:
+    """Yield why what is left could not be trained."""
+    trained = {
+        stack: [n for n in range(1, section.layers + 1) if not frozen.has(stack, n)]
+        for stack, section in (("encoder", model.encoder), ("decoder", model.decoder))
+    }
+    outside = not frozen.parts >= _OUTSIDE
+    if not outside and not any(trained.values()):
+        yield "nothing would be trained"
+    elif training.optimiser.kind == "muon" and not any(trained.values()):
+        yield "`training.optimiser.kind: muon` trains matrices of the layers, and all are frozen: use `adamw`"
+    kept = [stack for stack in trained if trained[stack] and not getattr(model, stack).layer_drop]
+    if not outside and any(trained.values()) and not kept:
+        stack = next(stack for stack in trained if trained[stack])
+        yield f"LayerDrop may leave out all that is trained: set `model.{stack}.layer_drop: 0`"

@@ -1,0 +1,216 @@
+"""Recipes of papers made small: the same method, with sizes, batches, rates and lengths for minutes on two cores.
+
+Each rule changes some keys of a recipe and says why; whatever no rule names stays as the paper has it, depth included.
+`ziggurat recipes NAME --small` prints the result with the rules as comments, and every verb that takes a recipe takes
+`NAME-small` (docs/papers.md).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from ziggurat.config.model import PRESETS
+from ziggurat.config.papers import COMMENT_WIDTH, PaperRecipe, ordered
+from ziggurat.config.yaml_text import to_yaml
+
+__all__ = ["RULES", "SUFFIX", "Corpus", "Rule", "small_content", "small_text"]
+
+SUFFIX = "-small"
+"""End of a small recipe's name."""
+
+_UPDATES = 600
+_WARMUP = 120
+_TOKENS = 512
+_PIECES = 1200
+_NARROWER = 4
+_FEWER_HEADS = 2
+_CHECKPOINTS = 50
+_VALIDATIONS = 6
+_MEASUREMENTS = 12
+
+
+class Corpus(NamedTuple):
+    """Files of parallel text to train a small recipe on, by default the embedded language pair.
+
+    `train` and `dev` are source and target; `languages` are None where the recipe's own are to stay.
+    """
+
+    train: tuple[str, str] = ("data/babel/train.qlo", "data/babel/train.qhi")
+    dev: tuple[str, str] = ("data/babel/dev.qlo", "data/babel/dev.qhi")
+    languages: tuple[str, str] | None = ("qlo", "qhi")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One change of a recipe.
+
+    Attributes:
+        reason: what is changed, to what and why, in a sentence or two.
+        change: changes a configuration in place; returns False where it has nothing to change.
+    """
+
+    reason: str
+    change: Callable[[dict[str, Any]], bool]
+
+
+def _sizes(content: dict[str, Any]) -> bool:
+    model = content["model"]
+    for stack, sizes in ((model, _sizes_of(model)), (model.get("encoder", {}), None), (model.get("decoder", {}), None)):
+        given = sizes or {key: stack[key] for key in ("d_model", "d_ff", "heads") if stack.get(key) is not None}
+        for key, value in given.items():
+            stack[key] = max(1, value // (_FEWER_HEADS if key == "heads" else _NARROWER))
+    model.pop("preset", None)
+    return True
+
+
+def _sizes_of(model: Mapping[str, Any]) -> dict[str, int]:
+    """Return width, inner width and heads of a model as in a file; what it leaves out is that of `base`."""
+    sizes = {**PRESETS[model.get("preset", "base")], **model}
+    keys = ("d_model", "heads") if model.get("family") == "rnmt" else ("d_model", "d_ff", "heads")
+    return {key: sizes[key] for key in keys}
+
+
+def _vocabulary(content: dict[str, Any]) -> bool:
+    subword = content["data"]["subword"]
+    for key in ("vocabulary_size", "target_vocabulary_size"):
+        if subword.get(key) is not None:
+            subword[key] = _PIECES
+    return True
+
+
+def _batch(content: dict[str, Any]) -> bool:
+    content["training"]["batch"] |= {"max_tokens": _TOKENS, "accumulate": 1}
+    return True
+
+
+def _rate(content: dict[str, Any]) -> bool:
+    schedule = content["training"]["schedule"]
+    if schedule["kind"] == "noam":  # its peak is factor / sqrt(d_model * warm-up); the width is the small one already
+        narrower_and_sooner = _NARROWER * schedule["warmup_updates"] / _WARMUP
+        schedule["factor"] = float(f"{schedule['factor'] / math.sqrt(narrower_and_sooner):.4g}")
+    return True
+
+
+def _warmup(content: dict[str, Any]) -> bool:
+    schedule, stop = content["training"]["schedule"], content["training"]["stop"]
+    schedule["warmup_updates"] = _WARMUP // schedule.get("replicas", 1)
+    for key in ("decay_start", "decay_end"):  # gnmt+: counted in batches of all replicas
+        if key in schedule:
+            schedule[key] = round(schedule[key] * _UPDATES / stop["updates"])
+    return True
+
+
+def _growth(content: dict[str, Any]) -> bool:
+    growth = content["training"].get("growth")
+    if not growth:
+        return False
+    longer = content["training"]["stop"]["updates"] / _UPDATES
+    growth["stages"] = [{**stage, "updates": round(stage["updates"] / longer)} for stage in growth["stages"]]
+    return True
+
+
+def _length(content: dict[str, Any]) -> bool:
+    content["training"]["stop"] = {"updates": _UPDATES}
+    return True
+
+
+def _cadence(content: dict[str, Any]) -> bool:
+    training = content["training"]
+    for section, times in (("checkpoint", _CHECKPOINTS), ("validation", _VALIDATIONS)):
+        training[section].pop("every_epochs", None)
+        training[section]["every_updates"] = _UPDATES // times
+    training["validation"]["max_sentences"] = 100
+    training["log_every_updates"] = _UPDATES // _CHECKPOINTS
+    return True
+
+
+def _measures(content: dict[str, Any]) -> bool:
+    content["training"]["diagnostics"] = {"every_updates": _UPDATES // _MEASUREMENTS, "max_share": None}
+    return True
+
+
+def _precision(content: dict[str, Any]) -> bool:
+    return content["training"].pop("precision", None) is not None
+
+
+def _search(content: dict[str, Any]) -> bool:
+    content["decoding"]["max_length"] |= {"ratio": 2.0, "extra": 10}
+    return True
+
+
+RULES = (
+    Rule(
+        f"Width and inner width are 1/{_NARROWER} (`base`: 128), heads 1/{_FEWER_HEADS}, so that deep models take "
+        "minutes; all layers stay.",
+        _sizes,
+    ),
+    Rule(f"Vocabularies have {_PIECES:,} pieces: there is less text to learn them from.", _vocabulary),
+    Rule(f"An update has {_TOKENS} tokens, one batch: many small updates learn most in minutes.", _batch),
+    Rule(
+        "The highest rate is the paper's: narrow models bear a higher one, small batches a lower one. `noam` has a "
+        "factor that gives it at the new width and warm-up; with the paper's it would be 12 to 37 times as high.",
+        _rate,
+    ),
+    Rule(
+        f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; in the proportion of the "
+        "shallow ones it would be too short for Adam's moments. A decay begins and ends at the same share of all.",
+        _warmup,
+    ),
+    Rule("Stages of growth end at the same share of all updates.", _growth),
+    Rule(
+        f"Training ends after {_UPDATES} updates: enough to tell what trains from what does not, not to rank methods.",
+        _length,
+    ),
+    Rule(
+        f"{_CHECKPOINTS} checkpoints, so that an average of the last 5 or 10 is over a tenth or a fifth of training, "
+        f"as in the papers; {_VALIDATIONS} validations, each translates 100 sentences.",
+        _cadence,
+    ),
+    Rule(
+        f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes: figures need it.", _measures
+    ),
+    Rule("Precision is fp32, which small products on a CPU are fastest in.", _precision),
+    Rule(
+        "A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search
+    ),
+)
+"""The rules, in the order in which they are applied: those of rates and growth need the paper's lengths."""
+
+
+def small_content(full: Mapping[str, Any], corpus: Corpus | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration `full` of a paper's recipe made small, and the reasons of the rules that changed it.
+
+    It trains on `corpus`, by default the embedded language pair.
+    """
+    corpus = corpus or Corpus()
+    content = copy.deepcopy(dict(full))
+    data = content["data"]
+    if corpus.languages is not None:
+        data["source_language"], data["target_language"] = corpus.languages
+    data["store"] = str(PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores"))
+    if (start := content["training"].get("start_from")) is not None:  # a small model, then
+        content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
+    for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
+        data[split] = [{"source": source, "target": target}]
+    reasons = [rule.reason for rule in RULES if rule.change(content)]
+    return ordered(content), reasons
+
+
+def small_text(recipe: PaperRecipe, corpus: Corpus | None = None) -> str:
+    """Return a paper's recipe made small as a configuration file, which begins with the rules as comments."""
+    content, reasons = small_content(recipe.content, corpus)
+    lines = [
+        f"Small: {recipe.summary}",
+        recipe.paper.citation,
+        f"The method and its settings are those of `{recipe.name}`; these keys are not (docs/papers.md):",
+        *(f"- {reason}" for reason in reasons),
+        "Data: " + ("`ziggurat fetch babel` writes the embedded language pair." if corpus is None else "your own."),
+    ]
+    wrapped = [part for line in lines for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
+    return "".join(f"# {line}\n" for line in wrapped) + to_yaml(content, compact=True)
