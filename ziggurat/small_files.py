@@ -190,7 +190,8 @@ def _said(fault: Any) -> str:
     if fault["type"] == "value_error" and not key:
         return str(fault["msg"]).removeprefix("Value error, ")
     if not key:
-        return f"not an object of keys but {type(fault['input']).__name__}"
+        wanted = "a list" if fault["type"] == "list_type" else "an object of keys"
+        return f"not {wanted} but {type(fault['input']).__name__}"
     message = fault["msg"].removeprefix("Value error, ")
     given = fault["input"]
     shown = type(given).__name__ if isinstance(given, dict | list) else printable(repr(given)[:200], 60)

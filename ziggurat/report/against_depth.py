@@ -100,8 +100,12 @@ def _speed_of(how: str | None) -> Callable[[ReportRun], float | None]:
 
 def _seconds(run: ReportRun) -> float | None:
     """Return the seconds of training without validations; None where the run has no record."""
-    (last,) = finite([run.train[-1].get("seconds")]) if run.train else (None,)
-    validating = sum(v for v in finite(r.get("seconds") for r in run.validations) if v is not None)
+    if not run.train:
+        return None
+    (last,) = finite([run.train[-1].get("seconds")])
+    # A validation comes after the record of its update, whose seconds do not have it yet.
+    before = [r for r in run.validations if r["update"] < run.train[-1]["update"]]
+    validating = sum(v for v in finite(r.get("seconds") for r in before) if v is not None)
     return None if last is None else max(0.0, last - validating)
 
 
