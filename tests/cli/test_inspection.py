@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -10,6 +11,7 @@ import pytest
 from tests.cli.conftest import Ziggurat, tiny_config
 from tests.config.update_golden import load_once
 from tests.parameter_counts import decoder, encoder, rnmt
+from ziggurat.cli.inspection import _published_saving
 from ziggurat.config.kinds import (
     Activation,
     DecoderAttentionKind,
@@ -22,7 +24,7 @@ from ziggurat.config.kinds import (
     ResidualKind,
 )
 from ziggurat.config.methods import METHODS, methods_in_use
-from ziggurat.config.papers import PaperRecipe, paper_keys, paper_recipes
+from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.cost.estimate import Cost, estimate_cost
 from ziggurat.models.build import build_model
@@ -123,11 +125,31 @@ def test_methods_are_named_with_their_paper(ziggurat: Ziggurat) -> None:
     assert by_key["model.decoder.attention"] == ("relative", "Shaw et al. 2018")
     assert "model.decoder.history" not in by_key
     assert found["published_parameters"] is None
+    assert found["published_costs"] == {"train_hours": 11.75, "train_time_saved_percent": 40.0}
     mixed = load_named("demo", ["model.encoder.residual=deepnorm", "model.encoder.layer_drop=0.1"])
     keys = {method.key: method.value for method in methods_in_use(mixed)}
     assert methods_in_use(load_once("sdt-en-de-base-6-6-inter-sim"))[-1].key == "training.loss.inter_sim"
     assert (keys["model.encoder.residual"], keys["model.decoder.residual"]) == ("deepnorm", "pre")
     assert keys["model.encoder.layer_drop"] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("name", "saving", "explained"),
+    [
+        ("sdt-en-de-base-24-6-sdt", ["28.9 %"], False),
+        ("sdt-en-de-base-48-6-rpr-sdt", ["40.0 %"], True),
+        ("sdt-en-de-base-24-6", [], False),
+    ],
+)
+def test_the_published_saving_stands_beside_the_counted_one(name: str, saving: list[str], explained: bool) -> None:
+    recipe = find_paper_recipe(name)
+    assert recipe is not None
+    lines = _published_saving(recipe)
+    assert [word for line in lines for word in re.findall(r"[\d.]+ %", line)][:1] == saving
+    why = recipe.table_row.published.saving_differs
+    assert (why is not None) == explained
+    assert all(line.endswith(f"; {why}") == explained for line in lines)
+    assert _published_saving(None) == []
 
 
 @pytest.mark.parametrize(

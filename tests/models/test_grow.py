@@ -111,7 +111,7 @@ def test_interpolation_in_the_top_block_grows_the_table_as_a_block_on_top_does()
     shallow, grown, deep = pair(choices, 4, 6, "g_interpolate")
     for number, source in enumerate([0, 1, 2, 2, 3, 3]):
         assert all(torch.equal(v, layer(shallow, source)[name]) for name, v in layer(grown, number).items())
-    old, new = (dict(model.encoder.history.named_parameters()) for model in (shallow, grown))
+    old, new = (dict(model.get_submodule("encoder.history").named_parameters()) for model in (shallow, grown))
     expected = torch.zeros(4, 4)
     expected[:3, :3] = old["weight"]
     expected[3] = 1 / 4
@@ -124,7 +124,7 @@ def test_interpolation_in_the_top_block_grows_the_table_as_a_block_on_top_does()
     [found] = grown.encoder(x, torch.ones(1, 3, dtype=torch.bool), outputs)
     blocks = [normed(outputs[2 * k - 1], new[f"norms.{k}.weight"], new[f"norms.{k}.bias"]) for k in (1, 2, 3)]
     mean = (x + blocks[0] + blocks[1] + blocks[2]) / 4
-    last = dict(grown.encoder.final_norm.named_parameters())  # type: ignore[union-attr]
+    last = dict(grown.get_submodule("encoder.final_norm").named_parameters())
     torch.testing.assert_close(found, normed(mean, last["weight"], last["bias"]))
 
 

@@ -93,7 +93,8 @@ def inspect(
         costs = estimate_cost(experiment, (inspection.vocabulary.source, inspection.vocabulary.target))
         document["cost"] = _cost_record(costs)
         if not json:
-            print(f"\n{_cost_text(costs, experiment.training)}", flush=True)
+            said = [_cost_text(costs, experiment.training), *_published_saving(recipe)]
+            print("\n" + "\n".join(said), flush=True)
     if wanted:
         found = run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
@@ -112,6 +113,7 @@ def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: P
         "name": name,
         **asdict(inspection),
         "published_parameters": published,
+        "published_costs": recipe.table_row.published.costs if recipe else {},
         "unheeded": unheeded(experiment.model),
         "notices": notices(experiment),
     }
@@ -169,6 +171,15 @@ def _cost_text(cost: Cost, training: TrainingConfig) -> str:
     return "\n\n".join(
         ["\n".join(table) for table in (_arithmetic(cost), _memory(cost, training), _time(cost, training), cost.notes)]
     ).rstrip()
+
+
+def _published_saving(recipe: PaperRecipe | None) -> list[str]:
+    """Return a line with the share of time that growing saves by the paper, and why the recipe saves another one."""
+    published = recipe.table_row.published if recipe else None
+    if published is None or "train_time_saved_percent" not in published.costs:
+        return []
+    differs = f"; {published.saving_differs}" if published.saving_differs else ""
+    return [f"published: growing saves {published.costs['train_time_saved_percent']} % of the time{differs}"]
 
 
 def _row(name: str, *values: str) -> str:
