@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.config.update_golden import GOLDEN, load_once, paper_dump
+from tests.report.test_figures import EVERYTHING
 from ziggurat.config import Experiment, dump, parse_experiment
 from ziggurat.config.growth import saved_passes
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
@@ -16,48 +17,77 @@ from ziggurat.errors import ConfigError
 
 FILES = {path.stem: path for path in (GOLDEN.parents[2] / "ziggurat" / "recipes" / "papers").glob("*.yaml")}
 
-ROWS = {
+UNSEEN = "not described in the text at hand"
+COMMAND = re.compile(r"ziggurat [a-z]+( .+)?|python -m [a-z_.]+( .+)?")
+
+Shown = dict[str, int] | tuple[str, ...] | str
+"""What stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat report`; a
+command; or UNSEEN."""
+
+EXHIBITS: dict[str, dict[str, Shown]] = {
     "ds-init": {
-        "Table 3 (WMT14 En-De)": 16,
-        "Table 4 (train and dev)": 7,
-        "Text (WMT14 En-De)": 2,
-        "Documentation of the code (WMT14 En-De)": 1,
-        "Figure 3 (WMT14 En-De)": 1,
-        "Other tasks": 8,
-        "Big (WMT14 En-De)": 3,
+        "table 1": ("variance", "beta", "beta-ln", "beta-rc"),
+        "table 2": UNSEEN,
+        "table 3": {"Table 3 (WMT14 En-De)": 16},
+        "table 4": {"Table 4 (train and dev)": 7},
+        "table 5": {"Other tasks": 8},
+        "table 6": {"Big (WMT14 En-De)": 3},
+        "figure 1": ("gradient-profile",),
+        "figure 2": UNSEEN,
+        "figure 3": {"Figure 3 (WMT14 En-De)": 1},  # the other depths have rows in table 3
+        "figure 4": ("first-and-last-layer",),
     },
     "dlcl": {
-        "WMT16 En-De": 10,
-        "16 layers (WMT16 En-De)": 5,
-        "Ablation at 20 layers": 9,
-        "Table 5, decoder depth (WMT16 En-De)": 3,
-        "Zh-En small": 5,
-        "Zh-En large": 4,
+        "tables 1 to 4": {"WMT16 En-De": 10, "16 layers (WMT16 En-De)": 5, "Zh-En small": 5, "Zh-En large": 4},
+        "table 5": {"Table 5, decoder depth (WMT16 En-De)": 3},
+        "table 6": {"Ablation at 20 layers": 9},
+        "figure 1": UNSEEN,
+        "figure 2": "ziggurat explain model.encoder.history",  # kinds of connections between layers, drawn
+        "figures 3 to 4": ("against-depth",),
+        "figure 5": ("history-weights",),
     },
     # Three kinds at four depths, and big.
     "transparent": {
-        f"{pair}, {family}": 13 for pair in ("WMT14 En-De", "WMT15 Cs-En") for family in ("Transformer", "RNMT+")
+        f"table {number}": {f"{pair}, {family}": 13 for family in ("Transformer", "RNMT+")}
+        for number, pair in enumerate(("WMT14 En-De", "WMT15 Cs-En"), 1)
     }
-    | {f"{pair}, pre-norm (not in the paper)": 8 for pair in ("WMT14 En-De", "WMT15 Cs-En")},
+    | {"figures 1 to 3": ("gradient-ratio",), "figure 4": ("transparent-weights",)},
     "admin": {
-        "WMT14 En-Fr": 5,
-        "WMT14 En-De": 5,
-        "Depth (WMT14 En-Fr)": 7,
-        "Wider (WMT14 En-Fr)": 3,
-        "Back-translation (WMT14 En-Fr)": 3,
-        "Pages of the code (WMT14 En-De)": 2,
+        # Their numbers are not in the text at hand.
+        "tables": {
+            "WMT14 En-Fr": 5,
+            "WMT14 En-De": 5,
+            "Depth (WMT14 En-Fr)": 7,
+            "Wider (WMT14 En-Fr)": 3,
+            "Back-translation (WMT14 En-Fr)": 3,
+        },
+        "figure 1": UNSEEN,
+        "figure 2": ("learning-curves",),
+        "figure 3": "ziggurat evaluate --compare RUN --compare RUN --train-target FILE",
     },
     "sdt": {
-        "WMT16 En-De": 14,
-        "WMT14 En-Fr": 10,
-        "Ablation (SDT-RPR-48L, WMT16 En-De)": 4,
-        "Copy strategies (SDT-RPR-48L, WMT16 En-De)": 3,
-        "Schedules (SDT-RPR-48L, WMT16 En-De)": 4,
-        "Against DLCL (WMT16 En-De)": 7,
-        "Table 6 (WMT16 En-De)": 4,
+        "tables 1 to 2": {"WMT16 En-De": 14, "WMT14 En-Fr": 10, "Ablation (SDT-RPR-48L, WMT16 En-De)": 4},
+        "table 3": {"Copy strategies (SDT-RPR-48L, WMT16 En-De)": 3},
+        "table 4": {"Schedules (SDT-RPR-48L, WMT16 En-De)": 4},
+        "table 5": {"Against DLCL (WMT16 En-De)": 7},
+        "table 6": {"Table 6 (WMT16 En-De)": 4},
+        "figure 1": UNSEEN,
+        "figure 2": ("similarity-profiles",),
+        "figures 3 to 5": UNSEEN,
+        "figure 6": ("against-depth",),
+        "figures 7 to 8": ("similarity-profiles", "similarity-map"),
     },
 }
-"""Rows of every table, counted by hand."""
+"""Every table and figure of the five papers, and what stands for it here; rows were counted by hand."""
+
+ELSEWHERE: dict[str, dict[str, int]] = {
+    "ds-init": {"Text (WMT14 En-De)": 2, "Documentation of the code (WMT14 En-De)": 1},
+    "dlcl": {},
+    "transparent": {f"{pair}, pre-norm (not in the paper)": 8 for pair in ("WMT14 En-De", "WMT15 Cs-En")},
+    "admin": {"Pages of the code (WMT14 En-De)": 2},
+    "sdt": {},
+}
+"""Rows of no table or figure: from the text, from the pages of the code, and our own."""
 
 PATTERN = re.compile(
     r"(?P<key>[a-z]+(-init)?)-(iwslt-)?(?P<source>[a-z]{2})-(?P<target>[a-z]{2})(-(small|large))?"
@@ -73,9 +103,28 @@ def all_recipes() -> dict[str, PaperRecipe]:
 @pytest.mark.parametrize("key", paper_keys())
 def test_every_row_of_every_table_is_a_recipe(key: str) -> None:
     found = Counter(place.table for recipe in paper_recipes(key).values() for place in recipe.table_rows)
-    assert found == ROWS[key]
+    shown = [item for item in EXHIBITS[key].values() if isinstance(item, dict)]
+    headings = [heading for item in (*shown, ELSEWHERE[key]) for heading in item]
+    assert len(set(headings)) == len(headings), "a heading stands for one table"
+    assert found == {heading: rows for item in (*shown, ELSEWHERE[key]) for heading, rows in item.items()}
     rows = [(place.table, place.row) for recipe in paper_recipes(key).values() for place in recipe.table_rows]
     assert len(set(rows)) == len(rows)
+
+
+@pytest.mark.parametrize("key", paper_keys())
+def test_every_table_and_figure_of_a_paper_is_accounted_for(key: str) -> None:
+    numbers: dict[str, list[int]] = {"table": [], "figure": []}
+    for name, shown in EXHIBITS[key].items():
+        said = re.fullmatch(r"(table|figure)s?(?: (\d+))?(?: to (\d+))?", name)
+        assert said is not None, name
+        if said[2] is not None:
+            numbers[said[1]] += range(int(said[2]), int(said[3] or said[2]) + 1)
+        if isinstance(shown, tuple):
+            assert set(shown) <= {*EVERYTHING, "against-depth"}, name  # the latter only of several runs
+        elif isinstance(shown, str):
+            assert shown == UNSEEN or COMMAND.fullmatch(shown), name
+    for kind, found in numbers.items():
+        assert found == list(range(1, len(found) + 1)), f"{kind}: numbers are missing"
 
 
 def test_names_are_unique_and_every_fragment_is_used() -> None:

@@ -70,6 +70,16 @@ def test_too_long_counts_characters_of_the_longer_side() -> None:
     assert clean.too_long(["äää", "äääa", "a"], ["a", "a", "aaaa"], limit=3).tolist() == [False, True, True]
 
 
+@given(st.lists(st.tuples(st.text("ab \u3000", max_size=12), st.text("ab \u3000", max_size=12))), st.integers(1, 4))
+def test_too_many_words_counts_what_white_space_separates(pairs: list[tuple[str, str]], limit: int) -> None:
+    def words(text: str) -> int:
+        return sum(a != " " and b == " " for a, b in pairwise(text.replace("\u3000", " ") + " ")) if text else 0
+
+    expected = [words(source) > limit or words(target) > limit for source, target in pairs]
+    sides = [source for source, _ in pairs], [target for _, target in pairs]
+    assert clean.too_many_words(*sides, limit=limit).tolist() == expected
+
+
 def test_length_ratio_counts_words_or_characters() -> None:
     pairs = [
         ("one two three", "a b c d e f", False),  # 2.0 in words
@@ -126,7 +136,12 @@ def test_pair_hashes_keep_the_sides_apart() -> None:
 
 def test_each_pair_is_counted_once_under_the_first_reason() -> None:
     filters = FilterConfig(
-        max_characters=10, max_length_ratio=3, identical=True, duplicates=True, control_characters=True
+        max_characters=10,
+        max_words=4,
+        max_length_ratio=3,
+        identical=True,
+        duplicates=True,
+        control_characters=True,
     )
     pairs = [
         ("gut", "good"),
@@ -138,6 +153,8 @@ def test_each_pair_is_counted_once_under_the_first_reason() -> None:
         ("gut", "good"),
         ("bel\x07", "bell"),
         ("ende", "end"),
+        ("a b c d e", "a"),
+        ("a b c d", "a b c d e"),
     ]
     counts: Counter[str] = Counter()
     sources, targets = ([*side] for side in zip(*pairs, strict=True))
@@ -145,7 +162,8 @@ def test_each_pair_is_counted_once_under_the_first_reason() -> None:
     assert (left, right) == (["gut", "gut", "ende"], ["good", "good", "end"])  # duplicates are another's task
     assert kept.nonzero()[0].tolist() == [0, 6, 8]
     assert counts == {
-        "empty": 1, "nul": 1, "too_long": 1, "length_ratio": 1, "identical": 1, "control_characters": 1
+        "empty": 1, "nul": 1, "too_long": 1, "too_many_words": 2, "length_ratio": 1, "identical": 1,
+        "control_characters": 1,
     }  # fmt: skip
 
 

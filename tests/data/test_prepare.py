@@ -355,12 +355,13 @@ class TestRefusals:
 
 
 def test_filters_work_over_all_corpora(project: Project) -> None:
-    project.settings["filters"] = {"duplicates": True, "identical": True, "max_length_ratio": 3.0}
+    project.settings["filters"] = {"duplicates": True, "identical": True, "max_length_ratio": 3.0, "max_words": 30}
     project.add_plain("train", 20)
     project.add_plain("train", 25)
-    project.add("train", ["same", "a b c d e f g"], ["same", "a b"])
+    project.add("train", ["same", "a b c d e f g", "a " * 30, "a"], ["same", "a b", "b " * 30, "b " * 31])
     report = project.prepare()
-    assert [c.dropped for c in report.corpora] == [{}, {"duplicate": 20}, {"identical": 1, "length_ratio": 1}]
+    dropped = {"identical": 1, "length_ratio": 1, "too_many_words": 1}
+    assert [c.dropped for c in report.corpora] == [{}, {"duplicate": 20}, dropped]
 
 
 def test_unicode_form_is_applied_and_kept_for_translation(project: Project) -> None:

@@ -23,6 +23,7 @@ from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.attention import WholeTarget, causal_mask, padding_mask
+from ziggurat.training.depth_records import measured
 from ziggurat.training.objective import batch_loss, probe_loss
 
 VOCABULARY = 13
@@ -34,9 +35,9 @@ RNMT: dict[str, Any] = {
 }
 
 
-def batch() -> Batch:
+def batch(seed: int = 3) -> Batch:
     """Three sentence pairs of lengths (5, 4), (3, 6), (1, 2)."""
-    generator = torch.Generator().manual_seed(3)
+    generator = torch.Generator().manual_seed(seed)
     source = torch.randint(4, VOCABULARY, (3, 5), generator=generator)
     target = torch.randint(4, VOCABULARY, (3, 6), generator=generator)
     source_mask = torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
@@ -98,6 +99,30 @@ def test_gradient_norms_are_those_that_backward_leaves() -> None:
     close(found["encoder"], [norm(f"encoder.layers.{n}.") for n in range(3)])
     close(found["decoder"], [norm(f"decoder.layers.{n}.") for n in range(2)])
     close(found["output"], norm("output."))
+
+
+def test_the_mean_of_gradient_norms_is_that_of_a_loop_over_batches() -> None:
+    model, batches = built(embedding={"sharing": "none", "output_bias": True}), [batch(seed) for seed in (3, 4, 5)]
+    found = measured(model, batches, LOSS)
+    norms: dict[str, list[float]] = {f"{stack}.layers.{n}.": [] for stack, n in (("encoder", 0), ("decoder", 1))}
+    norms["output."] = []
+    for some in batches:
+        model.zero_grad()
+        batch_loss(model, some, LossConfig(), tokens=12, sentences=3).objective.backward()
+        for prefix, of_batches in norms.items():
+            grads = [p.grad for name, p in model.named_parameters() if name.startswith(prefix)]
+            of_batches.append(math.sqrt(math.fsum(v * v for g in grads if g is not None for v in g.flatten().tolist())))
+    means = {prefix: math.fsum(of_batches) / 3 for prefix, of_batches in norms.items()}
+    close(found["gradient_norm"]["encoder"][0], means["encoder.layers.0."])
+    close(found["gradient_norm"]["decoder"][1], means["decoder.layers.1."])
+    close(found["gradient_norm"]["output"], means["output."])
+    assert found["gradient_batches"] == 3
+    # Everything else is of the first batch.
+    alone = measured(model, batches[:1], LOSS)
+    assert "gradient_batches" not in alone
+    assert {k: v for k, v in found.items() if not k.startswith("gradient_")} == {
+        k: v for k, v in alone.items() if k != "gradient_norm"
+    }
 
 
 def test_a_matrix_shared_with_the_output_is_the_embeddings() -> None:

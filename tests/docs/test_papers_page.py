@@ -16,6 +16,7 @@ TEXT = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
 RECIPES = {name for key in paper_keys() for name in paper_recipes(key)}
 WORD = re.compile(rf"(?<![\w/.=-])(?:{'|'.join(paper_keys())})-[\w{{}},-]*[\w}}]")
 
+PRESET = re.compile(r"--figure [\w-]+")
 FIGURE = re.compile(r"\[`([\w-]+)`\]\(figures\.md\)")
 
 
@@ -28,6 +29,7 @@ def expanded(pattern: str) -> list[str]:
 def named(text: str) -> list[str]:
     """Return the recipes that the code of a text names, patterns expanded; a small one by that of its full form."""
     code = "\n".join([*blocks(text), *re.findall(r"`([^`\n]+)`", FIGURE.sub("", without_blocks(text)))])
+    code = PRESET.sub("", code)  # names of figures are like those of recipes
     return [name.removesuffix(SUFFIX) for pattern in WORD.findall(code) for name in expanded(pattern)]
 
 

@@ -105,6 +105,51 @@ def test_a_block_adds_its_norm_and_a_row_and_column_of_weights() -> None:
     assert count_parameters(grown) - count_parameters(shallow) == 2 * per_layer + 2 * d + (4 * 4 - 3 * 3)
 
 
+def test_interpolation_in_the_top_block_grows_the_table_as_a_block_on_top_does() -> None:
+    """Li et al. 2020, table 3, "interpolation, g = 6", with 2 layers a block: W keeps its rows, the new one is even."""
+    choices = {"residual": "pre", "encoder.history": "blocks", "combination.period": 2}
+    shallow, grown, deep = pair(choices, 4, 6, "g_interpolate")
+    for number, source in enumerate([0, 1, 2, 2, 3, 3]):
+        assert all(torch.equal(v, layer(shallow, source)[name]) for name, v in layer(grown, number).items())
+    old, new = (dict(model.encoder.history.named_parameters()) for model in (shallow, grown))
+    expected = torch.zeros(4, 4)
+    expected[:3, :3] = old["weight"]
+    expected[3] = 1 / 4
+    assert torch.equal(new["weight"].tril(), expected.tril())
+    for norm, source in ((1, 1), (2, 2), (3, 2)):
+        assert torch.equal(new[f"norms.{norm}.weight"], old[f"norms.{source}.weight"])
+    # The stack's output once more in float64: a mean of the embedding and of the norms of the blocks' outputs.
+    grown = grown.double()
+    x, outputs = torch.randn(1, 3, deep.d_model, dtype=torch.float64), list[Tensor]()
+    [found] = grown.encoder(x, torch.ones(1, 3, dtype=torch.bool), outputs)
+    blocks = [normed(outputs[2 * k - 1], new[f"norms.{k}.weight"], new[f"norms.{k}.bias"]) for k in (1, 2, 3)]
+    mean = (x + blocks[0] + blocks[1] + blocks[2]) / 4
+    last = dict(grown.encoder.final_norm.named_parameters())  # type: ignore[union-attr]
+    torch.testing.assert_close(found, normed(mean, last["weight"], last["bias"]))
+
+
+def normed(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """Layer normalisation written out."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain.double() + bias.double()
+
+
+@pytest.mark.parametrize(
+    ("choices", "old", "new", "word"),
+    [
+        ({"encoder.history": "blocks", "combination.period": 2}, 4, 7, "the last block (2,"),
+        ({"encoder.history": "blocks", "combination.period": 4}, 6, 10, "the last block (4,"),
+        ({"encoder.history": "blocks", "combination.unit": "sublayer"}, 4, 6, "between old ones"),
+        ({"encoder.history": "dlcl"}, 4, 6, "between old ones"),
+        ({"memory": "transparent"}, 4, 6, "between old ones"),
+    ],
+)
+def test_interpolation_across_tables_is_refused(choices: dict[str, Any], old: int, new: int, word: str) -> None:
+    deep = small_model({"residual": "pre", "encoder.layers": new, **choices})
+    growth = {"stages": [{"layers": old, "updates": 1}], "copy_strategy": "g_interpolate"}
+    assert any(word in reason for reason in growth_refused(GrowthConfig.model_validate(growth), deep))
+
+
 @pytest.mark.parametrize("history", get_args(HistoryKind))
 @pytest.mark.parametrize("residual", ["pre", "post"])
 @pytest.mark.parametrize("unit", ["layer", "sublayer"])
@@ -161,6 +206,7 @@ def test_constants_of_depth_stay() -> None:
         ("g_top", 2, 5, "grow to 4 at most"),
         ("copy_all", 2, 3, "doubles the depth"),
         ("interpolate", 3, 5, "doubles the depth"),
+        ("g_interpolate", 2, 5, "grow to 4 at most"),
         ("g_top", 3, 2, "must be larger"),
     ],
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from ziggurat.config import Experiment
 from ziggurat.diagnosis.records import Record
 from ziggurat.report.runs import Ending, ReportRun
 
@@ -17,6 +18,20 @@ KINDS = {
     "decoder.cross_attn": M,
     "decoder.ffn": M,
 }
+
+
+EXPERIMENT = Experiment.model_validate(
+    {
+        "data": {
+            "source_language": "qlo",
+            "target_language": "qhi",
+            "store": "store",
+            "train": [{"source": "train.qlo", "target": "train.qhi"}],
+        },
+        "model": {"d_model": 16, "d_ff": 32, "heads": 2, "residual": "pre"},
+    }
+)
+"""Configuration of every run but for its depth and method."""
 
 
 def stacks(encoder: float, decoder: float) -> dict[str, Any]:
@@ -81,9 +96,9 @@ def run(
     validations: list[dict[str, Any]] | None = None,
     depth: list[Record] | None = None,
 ) -> ReportRun:
-    """A run with these records; figures do not read its configuration."""
+    """A run with these records."""
     ending = Ending(True, "ended: max_updates, after update 200")
-    return ReportRun(name, Path(name), colour, cast("Any", None), train or [], validations or [], depth or [], ending)
+    return ReportRun(name, Path(name), colour, EXPERIMENT, train or [], validations or [], depth or [], ending)
 
 
 def trained(name: str = "plain", colour: int = 0) -> ReportRun:

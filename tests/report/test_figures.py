@@ -163,6 +163,19 @@ def test_first_and_last_layer_of_a_growing_run() -> None:
     assert lines(figure, "decoder")["plain, first layer"].y == (1.0, None)
 
 
+def test_the_caption_says_over_how_many_batches_gradients_are_means() -> None:
+    def caption(*counts: int | None) -> str:
+        norms = {"encoder": [0.5, 2.0], "decoder": [1.0]}
+        values = [{"gradient_norm": norms} | ({} if n is None else {"gradient_batches": n}) for n in counts]
+        figure = first_and_last_layer([run(f"r{i}", i, depth=[only(1, **v)]) for i, v in enumerate(values)])
+        assert figure is not None
+        return figure.caption
+
+    assert "one fixed batch" in caption(None)
+    assert "over 50 fixed batches" in caption(50, 50)
+    assert "r0: 1; r1: 50" in caption(None, 50)
+
+
 def test_ratio_and_dependence_line_over_training() -> None:
     figure = gradient_ratio([trained()])
     assert lines(figure, "encoder")["plain"].y == pytest.approx((1.5, 1.3, 1.2))

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
-from ziggurat.diagnosis.records import DEPTH_FILE, Record
+from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.tracking.tracker import Pixels
 from ziggurat.training.depth_records import DepthReporter
@@ -189,3 +189,15 @@ def test_a_whole_run_measures_warns_and_draws(
     assert [e.step for e in events.Scalars("depth/nll")] == [0, 2, 4]
     assert {e.step for e in events.Images("depth/gradient_norm.encoder by layer and update")} == {0, 2, 4}
     assert [e.step for e in events.Images("depth/similarity by layer and layer")][-1] == 4
+
+
+@pytest.mark.slow
+def test_measurements_left_out_are_counted_and_told_once(tiny_folder: Path, tmp_path: Path) -> None:
+    for share, left_out in ((1e-9, 5), (None, 0)):
+        run = tmp_path / str(share)
+        measured = {"every_updates": 1, "max_share": share}
+        train(run, tiny_experiment(tiny_folder, diagnostics=measured, stop={"updates": 5}), console=Console(quiet=True))
+        assert [record.update for record in read_records(run)] == [*range(6 - left_out)]
+        told = [line for line in (run / "log.txt").read_text().splitlines() if "records left out" in line]
+        assert len(told) == (left_out > 0)
+        assert all("left out: 5," in line and "`training.diagnostics.max_share`" in line for line in told)

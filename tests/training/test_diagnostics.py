@@ -240,6 +240,6 @@ def test_compiled_layers_are_seen_and_compile_nothing_more(tiny_folder: Path) ->
     learner.model(batch.source, batch.source_mask, batch.target_in)
     compiled = len(graphs)
     assert compiled
-    assert measured(learner.model, batch, loss) == measured(model.model, batch, loss)
+    assert measured(learner.model, [batch], loss) == measured(model.model, [batch], loss)
     learner.model(batch.source, batch.source_mask, batch.target_in)
     assert len(graphs) == compiled

@@ -32,8 +32,8 @@ from ziggurat.models.grow import at_depth
 from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors, weights
-from ziggurat.training.average import regular_checkpoints
 from ziggurat.training.checkpoint import load_checkpoint, read_progress
+from ziggurat.training.choice import regular_checkpoints
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
@@ -228,6 +228,7 @@ GROWN: list[tuple[str, int, list[int | None]]] = [
     ("top_only", 2, [0, 1, 1, 1, 1]),
     ("copy_all", 2, [0, 1, 0, 1]),
     ("interpolate", 2, [0, 0, 1, 1]),
+    ("g_interpolate", 3, [0, 1, 1, 2, 2]),
     ("random", 2, [0, 1, None]),
 ]
 
@@ -375,13 +376,23 @@ def test_growth_that_cannot_happen_is_refused_with_the_configuration(
         Experiment.model_validate(content)
 
 
-@pytest.mark.parametrize("strategy", ["interpolate", "g_interpolate"])
-@pytest.mark.parametrize(("history", "refused"), [("latest", False), ("blocks", False), ("dlcl", True)])
-def test_layers_go_between_old_ones_where_no_weights_belong_to_single_layers(
+@pytest.mark.parametrize(
+    ("strategy", "history", "refused"),
+    [
+        ("interpolate", "latest", False),
+        ("interpolate", "blocks", True),
+        ("interpolate", "dlcl", True),
+        ("g_interpolate", "latest", False),
+        ("g_interpolate", "blocks", False),
+        ("g_interpolate", "dlcl", True),
+    ],
+)
+def test_layers_go_between_old_ones_where_no_trained_weights_would_belong_to_other_layers(
     tiny_folder: Path, strategy: str, history: str, refused: bool
 ) -> None:
     content = growing(tiny_folder).model_dump()
     content["model"]["encoder"]["history"] = history
+    content["model"]["combination"]["period"] = 2
     content["training"]["growth"] |= {"stages": [{"layers": 2, "updates": 3}], "copy_strategy": strategy}
     reasons = growth_refused(
         GrowthConfig.model_validate(content["training"]["growth"]), ModelConfig.model_validate(content["model"])

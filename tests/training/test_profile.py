@@ -18,7 +18,7 @@ from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors
 from ziggurat.training.loop import train
-from ziggurat.training.profile import profile_admin, profile_batch
+from ziggurat.training.profile import profile_admin, profile_batch, profile_batches
 
 ADMIN: dict[str, Any] = {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 500}}
 
@@ -66,6 +66,19 @@ def test_a_small_store_is_taken_whole_but_for_its_longest_pairs(tiny_folder: Pat
     assert 0.95 * len(cost) <= len(usual) < len(cost)
     assert sorted(profile_batch(store, 10**9, seed=1).indices.tolist()) == usual.tolist()
     assert profile_batch(store, 1, seed=1).sentences == 1
+
+
+def test_several_batches_share_no_pair_and_end_with_the_epoch(tiny_folder: Path) -> None:
+    store = store_of(tiny_folder)
+    cost = np.maximum(store.train.source_lengths, store.train.target_lengths) + 1
+    batches = profile_batches(store, 200, 3, seed=1)
+    assert torch.equal(batches[0].source, profile_batch(store, 200, seed=1).source)
+    assert all(200 <= cost[one.indices].sum() <= 200 + cost.max() for one in batches)
+    pairs = np.concatenate([one.indices for one in batches])
+    assert len(batches) == 3
+    assert len(set(pairs.tolist())) == len(pairs)
+    whole = np.concatenate([one.indices for one in profile_batches(store, 200, 10**6, seed=1)])
+    assert sorted(whole.tolist()) == sorted(profile_batch(store, 10**9, seed=1).indices.tolist())
 
 
 def test_the_batch_is_of_the_first_stage(tiny_folder: Path) -> None:

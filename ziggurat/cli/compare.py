@@ -12,6 +12,7 @@ from ziggurat.cli.options import is_setting
 from ziggurat.cli.output import (
     check_input,
     input_stream,
+    output_folder,
     pair_up,
     print_json,
     read_text,
@@ -72,7 +73,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
     language_known = test_set.target_language is not None or not models
     if language_known:
         check_test_set(test_set, needed, scoring.comet, compare=True)
-    folder = _output_folder(options.output)
+    folder = output_folder(options.output)
     inputs = [options.source, *options.references, *options.train_target, *files]
     for name, of_system in systems:
         for seed in range(1, len(of_system) + 1):
@@ -172,17 +173,6 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
             )
         systems.append((name, paths))
     return systems
-
-
-def _output_folder(path: str | None) -> Path | None:
-    """Return the folder for translations, created if missing. Raises ConfigError when a file is in its place."""
-    if path is None:
-        return None
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{path}: is a file; with `--compare`, `--output` names a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def _lines(paths: Sequence[str]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from ziggurat.cli.jobs import (
     model_choice,
 )
 from ziggurat.cli.options import (
+    Checkpoints,
     DecodingOverrides,
     Device,
     Engine,
@@ -42,16 +44,20 @@ from ziggurat.cli.output import (
     pair_up,
     read_text,
     refuse_overwriting,
+    say,
     write_parts,
 )
 from ziggurat.cli.perturbing import PerturbOptions, perturb_systems, perturbation_names
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
+    PERPLEXITY,
     ScoreOptions,
     comet_environment,
     metric_names,
+    read_texts,
     score_system,
 )
+from ziggurat.cli.series import score_checkpoints, score_test_sets
 from ziggurat.errors import ConfigError
 
 __all__ = ["evaluate", "score"]
@@ -66,6 +72,14 @@ def evaluate(
     hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Existing translations to score.")] = None,
     reference: Annotated[
         list[str] | None, typer.Option("--reference", help="Reference translation; repeat for several.")
+    ] = None,
+    test_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--test-set",
+            metavar="[NAME=]SOURCE,REFERENCE[,...]",
+            help="In place of --source and --reference: one of several test sets; repeat. Their mean is added.",
+        ),
     ] = None,
     compare: Annotated[
         list[str] | None,
@@ -95,7 +109,8 @@ def evaluate(
         typer.Option("--train-target", help="Target side of the training text, for word accuracy; with --compare."),
     ] = None,
     metrics: Annotated[
-        str, typer.Option("--metrics", help="Of bleu, chrf, ter, meteor, comet; separated by commas.")
+        str,
+        typer.Option("--metrics", help="Of bleu, chrf, ter, meteor, comet, perplexity; separated by commas."),
     ] = "bleu,chrf,ter",
     language: Annotated[
         str | None,
@@ -123,10 +138,12 @@ def evaluate(
         typer.Option("--tag", help="Tag for every source line, such as `<2de>`, as in the training corpora."),
     ] = None,
     output: Annotated[
-        str | None, typer.Option(*OUT, help="Also write the translations here (--compare: a folder).")
+        str | None,
+        typer.Option(*OUT, help="Also write the translations here (--compare, --test-set, --checkpoints: a folder)."),
     ] = None,
     ensemble: Ensemble = None,
     which: Which = None,
+    checkpoints: Checkpoints = None,
     without_layers: WithoutLayers = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -138,7 +155,7 @@ def evaluate(
     ray: RayAddress = None,
     json: Json = False,
 ) -> None:
-    """Score a model on a test set, or translations in a file, with sacreBLEU; or compare systems.
+    """Score a model on a test set or several, or translations in a file, with sacreBLEU; or compare systems.
 
     Examples: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`,
     `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`,
@@ -153,18 +170,41 @@ def evaluate(
         overrides, model = [model, *(overrides or [])], None
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers, engine)
     options = JobOptions(job, shard, merge, ray, workers, threads, device)
-    if not reference:
+    several = bool(test_set) or checkpoints is not None
+    if several and (model is None or compare or perturb is not None or hypothesis or job is not None):
+        raise ConfigError(
+            "`--test-set` and `--checkpoints` are for a model: name it, and leave out `--hypothesis`, `--compare`, "
+            "`--perturb` and `--job`"
+        )
+    if test_set and (source or reference or checkpoints is not None):
+        raise ConfigError(
+            "`--test-set` has source and references: leave out `--source`, `--reference`, `--checkpoints`"
+        )
+    if checkpoints is not None and (ensemble or which):
+        raise ConfigError("`--checkpoints` names the weights of one run: leave out `--ensemble` and `--which`")
+    reference = reference or []
+    if not reference and not test_set:
         raise ConfigError("`--reference FILE` is missing")
     check_one_stream(source, hypothesis, *reference)
     if job is not None and model is None:
         raise ConfigError("`--job` is for translating with one model, or an ensemble; name it")
-    names = metric_names(metrics)
+    names, perplexity = metric_names(metrics)
+    if perplexity:
+        if model is None or compare or perturb is not None or job is not None or engine == "ctranslate2":
+            raise ConfigError(
+                f"`--metrics {PERPLEXITY}` asks a model: name it, and leave out `--hypothesis`, `--compare`, "
+                "`--perturb`, `--job` and `--engine ctranslate2`"
+            )
+        opening = replace(opening, engine="torch")
     if (comet_python or comet_model) and "comet" not in names:
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
     comet = comet_environment(comet_python, comet_model, device) if "comet" in names else None
     scoring = ScoreOptions(
-        names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence, tag
+        names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence, tag, perplexity
     )
+    scoring.refuse_references(len(reference))
+    if output is not None and not scoring.of_outputs:
+        raise ConfigError(f"`--output` is for translations, and `--metrics {PERPLEXITY}` alone makes none")
     if perturb is not None:
         if hypothesis or output or train_target or tokenised or compound_split or confidence or (compare and ensemble):
             raise ConfigError(
@@ -211,11 +251,20 @@ def evaluate(
             "`--ensemble`, `--which`, `--without-layers`, `--threads`, `--engine`, `--tag` and (but for COMET) "
             "`--device`"
         )
-    refuse_overwriting(output, source, *reference)
-    check_output(output or "-")
+    if not several:
+        refuse_overwriting(output, source, *reference)
+        check_output(output or "-")
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     models = [] if model is None else [model, *(ensemble or [])]
+    if test_set:
+        score_test_sets(models, test_set, output, scoring, opening, json=json)
+        return
+    if checkpoints is not None:
+        if source is None:
+            raise ConfigError("`--source FILE` is missing: what should the model translate?")
+        score_checkpoints(models[0], checkpoints, read_texts(source, reference), output, scoring, opening, json=json)
+        return
     score_system(models, hypothesis, source, reference, output, scoring, opening, options, json=json)
 
 
@@ -239,7 +288,8 @@ def score(
 ) -> None:
     """Print the log-probability of each given translation (natural logarithm, end-of-sentence included).
 
-    Example: `ziggurat score runs/a --source test.de --target test.en`
+    Their sum and the perplexity of a token are told on standard error; `evaluate --metrics perplexity --json` has them
+    for programs. Example: `ziggurat score runs/a --source test.de --target test.en`
     """
     check_output(output)
     refuse_overwriting(output, source, target)
@@ -258,6 +308,11 @@ def score(
     sources, targets = read_text(source), read_text(target)
     pair_up((source, sources), (target, targets))
     translator = open_model(models, opening, lines=len(sources))
+    scores = translator.score(sources, targets, tag=tag)
     with output_stream(output) as out:
-        for result in translator.score(sources, targets, tag=tag):
+        for result in scores:
             out.write((result.to_json() if json else result.to_text()).encode() + b"\n")
+    if scores:
+        from ziggurat.evaluation.perplexity import Likelihood
+
+        say(Likelihood.of(result.token_log_probabilities for result in scores).line())

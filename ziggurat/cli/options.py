@@ -15,6 +15,7 @@ __all__ = [
     "HOW",
     "WHAT",
     "WHO",
+    "Checkpoints",
     "ConfigArgument",
     "DecodingOverrides",
     "Device",
@@ -60,6 +61,15 @@ Which = Annotated[
     typer.Option(
         "--which",
         help="Checkpoint of a run: averaged, best, best-en-de (of a direction), last or an update's number.",
+        rich_help_panel=WHO,
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="KIND:N",
+        help="Several checkpoints of a run: last:5 (the newest), last-epochs:5 (that end an epoch), around-best:21.",
         rich_help_panel=WHO,
     ),
 ]

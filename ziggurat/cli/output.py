@@ -40,6 +40,7 @@ __all__ = [
     "is_first_process",
     "line_count",
     "line_progress",
+    "output_folder",
     "output_stream",
     "pair_up",
     "print_json",
@@ -237,6 +238,17 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
         return
     with atomic_file(target) as file:
         yield file
+
+
+def output_folder(path: str | None) -> Path | None:
+    """Return the folder for several texts, created if missing. Raises ConfigError when a file is in its place."""
+    if path is None:
+        return None
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{path}: is a file; with several outputs, `--output` names a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def write_parts(path: str, parts: Iterable[bytes]) -> None:

@@ -125,7 +125,10 @@ def _record_text(record: Record) -> str:
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of at most 8 runs, in the order of their colours; or one store.")
+        list[Path],
+        typer.Argument(
+            help="Folders of runs, in the order of their colours; above 8, only against depth. Or one store."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -186,7 +189,7 @@ def report(
     if of_data:
         made = _report_on_store(runs[0], source, reference)
     else:
-        made = _report_on_runs(runs, 200 if translations is None else translations, source, reference)
+        made = _report_on_runs(runs, translations, source, reference)
     with output_stream(str(target)) as file:
         file.write(made.page.encode())
     written = _figure_files(made.figures, figures, formats) if figures is not None else []
@@ -209,13 +212,19 @@ class _Made(NamedTuple):
     lines: list[str]
 
 
-def _report_on_runs(runs: Sequence[Path], translations: int, source: str | None, reference: str | None) -> _Made:
+def _report_on_runs(runs: Sequence[Path], translations: int | None, source: str | None, reference: str | None) -> _Made:
     from ziggurat.report.content import as_record, gather
     from ziggurat.report.page import page
-    from ziggurat.report.runs import read_runs
+    from ziggurat.report.runs import MAX_DRAWN, read_runs
 
+    if len(runs) > MAX_DRAWN and (translations or source is not None):
+        raise ConfigError(
+            f"translations are compared of at most {MAX_DRAWN} runs, not {len(runs)}; leave out `--translations` and "
+            "`--source`, and the report shows the runs against depth"
+        )
     read = read_runs(runs)
-    content = gather(read, _sentences(read, translations, source, reference), say)
+    count = (200 if len(runs) <= MAX_DRAWN else 0) if translations is None else translations
+    content = gather(read, _sentences(read, count, source, reference), say)
     lines = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
     return _Made(page(content), content.figures, as_record(content), lines)
 

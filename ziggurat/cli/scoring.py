@@ -32,12 +32,18 @@ if TYPE_CHECKING:
     from ziggurat.evaluation.metrics import TestSet
     from ziggurat.evaluation.scores import Metric, Score
 
+    AnyTranslator = Translator | ServedTranslator | WorkerTranslator
+
 __all__ = [
     "COMET_PYTHON",
+    "PERPLEXITY",
     "ScoreOptions",
+    "Texts",
     "check_test_set",
     "comet_environment",
     "metric_names",
+    "model_scores",
+    "read_texts",
     "score_outputs",
     "score_system",
     "translated",
@@ -46,6 +52,9 @@ __all__ = [
 
 COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
 """Environment variable that stands in for `--comet-python`."""
+
+PERPLEXITY = "perplexity"
+"""Name of the metric that is of the reference under the model, and so none of those that score translations."""
 
 _LANGUAGE_LINES = 2000  # lines compared to tell the languages of two texts apart
 
@@ -64,6 +73,7 @@ class ScoreOptions:
         compound_split: also compound-split BLEU.
         confidence: add confidence intervals.
         tag: put before every source sentence that is translated; None: none.
+        perplexity: also that of the reference under the model.
     """
 
     metrics: Sequence[str]
@@ -75,6 +85,17 @@ class ScoreOptions:
     compound_split: bool = False
     confidence: bool = False
     tag: str | None = None
+    perplexity: bool = False
+
+    def refuse_references(self, count: int) -> None:
+        """Raise ConfigError where so many references are too many: a perplexity is of one."""
+        if self.perplexity and count > 1:
+            raise ConfigError(f"`--metrics {PERPLEXITY}` is of one reference translation, but there are {count}")
+
+    @property
+    def of_outputs(self) -> bool:
+        """True where some score is of translations, False where the model alone is asked for probabilities."""
+        return bool(self.metrics or self.tokenised or self.compound_split)
 
     def test_set(
         self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
@@ -85,15 +106,42 @@ class ScoreOptions:
         return TestSet(references, sources, self.language or model_language, self.tokenizer, self.lowercase)
 
 
-def metric_names(listed: str) -> list[str]:
-    """Return the metrics of a comma-separated list, in the order of ALL_METRICS."""
+@dataclass(frozen=True)
+class Texts:
+    """A source text and its reference translations, read and paired.
+
+    Attributes:
+        paths: of all files, the source first.
+        sources: lines of the source text.
+        references: lines of each reference.
+    """
+
+    paths: Sequence[str]
+    sources: list[str]
+    references: Sequence[list[str]]
+
+
+def read_texts(source: str, references: Sequence[str]) -> Texts:
+    """Return the texts at these paths. Raises DataError for one that is empty or does not pair up with the others."""
+    sources, of_references = read_text(source), [read_text(path) for path in references]
+    named = list(zip(references, of_references, strict=True))
+    for path, lines in ((source, sources), *named):
+        refuse_empty(path, lines)
+    pair_up((source, sources), *named)
+    return Texts([source, *references], sources, of_references)
+
+
+def metric_names(listed: str) -> tuple[list[str], bool]:
+    """Return the metrics of a comma-separated list, in the order of ALL_METRICS, and whether `perplexity` is in it."""
     from ziggurat.evaluation.metrics import ALL_METRICS, check_metrics
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
     if not names:
-        raise ConfigError(f"`--metrics` is empty; valid: {', '.join(ALL_METRICS)}")
-    check_metrics(names)
-    return [metric for metric in ALL_METRICS if metric in names]
+        raise ConfigError(f"`--metrics` is empty; valid: {', '.join(ALL_METRICS)}, {PERPLEXITY}")
+    of_outputs = [name for name in names if name != PERPLEXITY]
+    if of_outputs:
+        check_metrics(of_outputs)
+    return [metric for metric in ALL_METRICS if metric in of_outputs], PERPLEXITY in names
 
 
 def comet_environment(python: str | None, model: str | None, device: str) -> CometEnvironment:
@@ -134,7 +182,7 @@ def check_test_set(
 
 
 def translated(
-    translator: Translator | ServedTranslator | WorkerTranslator,
+    translator: AnyTranslator,
     sources: list[str],
     output: str | None,
     tag: str | None = None,
@@ -195,6 +243,43 @@ def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOption
     return scores
 
 
+def model_scores(translator: AnyTranslator, texts: Texts, output: str | None, scoring: ScoreOptions) -> list[Score]:
+    """Return the scores of a model: of its translations, which go into the file `output` too, and of the reference."""
+    scores: list[Score] = []
+    if scoring.of_outputs:
+        test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
+        hypotheses = translated(translator, texts.sources, output, scoring.tag)
+        scores = checked_scores(test_set, hypotheses, scoring)
+    if scoring.perplexity:
+        scores.append(_perplexity(translator, texts, scoring.tag))
+    return scores
+
+
+def _perplexity(translator: AnyTranslator, texts: Texts, tag: str | None) -> Score:
+    """Return the perplexity of the reference under the model. Raises ConfigError where the engine has none."""
+    from ziggurat.decoding.translator import Translator
+    from ziggurat.evaluation.perplexity import Likelihood
+
+    if not isinstance(translator, Translator):
+        raise ConfigError(f"`--metrics {PERPLEXITY}` asks PyTorch's model for probabilities, not an export of it")
+    found = translator.score(texts.sources, texts.references[0], tag=tag)
+    vocabulary = translator.target_tokenizer
+    likelihood = Likelihood.of(score.token_log_probabilities for score in found)
+    return likelihood.score(vocabulary.pieces(range(vocabulary.size)))
+
+
+def checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOptions) -> list[Score]:
+    """Return the scores of translations; warn where the texts seem swapped, or too short for intervals."""
+    warn_of_sides(hypotheses, test_set)
+    scores = score_outputs(test_set, hypotheses, scoring)
+    if scoring.confidence and len(hypotheses) < FEWEST_CASES:
+        say(
+            f"warning: {counted(len(hypotheses), 'sentence')}: too few for `--confidence`. With fewer than "
+            f"{FEWEST_CASES}, its intervals come out too narrow."
+        )
+    return scores
+
+
 def score_system(
     models: Sequence[str],
     hypothesis: str | None,
@@ -211,51 +296,59 @@ def score_system(
     from ziggurat.decoding.engines import trial_of
 
     # (1) Texts are read and paired before a model is opened, which takes seconds.
-    references = [read_text(path) for path in reference]
-    sources = None if source is None else read_text(source)
-    hypotheses = None if hypothesis is None else read_text(hypothesis)
-    for name, of_reference in zip(reference, references, strict=True):
-        refuse_empty(name, of_reference)
-    for path, lines in ((source, sources), (hypothesis, hypotheses)):
-        if path is not None and lines is not None:
-            refuse_empty(path, lines)
-            pair_up((path, lines), *zip(reference, references, strict=True))
-    # (2) Metrics are checked before anything is translated, which may take hours. The model names the language.
-    if hypotheses is not None:
-        test_set = scoring.test_set(references, sources)
-        check_test_set(test_set, scoring.metrics, scoring.comet)
-    elif sources is None:
+    if hypothesis is not None:
+        scores: list[Score] | None = _scores_of_file(hypothesis, source, reference, scoring)
+    elif source is None:
         raise ConfigError("`--source FILE` is missing: what should the model translate?")
-    elif options.folder is not None:
-        with warnings_shown():
-            found = model_choice(models, opening).identified()
-            test_set = scoring.test_set(references, sources, found.experiment.data.target_language)
-            check_test_set(test_set, scoring.metrics, scoring.comet)
-            # The best of each line: with `n_best` above 1, also the model's own, `text` has several lines and columns.
-            inputs = {"lines": source}
-            merged = translation_job(options, "evaluate", found, inputs, b"".join, form="best", tag=scoring.tag)
-        if merged is None:
-            return
-        if output is not None:
-            write_parts(output, [merged.taken])
-        hypotheses = merged.taken.decode().split("\n")[:-1]
     else:
-        with (
-            warnings_shown(),
-            open_engine(models, opening, lines=len(sources), trial=trial_of(sources)) as translator,
-        ):
-            test_set = scoring.test_set(references, sources, translator.target_language)
-            check_test_set(test_set, scoring.metrics, scoring.comet)
-            hypotheses = translated(translator, sources, output, scoring.tag)
+        texts = read_texts(source, reference)
+        if options.folder is not None:
+            scores = _scores_of_job(models, texts, output, scoring, opening, options)
+        else:
+            trial = trial_of(texts.sources) if scoring.of_outputs else ()
+            with warnings_shown(), open_engine(models, opening, lines=len(texts.sources), trial=trial) as translator:
+                # (2) Metrics are checked before anything is translated, which may take hours.
+                test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
+                check_test_set(test_set, scoring.metrics, scoring.comet)
+                scores = model_scores(translator, texts, output, scoring)
     # (3) Scores
-    warn_of_sides(hypotheses, test_set)
-    scores = score_outputs(test_set, hypotheses, scoring)
-    if scoring.confidence and len(hypotheses) < FEWEST_CASES:
-        say(
-            f"warning: {counted(len(hypotheses), 'sentence')}: too few for `--confidence`. With fewer than "
-            f"{FEWEST_CASES}, its intervals come out too narrow."
-        )
+    if scores is None:
+        return
     if json:
         print_json([score.as_record() for score in scores])
     else:
         print("\n".join(map(str, scores)))
+
+
+def _scores_of_file(
+    hypothesis: str, source: str | None, reference: Sequence[str], scoring: ScoreOptions
+) -> list[Score]:
+    """Return the scores of the translations in a file."""
+    texts = read_texts(hypothesis, reference)
+    sources = None if source is None else read_texts(source, reference).sources
+    test_set = scoring.test_set(texts.references, sources)
+    check_test_set(test_set, scoring.metrics, scoring.comet)
+    return checked_scores(test_set, texts.sources, scoring)
+
+
+def _scores_of_job(
+    models: Sequence[str],
+    texts: Texts,
+    output: str | None,
+    scoring: ScoreOptions,
+    opening: ModelOptions,
+    options: JobOptions,
+) -> list[Score] | None:
+    """Return the scores of translations that a job makes; None where this process has done a part of it."""
+    with warnings_shown():
+        found = model_choice(models, opening).identified()  # which names the language
+        test_set = scoring.test_set(texts.references, texts.sources, found.experiment.data.target_language)
+        check_test_set(test_set, scoring.metrics, scoring.comet)
+        # The best of each line: with `n_best` above 1, also the model's own, `text` has several lines and columns.
+        inputs: dict[str, str | None] = {"lines": texts.paths[0]}
+        merged = translation_job(options, "evaluate", found, inputs, b"".join, form="best", tag=scoring.tag)
+    if merged is None:
+        return None
+    if output is not None:
+        write_parts(output, [merged.taken])
+    return checked_scores(test_set, merged.taken.decode().split("\n")[:-1], scoring)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from ziggurat.cli import importing
-from ziggurat.cli.options import Json, Overrides, is_setting
+from ziggurat.cli.options import Checkpoints, Json, Overrides, is_setting
 from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
@@ -157,18 +157,25 @@ def grow(
 
 def average(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    last: Annotated[int, typer.Option("--last", min=1, help="Number of checkpoints, the newest first.")] = 5,
+    last: Annotated[
+        int | None, typer.Option("--last", min=1, help="As `--checkpoints last:N`, the newest; default: 5.")
+    ] = None,
+    checkpoints: Checkpoints = None,
     out: Annotated[Path | None, typer.Option(*OUT, help="Model directory; default: RUN/averaged.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Average the weights of the newest checkpoints into a model directory.
+    """Average the weights of several checkpoints into a model directory.
 
-    Example: `ziggurat average runs/a --last 5`
+    Examples: `ziggurat average runs/a --last 5`, `ziggurat average runs/a --checkpoints last-epochs:5`
     """
     from ziggurat.training.average import average_run
+    from ziggurat.training.choice import Choice
 
-    where, updates = average_run(run, last=last, out=out, force=force)
+    if last is not None and checkpoints is not None:
+        raise ConfigError("give either `--last` or `--checkpoints`")
+    choice = Choice("last", last or 5) if checkpoints is None else Choice.parse(checkpoints)
+    where, updates = average_run(run, choice, out=out, force=force)
     if json:
         print_json({"out": str(where), "updates": updates})
     else:

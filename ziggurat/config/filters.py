@@ -99,6 +99,9 @@ class FilterConfig(Section):
     """Longest sentence on either side, in characters; applied before segmentation, whose time grows with length."""
     max_pieces: Length | None = Field(default=250, ge=1)
     """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
+    max_words: Length | None = Field(default=None, ge=1)
+    """Longest sentence on either side, in whitespace-separated words. Text of a language without blanks has to be
+    segmented before: otherwise a sentence is one word."""
     max_length_ratio: Real | None = Field(default=None, gt=1)
     """Largest ratio of the sides' lengths, in whitespace-separated words (in characters where a side has no
     blanks)."""

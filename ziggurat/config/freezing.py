@@ -99,7 +99,7 @@ def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[str]:
     for key, parts in shared:
         if parts & frozen.parts and not parts <= frozen.parts:
             names = ", ".join(part for part in PARTS if part in parts)
-            yield f"`model.{key}` has {names} share their weights: name all of them or none"
+            yield f"`model.{key}` lets {names} share their weights: name all of them or none"
 
 
 def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[str]:

@@ -20,6 +20,7 @@ __all__ = [
     "CopyStrategy",
     "GrowthConfig",
     "GrowthStage",
+    "block_layers",
     "cut_short",
     "first_unlike",
     "growth_refused",
@@ -98,11 +99,17 @@ def _named(stage: GrowthStage) -> str:
 
 
 def unreachable(
-    strategy: CopyStrategy, old: int, new: int, stack: str = "encoder", unlike: str | None = None
+    strategy: CopyStrategy,
+    old: int,
+    new: int,
+    stack: str = "encoder",
+    unlike: str | None = None,
+    period: int | None = None,
 ) -> str | None:
     """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
 
-    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`).
+    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`), and `period`
+    the number of layers of a block where the stack has connections between blocks (`block_layers`).
     """
     if new <= old:
         return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
@@ -113,6 +120,11 @@ def unreachable(
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
+    if strategy == "g_interpolate" and period and (old % period or new - old != period):
+        return (
+            f"`g_interpolate` from {old} to {new} {stack} layers: with `{stack}.history: blocks` it doubles the layers "
+            f"of the last block ({period}, `combination.period`), since others would leave their block; or use `g_top`"
+        )
     first_copied = strategy in ("copy_all", "interpolate", "g_top", "g_interpolate") and new == 2 * old
     if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
         return (
@@ -131,6 +143,13 @@ def first_unlike(model: ModelConfig, *, decoder: bool) -> str | None:
     return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
 
 
+def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
+    """Return how many layers a block has in a stack with connections between blocks of whole layers, else None."""
+    history = (model.decoder if decoder else model.encoder).history
+    whole = history == "blocks" and model.combination.unit == "layer"
+    return model.combination.period_of(history) if whole else None
+
+
 def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> str | None:
     """Return why the encoder of `model`, or its `decoder`, cannot grow by `strategy`, or None when it can."""
     if model.family != "transformer":
@@ -145,8 +164,9 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
             f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
             "trained layers would compute something else; use `g_top`"
         )
-    # The weights of blocks belong to the boundaries between blocks, which stay where they are (Li et al. 2020).
-    across = [f"{name}.history: {stack.history}"] if stack.history not in ("latest", "blocks") else []
+    # Within the last block nothing below moves; the block and its added half then are as with one that is added on top.
+    within = strategy == "g_interpolate" and block_layers(model, decoder=decoder) is not None
+    across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not within else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
     if between and across:
         return (
@@ -167,7 +187,8 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
             reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
         steps = ((old, new) for old, new in pairwise(layers) if old != new)
         unlike = first_unlike(model, decoder=stack == "decoder")
-        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike) for old, new in steps]
+        period = block_layers(model, decoder=stack == "decoder")
+        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike, period) for old, new in steps]
     if depths[-2] == final:
         reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
     return [reason for reason in reasons if reason is not None]

@@ -40,8 +40,10 @@ class ReferenceLengthConfig(Section):
 class ValidationConfig(Section):
     """Measurements on the dev set."""
 
-    every_updates: Count = Field(default=1000, ge=1)
-    """Updates between validations."""
+    every_updates: Count | None = Field(default=1000, ge=1)
+    """Updates between validations; null: `every_epochs` alone counts."""
+    every_epochs: Count | None = Field(default=None, ge=1)
+    """Also validate at the end of every so many passes over the data; null: no."""
     decode: bool = True
     """Translate the dev set and score it with sacreBLEU."""
     beam_size: Beams = Field(default=1, ge=1)
@@ -57,6 +59,12 @@ class ValidationConfig(Section):
     """Decode only this many dev pairs, the first ones, of each direction of translation; null: all."""
     metric: Literal["loss", "bleu", "chrf"] = "loss"
     """Metric for the best checkpoint and for early stopping."""
+
+    @model_validator(mode="after")
+    def _comes_some_time(self) -> Self:
+        if self.every_updates is None and self.every_epochs is None:
+            raise ValueError("set `every_updates` or `every_epochs`: without them nothing is measured while training")
+        return self
 
     @model_validator(mode="after")
     def _metric_is_measured(self) -> Self:
@@ -114,14 +122,20 @@ class DivergenceConfig(Section):
 class CheckpointConfig(Section):
     """Checkpoints: when they are written and which are kept."""
 
-    every_updates: Count = Field(default=1000, ge=1)
-    """Updates between checkpoints."""
+    every_updates: Count | None = Field(default=1000, ge=1)
+    """Updates between checkpoints; null: `every_epochs` and `every_minutes` alone count."""
+    every_epochs: Count | None = Field(default=None, ge=1)
+    """Also write one at the end of every so many passes over the data; null: no. With `every_updates: null` an average
+    is of whole epochs."""
     every_minutes: Minutes | None = Field(default=None, gt=0)
     """Also write one after this many minutes of training."""
     keep_last: Count = Field(default=5, ge=1)
     """Newest checkpoints kept."""
     keep_best: Count = Field(default=1, ge=0)
     """Best checkpoints kept, by `training.validation.metric`."""
+    keep_around_best: Count | None = Field(default=None, ge=3)
+    """Also keep the best checkpoint and its neighbours, so many together, half of them before it and half after: an odd
+    number. For scores of all of them (`ziggurat evaluate RUN --checkpoints around-best:21`); null: none."""
     keep_best_per_direction: Count = Field(default=0, ge=0)
     """Best checkpoints kept of each direction of translation, with links such as `best-en-de`, where the dev set has
     several (docs/multilingual.md)."""
@@ -146,11 +160,22 @@ class CheckpointConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _some_are_written(self) -> Self:
+        if self.every_updates is self.every_epochs is self.every_minutes is None:
+            raise ValueError("set `every_updates`, `every_epochs` or `every_minutes`: without them nothing is saved")
+        return self
+
+    @model_validator(mode="after")
     def _kept_ones_are_written(self) -> Self:
-        if self.keep_every is not None and self.keep_every % self.every_updates:
+        if self.keep_every is not None and (self.every_updates is None or self.keep_every % self.every_updates):
             raise ValueError(
                 f"`keep_every` ({self.keep_every}) must be a multiple of `every_updates` ({self.every_updates}): there "
                 "is no checkpoint to keep at other updates"
+            )
+        if self.keep_around_best is not None and self.keep_around_best % 2 == 0:
+            raise ValueError(
+                f"`keep_around_best` ({self.keep_around_best}) must be odd: the best checkpoint has as many before it "
+                "as after it"
             )
         return self
 
@@ -163,6 +188,9 @@ class DiagnosticsConfig(Section):
     tokens: Size = Field(default=512, ge=1)
     """Size of the sample of training pairs that is measured, in tokens of the longer side: the same pairs throughout,
     and at most `training.batch.max_tokens`."""
+    batches: Count = Field(default=1, ge=1, le=10_000)
+    """Samples of this size over which the gradient norm of each layer is averaged; every other measure is of the
+    first one. Each further one costs a forward and a backward pass. Zhang et al. 2019 take 50 in figure 4."""
     max_share: float | None = Field(default=0.03, gt=0, lt=1)
     """Largest share of the time since training was started that measuring may take. A measurement that would exceed it
     is left out, so runs with short updates measure less often than `every_updates`. The first measurement after a

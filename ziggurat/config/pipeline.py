@@ -288,8 +288,8 @@ class PipelineConfig(Section):
             "growth": None,
             "schedule": ScheduleConfig(kind="cosine", peak=self.quantisation.peak, warmup_updates=updates // 10),
             "stop": StopConfig(updates=updates),
-            "validation": {"every_updates": min(updates, before.validation.every_updates)},
-            "checkpoint": {"every_updates": min(updates, before.checkpoint.every_updates)},
+            "validation": {"every_updates": min(updates, before.validation.every_updates or updates)},
+            "checkpoint": {"every_updates": min(updates, before.checkpoint.every_updates or updates)},
         }
         training = change_section(change_section(before, changes, "training"), self.quantisation.training, "training")
         data = student.data

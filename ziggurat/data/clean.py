@@ -29,6 +29,7 @@ __all__ = [
     "script_filter",
     "script_pattern",
     "too_long",
+    "too_many_words",
     "wrong_script",
 ]
 
@@ -57,13 +58,18 @@ def too_long(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mas
     return lengths > limit
 
 
+def too_many_words(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mask:
+    """Either side has more than `limit` words, which white space separates."""
+    return np.maximum(*_words(source, target)) > limit
+
+
 def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) -> Mask:
     """The longer side has more than `limit` times as many words as the shorter.
 
     Words are separated by white space. Where a side has only one (or a script without blanks), both sides are counted
     in characters.
     """
-    words = [_lengths((len(text.split()) for text in side), len(side)) for side in (source, target)]
+    words = _words(source, target)
     characters = [_lengths(map(len, side), len(side)) for side in (source, target)]
     by_words = (words[0] > 1) & (words[1] > 1)
     first, second = (np.where(by_words, w, c) for w, c in zip(words, characters, strict=True))
@@ -137,6 +143,11 @@ def _mask(values: object, count: int) -> Mask:
 
 def _lengths(values: object, count: int) -> NDArray[np.int64]:
     return np.fromiter(values, np.int64, count)  # type: ignore[call-overload]
+
+
+def _words(source: Sequence[str], target: Sequence[str]) -> list[NDArray[np.int64]]:
+    """Return the number of words of each text of both sides, [2][pairs]."""
+    return [_lengths((len(text.split()) for text in side), len(side)) for side in (source, target)]
 
 
 def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], bool]) -> Mask:

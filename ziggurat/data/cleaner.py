@@ -189,6 +189,8 @@ def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[
     named: list[tuple[str, Predicate]] = [("empty", clean.empty), ("nul", clean.nul)]
     if filters.max_characters is not None:
         named.append(("too_long", partial(clean.too_long, limit=filters.max_characters)))
+    if filters.max_words is not None:
+        named.append(("too_many_words", partial(clean.too_many_words, limit=filters.max_words)))
     if filters.max_length_ratio is not None:
         named.append(("length_ratio", partial(clean.length_ratio, limit=filters.max_length_ratio)))
     if filters.identical:

@@ -169,7 +169,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
-_LATER_FILTERS = ("repair", "languages", "agreement", "near_duplicates", "pair_score", "held_out")
+_LATER_FILTERS = ("max_words", "repair", "languages", "agreement", "near_duplicates", "pair_score", "held_out")
 """Filters that stores of earlier versions do not know."""
 _OPTIONAL = {"source_language", "target_language", "filters", "scores", "row_columns"}
 """Keys of a corpus that stores of earlier versions do not know; where they are empty, those of `data` hold."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from ziggurat.diagnosis.measures import Entropies, encoder_similarities, history
 from ziggurat.diagnosis.perturbation import output_change
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["MEASURES", "Loss", "measure"]
+__all__ = ["MEASURES", "Loss", "mean_gradient_norm", "measure"]
 
 Loss = Callable[[Seq2Seq, Batch], tuple[Tensor, Tensor]]
 """(model, batch) -> the objective of training, and the sum of -log p(gold) in nats, both of shape []
@@ -97,6 +97,27 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, which: Collection[str]) 
             exchanged = float(loss(model, _exchanged(batch))[1]) / batch.target_tokens
             values["source_dependence"] = exchanged - values["nll"]
     return {**values, "history_weights": history_weights(model), "transparent_weights": transparent_weights(model)}
+
+
+def mean_gradient_norm(
+    model: Seq2Seq, batches: Sequence[Batch], loss: Loss, first: Mapping[str, float | list[float]]
+) -> dict[str, float | list[float]]:
+    """Return the mean of `gradient_norm` over batches: of `first`, measured already, and of each of `batches`.
+
+    The norms are averaged, not the gradients (Zhang, Titov and Sennrich 2019, figure 4). A norm that is not finite on
+    one batch is not finite in the mean.
+    """
+    found = [first, *(measure(model, batch, loss, ("gradient_norm",))["gradient_norm"] for batch in batches)]
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return {
+        part: [mean(of_layer) for of_layer in zip(*(norms[part] for norms in found), strict=True)]
+        if isinstance(value, list)
+        else mean([norms[part] for norms in found])
+        for part, value in first.items()
+    }
 
 
 def _exchanged(batch: Batch) -> Batch:

@@ -30,6 +30,7 @@ DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
 
 _Number = float | None
 _FORMS: dict[str, TypeAdapter[Any]] = {
+    "gradient_batches": TypeAdapter(Annotated[int, Field(ge=1)]),
     **dict.fromkeys(("nll", "source_dependence"), TypeAdapter(_Number)),
     **dict.fromkeys(
         ("gradient_norm", "scaled_gradient_norm", "update_ratio"), TypeAdapter(dict[str, _Number | list[_Number]])

@@ -117,8 +117,10 @@ def _by_update(records: Sequence[Record], name: str, place: str) -> list[list[fl
 
 
 def _figures(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield measure, place and value, except for lists of lists."""
+    """Yield measure, place and value, except for lists of lists, and for a number that only describes a measure."""
     for name, measured in values.items():
+        if name == "gradient_batches":
+            continue
         for place, value in (measured if isinstance(measured, dict) else {"": measured}).items():
             if not (isinstance(value, list) and any(isinstance(row, list) for row in value)):
                 yield name, place, value

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.compatibility import depth_matters
-from ziggurat.config.growth import CopyStrategy, first_unlike, unreachable
+from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.layers import AnyDecoderLayer, EncoderLayer
@@ -51,23 +51,22 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
 
     Raises ConfigError when the strategy cannot reach that depth.
     """
-    return Deepening(
-        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder", first_unlike(after, decoder=False)),
-        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder", first_unlike(after, decoder=True)),
-    )
+    return Deepening(*(_copies(strategy, before, after, decoder=decoder) for decoder in (False, True)))
 
 
-def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, unlike: str | None) -> Copies:
-    """Return where each of `new` layers comes from, given `old` ones; as many as before stay what they are.
+def _copies(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig, *, decoder: bool) -> Copies:
+    """Return where each layer of one stack comes from; in a stack as deep as before they stay what they are.
 
-    With g = new - old added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
+    With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
     each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
     `interpolate` every layer in place; `random` copies none.
     """
+    old, new = ((model.decoder if decoder else model.encoder).layers for model in (before, after))
+    unlike, period = first_unlike(after, decoder=decoder), block_layers(after, decoder=decoder)
     kept = list(range(old))
     if new == old:
         return Copies(old, kept)
-    if reason := unreachable(strategy, old, new, stack, unlike):
+    if reason := unreachable(strategy, old, new, "decoder" if decoder else "encoder", unlike, period):
         raise ConfigError(reason)
     added = new - old
     match strategy:

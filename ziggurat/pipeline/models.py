@@ -51,7 +51,9 @@ _NOT_OF_RESULT = {
     *("log_every_updates", "diagnostics", "tensorboard", "wandb", "mlflow"),
 }
 """Keys of `training` that the weights do not depend on; what `start_from` leads to is in `Step.after`."""
-_NOT_OF_KEEPING = {"keep_last", "keep_every", "keep_best", "keep_best_per_direction", "asynchronous"}
+_NOT_OF_KEEPING = {
+    *("keep_last", "keep_every", "keep_best", "keep_around_best", "keep_best_per_direction", "asynchronous"),
+}
 """The same of `training.checkpoint`: an average is of `average_last`, never more than what `keep_last` keeps."""
 
 

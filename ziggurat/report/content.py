@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat import __version__
+from ziggurat.config.lifecycle import ValidationConfig
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.comparison import Comparison, System, compare
 from ziggurat.report.figure import Figure, numbers
 from ziggurat.report.figures import figures_of
-from ziggurat.report.runs import ReportRun
+from ziggurat.report.runs import MAX_DRAWN, ReportRun
 from ziggurat.report.samples import SampleGroup, sample_groups
 from ziggurat.report.summary import Setting, Standing, differing, set_away, standings
 from ziggurat.report.translations import Sentences, Translated, translated
@@ -84,7 +85,14 @@ def gather(
         runs: from ziggurat.report.runs.read_runs.
         sentences: reads the sentences to translate; a DataError becomes part of the report. None: no translations.
         say: takes messages on steps that take time.
+
+    Raises ConfigError for more than MAX_DRAWN runs that are all of one depth: nothing could be drawn of them.
     """
+    figures = figures_of(runs)
+    if len(runs) > MAX_DRAWN and not figures:
+        raise ConfigError(
+            f"{len(runs)} runs of one depth are too many for one report; at most {MAX_DRAWN}, or runs of several depths"
+        )
     missing = [lack for run in runs for lack in _lacks(run)]
     floors = []
     for run in runs:
@@ -96,12 +104,19 @@ def gather(
     return Content(
         tuple(runs),
         tuple(standings(runs, floors)),
-        tuple(figures_of(runs)),
+        tuple(figures),
         tuple(settings),
         translations,
         (*missing, *untranslated),
         _environment(),
     )
+
+
+def _first_due(config: ValidationConfig) -> str:
+    """Return when a run validates for the first time, in words."""
+    due = [f"{config.every_updates:,} updates (`training.validation.every_updates`)"] if config.every_updates else []
+    due += [f"{config.every_epochs} epochs (`training.validation.every_epochs`)"] if config.every_epochs else []
+    return " or ".join(due)
 
 
 def _lacks(run: ReportRun) -> list[Missing]:
@@ -112,8 +127,7 @@ def _lacks(run: ReportRun) -> list[Missing]:
         lacks.append(Missing(run.colour, "learning curves", way))
     elif not run.validations:
         way = (
-            f"The first is due after {run.experiment.training.validation.every_updates:,} updates "
-            "(`training.validation.every_updates`)."
+            f"The first is due after {_first_due(run.experiment.training.validation)}."
             if run.experiment.data.dev
             else "Name a dev set in `data.dev`, prepare again, and train again."
         )

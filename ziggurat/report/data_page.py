@@ -20,6 +20,7 @@ REASONS = {
     "nul": "a side with U+0000",
     "score": "a score of another tool beyond its limits",
     "too_long": "a side with too many characters",
+    "too_many_words": "a side with too many words",
     "length_ratio": "sides of too unlike lengths",
     "identical": "the same text on both sides",
     "control_characters": "control characters",

@@ -123,6 +123,7 @@ def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
         "lines.markersize": 4.2 * scale,
         "xtick.major.size": 3 * scale,
         "ytick.major.size": 3 * scale,
+        "errorbar.capsize": 2.5 * scale,
         "text.color": LIGHT[INK],
         "axes.edgecolor": LIGHT[INK],
         "axes.labelcolor": LIGHT[INK],
@@ -165,6 +166,7 @@ def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
     axes.set_axisbelow(True)
     for series in panel.series:
         axes.add_line(line_of(series, log=panel.log_y))
+        _draw_spread(axes, series)
     alike = [other for other in beside if (other.y_label, other.log_y) == (panel.y_label, panel.log_y)]
     axes.update_datalim([(0.0, y) for other in alike for y in _drawable(other)], updatex=False)
     _scale_axes(axes, panel)
@@ -187,6 +189,16 @@ def line_of(series: Series, *, log: bool = False) -> Line2D:
     )
 
 
+def _draw_spread(axes: Axes, series: Series) -> None:
+    """Draw the error bars of a line where it has any."""
+    known = zip(series.x, series.y, series.spread, strict=True) if series.spread else ()
+    bars = [(x, y, bar) for x, y, bar in known if y is not None and bar is not None]
+    if bars:
+        x, y, length = zip(*bars, strict=True)
+        width = 0.6 * float(mpl.rcParams["lines.linewidth"])
+        axes.errorbar(x, y, length, fmt="none", ecolor=colour_of_run(series.run), elinewidth=width, capthick=width)
+
+
 def legend_entries(panels: Sequence[Panel]) -> list[Series]:
     """Return one series for each entry of the legend of these panels."""
     entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
@@ -194,8 +206,12 @@ def legend_entries(panels: Sequence[Panel]) -> list[Series]:
 
 
 def _drawable(panel: Panel) -> list[float]:
-    """Return the values of a panel's lines that can be drawn: on a logarithmic axis only positive ones."""
-    return [y for series in panel.series for y in series.y if y is not None and (y > 0 or not panel.log_y)]
+    """Return what of a panel's lines and error bars can be drawn: on a logarithmic axis only positive values."""
+    found = []
+    for series in panel.series:
+        for y, bar in zip(series.y, series.spread or (None,) * len(series.y), strict=True):
+            found += [] if y is None else [y - (bar or 0.0), y + (bar or 0.0)]
+    return [y for y in found if y > 0 or not panel.log_y]
 
 
 def _scale_axes(axes: Axes, panel: Panel) -> None:

@@ -37,6 +37,8 @@ class Series:
         y: their values, as many as `x`; None leaves a gap.
         run: number of the run, which gives colour and marker; None: the line belongs to no run.
         variant: number of the line among those of its run, which gives the dashes; 0 is solid.
+        spread: half the length of each point's error bar, in the unit of `y`; None: a point without one. Empty: no
+            point has one.
     """
 
     label: str
@@ -44,10 +46,12 @@ class Series:
     y: Row
     run: int | None = None
     variant: int = 0
+    spread: Row = ()
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise ValueError(f"{self.label}: {len(self.x)} positions for {len(self.y)} values")
+        if len(self.x) != len(self.y) or (self.spread and len(self.spread) != len(self.y)):
+            spread = f" and {len(self.spread)} error bars" if self.spread else ""
+            raise ValueError(f"{self.label}: {len(self.x)} positions for {len(self.y)} values{spread}")
 
 
 @dataclass(frozen=True)
@@ -131,14 +135,18 @@ class Figure:
 def numbers(figure: Figure) -> str:
     """Return the numbers of a figure as CSV with the columns panel, series, x, y, value.
 
-    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty.
+    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty. A figure with
+    error bars has a column `spread`.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["panel", "series", "x", "y", "value"])
+    spread = any(series.spread for panel in figure.panels for series in panel.series)
+    writer.writerow(["panel", "series", "x", "y", "value", *(["spread"] if spread else [])])
     for panel in figure.panels:
         for series in panel.series:
-            writer.writerows([panel.title, series.label, x, y, None] for x, y in zip(series.x, series.y, strict=True))
+            bars = [[bar] for bar in series.spread or (None,) * len(series.y)] if spread else [[]] * len(series.y)
+            rows = zip(series.x, series.y, bars, strict=True)
+            writer.writerows([panel.title, series.label, x, y, None, *bar] for x, y, bar in rows)
         if panel.heat is not None:
             for row, values in zip(panel.heat.rows, panel.heat.values, strict=True):
                 for column, value in zip(panel.heat.columns, values, strict=True):

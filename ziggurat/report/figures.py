@@ -1,7 +1,7 @@
 """All figures of a report; those of training are made here: learning curves, scores, speed, gradient norm.
 
-Figures over depth are in figures_layers, those of connections and similarities between layers in figures_connections,
-those of what each layer is worth in figures_worth.
+Those of methods against depth are in against_depth, figures over the layers of a run in figures_layers, those of
+connections and similarities between layers in figures_connections, those of what each layer is worth in figures_worth.
 Each function makes one figure from the records of all runs, or None where no run has the data.
 """
 
@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from ziggurat.report import figures_connections as connections
 from ziggurat.report import figures_layers as layers
 from ziggurat.report import figures_worth as worth
+from ziggurat.report.against_depth import against_depth
 from ziggurat.report.figure import Figure, Series, described
 from ziggurat.report.panels import finite, line_over_training, training_panel
-from ziggurat.report.runs import ReportRun
+from ziggurat.report.runs import MAX_DRAWN, ReportRun
 
 __all__ = ["figures_of", "gradient_norm", "learning_curves", "scores", "throughput"]
 
@@ -25,9 +26,14 @@ _NATS = "nats per token"
 def figures_of(runs: Sequence[ReportRun]) -> list[Figure]:
     """Return every figure that at least one of the runs has data for, in the order of the report.
 
-    A run without the data is left out of a figure; its colour (`ReportRun.colour`) is the same in all figures.
+    A run without the data is left out of a figure; its colour (`ReportRun.colour`) is the same in all figures but the
+    one against depth, whose lines are methods. It is the only one of more than MAX_DRAWN runs.
     """
+    of_methods = against_depth(runs)
+    if len(runs) > MAX_DRAWN:
+        return [of_methods] if of_methods is not None else []
     figures = [
+        of_methods,
         learning_curves(runs),
         scores(runs),
         throughput(runs),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ziggurat.diagnosis.records import Record
 from ziggurat.report.figure import Figure, Panel, Table, described
 from ziggurat.report.panels import (
     STACKS,
@@ -46,7 +47,7 @@ _MOMENTS = "Dashed: the first record; solid: the last."
 def gradient_profile(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the gradient's norm by layer (Zhang et al. 2019, figure 1)."""
     caption = (
-        "Norm of the gradient of all parameters of a layer, for one fixed batch of real data; layer 1 is the lowest. A "
+        f"Norm of the gradient of all parameters of a layer, {_over_batches(runs)}; layer 1 is the lowest. A "
         "line that falls by orders of magnitude towards layer 1 is a stack whose lower layers learn nothing. As figure "
         f"1 of Zhang et al. 2019. {_MOMENTS}"
     )
@@ -67,8 +68,8 @@ def scaled_gradient_profile(runs: Sequence[ReportRun]) -> Figure | None:
 def first_and_last_layer(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the gradient's norm of the first and the last layer over training (Zhang et al. 2019, figure 4)."""
     caption = (
-        "Norm of the gradient of the first (solid) and the last layer (dashed) of each stack over training, for one "
-        "fixed batch. As figure 4 of Zhang et al. 2019, whose lines are means over 50 training batches."
+        "Norm of the gradient of the first (solid) and the last layer (dashed) of each stack over training, "
+        f"{_over_batches(runs)}. As figure 4 of Zhang et al. 2019, whose lines are means over 50 training batches."
     )
     panels: list[Panel] = []
     for stack, title in STACKS.items():
@@ -78,6 +79,25 @@ def first_and_last_layer(runs: Sequence[ReportRun]) -> Figure | None:
                 lines += lines_of_records(run, ("gradient_norm", stack, layer), what=what, variant=variant)
         panels += training_panel(title, "gradient norm", lines, log_y=True)
     return described("first-and-last-layer", _GRADIENTS, "First and last layer over training", caption, tuple(panels))
+
+
+def _over_batches(runs: Sequence[ReportRun]) -> str:
+    """Return over how many batches the records' gradient norms are means, in words."""
+    of_run = {
+        run.name: sorted({int(record.values.get("gradient_batches", 1)) for record in run.depth if _has_norms(record)})
+        for run in runs
+    }
+    counts = sorted({count for found in of_run.values() for count in found})
+    if counts in ([], [1]):
+        return "for one fixed batch of real data"
+    if len(counts) == 1:
+        return f"mean over {counts[0]:,} fixed batches of real data"
+    listed = "; ".join(f"{name}: {' and '.join(f'{n:,}' for n in found)}" for name, found in of_run.items() if found)
+    return f"mean over fixed batches of real data ({listed})"
+
+
+def _has_norms(record: Record) -> bool:
+    return bool(record.values.get("gradient_norm"))
 
 
 def gradient_ratio(runs: Sequence[ReportRun]) -> Figure | None:

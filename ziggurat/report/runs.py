@@ -14,12 +14,15 @@ from ziggurat.config import Experiment, load_experiment
 from ziggurat.diagnosis.records import Record, read_records
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE, refuse_missing
+from ziggurat.models.run_measures import DecodingSpeed, KeptScore, read_scores, read_speed
 from ziggurat.small_files import read_json, read_json_lines
 
-__all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
+__all__ = ["MAX_DRAWN", "MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
 
-MAX_RUNS = 8
-"""Runs in one report at most: the number of colours that can be told apart."""
+MAX_DRAWN = 8
+"""Runs at most whose own curves a report draws: the number of colours that can be told apart."""
+MAX_RUNS = 200
+"""Runs in one report at most. Of more than MAX_DRAWN it has only what is drawn against depth, a line for a method."""
 
 _METRICS = "metrics.jsonl"
 _LOG = "log.txt"
@@ -53,6 +56,8 @@ class ReportRun:
         depth: diagnostics, by update; empty where none were collected.
         ending: the end of the latest training.
         environment: versions and hardware at its latest start, by name; empty for runs of older versions.
+        scores: scores on test sets, by name of the test set; see ziggurat.models.run_measures.
+        speed: decoding speed; None where none was measured.
     """
 
     name: str
@@ -64,6 +69,8 @@ class ReportRun:
     depth: list[Record]
     ending: Ending
     environment: Mapping[str, str] = field(default_factory=dict)
+    scores: Mapping[str, Sequence[KeptScore]] = field(default_factory=dict)
+    speed: DecodingSpeed | None = None
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
@@ -113,6 +120,8 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
         read_records(run),
         _ending(run / _LOG),
         _environment(run / ENVIRONMENT_FILE),
+        read_scores(run),
+        read_speed(run),
     )
 
 

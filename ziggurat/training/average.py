@@ -22,17 +22,16 @@ from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     MODEL_FILE,
-    checkpoint_folders,
     checkpoint_update,
     mend_links,
     read_meta,
 )
 from ziggurat.training.checkpoint import read_progress
+from ziggurat.training.choice import Choice, chosen_checkpoints, regular_checkpoints
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.run import changes_since
-from ziggurat.training.schedule import finished
 
-__all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
+__all__ = ["average_newest", "average_run", "mean_weights"]
 
 _PATIENCE_SECONDS = 60.0
 
@@ -55,29 +54,10 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (total[name] / len(files)).to(first[name].dtype) for name in first}
 
 
-def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
-    """Return the checkpoints of the current stage that a run has however often it was stopped, oldest first.
-
-    These are the checkpoints that the count of updates asked for, not the clock, and, when training is over, the last
-    one; where the model grew, those of its present depth. Raises CheckpointError when the `meta.json` of one cannot be
-    read.
-    """
-    folders = checkpoint_folders(run)
-    if not folders:
-        return []
-    known = {f: read_progress(f) for f in folders}
-    progress = known[folders[-1]]
-    over = finished(progress, config) is not None
-    passing = {f for f, p in known.items() if f.name in progress.interim or p.by_clock}
-    if over:
-        passing.discard(folders[-1])
-    return [f for f in folders if known[f].stage == progress.stage and f not in passing]
-
-
 def average_run(
-    run: Path, *, last: int, out: Path | None = None, force: bool = False, score: AverageScore | None = None
+    run: Path, choice: Choice, *, out: Path | None = None, force: bool = False, score: AverageScore | None = None
 ) -> tuple[Path, list[int]]:
-    """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
+    """Average the checkpoints `choice` of a run into a model directory (default: `<run>/averaged`).
 
     Checkpoints that only an interruption or the clock asked for do not count, so that the average is a function of
     configuration, data and seed. `score` is written beside the model; None: the average is taken whatever its score.
@@ -91,13 +71,7 @@ def average_run(
     sweep(run / CHECKPOINTS)  # as whoever opens a run does: it may have been killed
     mend_links(run)
     experiment = load_experiment(run / CONFIG_FILE)
-    folders = regular_checkpoints(run, experiment.training)[-last:]
-    if len(folders) < last:
-        raise CheckpointError(
-            f"{run}: {len(folders)} of the {last} checkpoints wanted are kept (those that an interruption left or the "
-            "clock asked for, and those of another depth, do not count); average fewer, or raise "
-            "`training.checkpoint.keep_last` and train on"
-        )
+    folders = chosen_checkpoints(run, experiment.training, choice)
     # A checkpoint copied here from another run may have the same shapes; the mean of two runs translates worse than
     # either.
     for folder in folders:
@@ -116,7 +90,7 @@ def average_run(
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = without_lora(stage_experiment(experiment, read_progress(folders[-1]).stage))
     where = () if out == run / AVERAGED else ("--out", out, "--force")
-    again = made_by("average", run, "--last", last, *where)
+    again = made_by("average", run, "--checkpoints", choice, *where)
     with building(out) as folder:
         fill_model_directory(folder, tensors, stage, run, again=again)
         if score is not None:
@@ -136,9 +110,9 @@ def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            return average_run(run, last=wanted, score=score)[1]
+            return average_run(run, Choice("last", wanted), score=score)[1]
         except BeingBuiltError as error:  # somebody averages older checkpoints of this run: wait, then replace theirs
             if time.monotonic() > end:
-                again = f"afterwards `ziggurat average {run} --last {wanted}` does it"
+                again = f"afterwards `ziggurat average {run} --checkpoints last:{wanted}` does it"
                 raise ConfigError(f"{error}; {again}") from None
             time.sleep(0.1)

@@ -10,7 +10,7 @@ left alone, and no measure is part of a checkpoint.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.diagnosis.hooks import STACKS, layers_of
 from ziggurat.diagnosis.perturbation import Snapshot
-from ziggurat.diagnosis.probe import Loss, measure
+from ziggurat.diagnosis.probe import Loss, mean_gradient_norm, measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, cut_records, read_records
 from ziggurat.diagnosis.views import heat_maps, scalars
 from ziggurat.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
@@ -31,11 +31,11 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, within_memory
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.objective import probe_loss
-from ziggurat.training.profile import profile_batch
+from ziggurat.training.profile import profile_batches
 from ziggurat.training.run_state import Progress
 from ziggurat.training.update import UpdateResult
 
-__all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batch", "record_of"]
+__all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batches", "record_of"]
 
 
 _IMAGES_GROWTH = 1.1
@@ -146,10 +146,10 @@ class DepthProbe:
         self._loss = probe_loss(experiment.training.loss, experiment.training.precision)
         self._path = run / DEPTH_FILE
         self._began, self._spent, self._latest, self._complained = time.perf_counter(), 0.0, 0.0, False
-        self._due, self._preparing = False, 0.0
+        self._due, self._preparing, self._left_out = False, 0.0, 0
         self._weights_before: Snapshot | None = None
         if self._config.every_updates is not None and self._processes.first:
-            self._batch = probe_batch(experiment, learner.store)
+            self._batches = probe_batches(experiment, learner.store)
 
     def before(self, p: Progress, rate: float) -> None:
         """Prepare to measure the next update, which will have learning rate `rate`, if a measurement is due.
@@ -164,7 +164,10 @@ class DepthProbe:
         if p.update == 0:
             self._measure(0, None, rate)
             self._count(time.perf_counter() - began)
-        if (p.update + 1) % every or not self._processes.of_first(self._affordable()):  # clocks differ
+        if (p.update + 1) % every:
+            return
+        if not self._processes.of_first(self._affordable()):  # clocks differ
+            self._left_out += 1
             return
         began = time.perf_counter()
         self._due, self._weights_before = True, self._snapshot()
@@ -179,6 +182,16 @@ class DepthProbe:
         before, self._weights_before = self._weights_before, None
         self._measure(p.update, before if result.taken else None, rate)
         self._count(time.perf_counter() - began)
+
+    def ended(self) -> None:
+        """Report how many measurements were left out since training was started, and how to have them."""
+        if self._left_out:
+            share = self._config.max_share
+            self._log.say(
+                f"measures of depth: records left out: {self._left_out}, because they would have taken more than "
+                f"{share:.1%} of the time; for more of them raise `training.diagnostics.max_share`, for all set it to "
+                "null"
+            )
 
     def _count(self, seconds: float) -> None:
         self._spent, self._latest = self._spent + seconds, seconds
@@ -205,7 +218,7 @@ class DepthProbe:
 
             def work() -> Record:
                 changes = {} if before is None else before.changes(model, weights, rate)
-                return record_of(model, update, {**measured(model, self._batch, self._loss), **changes})
+                return record_of(model, update, {**measured(model, self._batches, self._loss), **changes})
 
             found = within_memory(work, learner.device)
         if isinstance(found, Shortage):
@@ -228,20 +241,32 @@ class DepthProbe:
             self._log.say(said, "yellow")
 
 
-def probe_batch(experiment: Experiment, store: Store) -> Batch:
-    """Return the training pairs to measure on: a function of the store, `training`, sampling temperature and stages."""
+def probe_batches(experiment: Experiment, store: Store) -> list[Batch]:
+    """Return the training pairs to measure on: a function of the store, `training`, sampling temperature and stages.
+
+    The first batch is that of all measures, the others are for the mean of `gradient_norm`
+    (`training.diagnostics.batches`).
+    """
     training, data = experiment.training, experiment.data
     tokens = min(training.diagnostics.tokens, training.batch.max_tokens)
-    return profile_batch(store, tokens, seed=training.seed, temperature=data.sampling_temperature, stages=data.stages)
+    count, temperature = training.diagnostics.batches, data.sampling_temperature
+    return profile_batches(store, tokens, count, seed=training.seed, temperature=temperature, stages=data.stages)
 
 
-def measured(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
-    """Return all measures of `model` on `batch` in evaluation mode; its mode and torch's random state stay."""
+def measured(model: Seq2Seq, batches: Sequence[Batch], loss: Loss) -> dict[str, Any]:
+    """Return all measures of `model` on the first batch, in evaluation mode; its mode and torch's random state stay.
+
+    Of several batches `gradient_norm` is the mean, and `gradient_batches` their number.
+    """
     training = model.training
     model.eval()
     try:
         with random_state_kept(model.device):
-            return measure(model, batch, loss)
+            values = measure(model, batches[0], loss)
+            if len(batches) > 1:
+                norms = mean_gradient_norm(model, batches[1:], loss, values["gradient_norm"])
+                values |= {"gradient_norm": norms, "gradient_batches": len(batches)}
+            return values
     finally:
         model.train(training)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, locked
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import read_progress
-from ziggurat.training.depth_records import measured, probe_batch, record_of
+from ziggurat.training.depth_records import measured, probe_batches, record_of
 from ziggurat.training.directions import directions_of
 from ziggurat.training.objective import probe_loss, settle_precision
 
@@ -61,16 +61,16 @@ def diagnose(
     """
     share_cores(torch.get_num_threads())
 
-    def measure(which: str | None, update: int, batch: Batch | None) -> tuple[Record, Batch]:
+    def measure(which: str | None, update: int, batches: list[Batch] | None) -> tuple[Record, list[Batch]]:
         opened = open_model(path, which=which, device=device)
-        batch = batch or _batch(opened, store)  # the same for all of them: choosing it reads the whole table
-        record = _measured(opened, batch, update)
+        batches = batches or _batches(opened, store)  # the same for all of them: choosing it reads the whole table
+        record = _measured(opened, batches, update)
         if layers:
-            _add_worth(record, opened, batch, say)
+            _add_worth(record, opened, batches[0], say)
         if layers and translate and "loss_without" in record.values:
             data = Store.open(store or opened.experiment.data.store)
             record.values["pruning_bleu"] = _pruned_bleu(path, opened, record, data, translate, say)
-        return record, batch
+        return record, batches
 
     if not (path / CHECKPOINTS).is_dir():
         if any(record.update for record in read_records(path)):
@@ -87,27 +87,29 @@ def diagnose(
         raise CheckpointError(f"{path}: no checkpoint yet; nothing to measure")
     with locked(path):  # training appends to the same file
         known = {record.update: record for record in read_records(path)}
-        found, batch = list[Record](), None
+        found, batches = list[Record](), None
         for folder in folders:
             update = read_progress(folder).update
             say(f"measuring {path}: update {update}")
-            record, batch = measure(folder.name, update, batch)
+            record, batches = measure(folder.name, update, batches)
             found.append(record)
         for record in found:
             before = known.get(record.update)
-            values = {**before.values, **record.values} if before else record.values
+            # Without the number of batches of the norms that are replaced.
+            kept = {k: v for k, v in before.values.items() if k != "gradient_batches"} if before else {}
+            values = {**kept, **record.values}
             known[record.update] = Record(record.update, record.time, record.layers, values)
         write_records(path, [known[update] for update in sorted(known)])
     return found
 
 
-def _batch(opened: OpenedModel, store: Path | None) -> Batch:
+def _batches(opened: OpenedModel, store: Path | None) -> list[Batch]:
     """Return the pairs of the store on which a model is measured. Raises ConfigError for another vocabulary."""
     data = Store.open(store or opened.experiment.data.store)
     named = "name the data that it was trained on with `--store`"
     theirs = (data.source, data.target)
     refuse_other_vocabulary(opened.tokenizers, theirs, opened.origin, f"the store {data.path}", named)
-    return probe_batch(opened.experiment, data)
+    return probe_batches(opened.experiment, data)
 
 
 def _settled(opened: OpenedModel) -> TrainingConfig:
@@ -115,11 +117,11 @@ def _settled(opened: OpenedModel) -> TrainingConfig:
     return settle_precision(opened.experiment, opened.model.device, (source.size, target.size)).training
 
 
-def _measured(opened: OpenedModel, batch: Batch, update: int) -> Record:
+def _measured(opened: OpenedModel, batches: Sequence[Batch], update: int) -> Record:
     """Return the record of a model after `update`."""
     training = _settled(opened)
     loss = probe_loss(training.loss, training.precision)
-    return record_of(opened.model, update, measured(opened.model, batch, loss))
+    return record_of(opened.model, update, measured(opened.model, batches, loss))
 
 
 def _add_worth(record: Record, opened: OpenedModel, batch: Batch, say: Callable[[str], object]) -> None:

@@ -31,7 +31,7 @@ from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import other_files_notice
 from ziggurat.training.run_state import Progress
 from ziggurat.training.saving import Saver
-from ziggurat.training.schedule import TrainingResult, ends_after, finished, how_to_go_on
+from ziggurat.training.schedule import TrainingResult, due, ends_after, finished, how_to_go_on
 from ziggurat.training.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
@@ -190,7 +190,7 @@ class _Loop:
             self.depth.after(p, result, rate)
             p.seconds = self.seconds
             self.report.updated(p, result, rate, group.epoch_batches)
-            validated = self.validator is not None and p.update % config.validation.every_updates == 0
+            validated = self.validator is not None and due(config.validation, p.update, group.state_after)
             if validated:
                 self._validate()
             if len(p.data_stages) > stage:
@@ -209,7 +209,9 @@ class _Loop:
             # since the sums of the open record are saved too.
             if reason is not None:
                 self.report.ended(p)
-            self._save(validated=validated, last=reason is not None)
+                self.depth.ended()
+            counted = validated or due(config.checkpoint, p.update, group.state_after)
+            self._save(counted=counted, last=reason is not None)
             # (6) Stop a run whose updates fail. After its checkpoint, so that its state can be looked into.
             refuse_to_go_on(p, config, self.setup.run, self.saver.wait)
         return reason
@@ -283,10 +285,9 @@ class _Loop:
         if not writing:
             self.saver.poll()
 
-    def _save(self, *, validated: bool, last: bool) -> None:
-        """Save a checkpoint if one is due, by the count of updates, by the clock, or because training ends."""
-        p = self.progress
-        counted, by_clock = validated or p.update % self.config.checkpoint.every_updates == 0, self.saver.due
+    def _save(self, *, counted: bool, last: bool) -> None:
+        """Save a checkpoint if one is due: `counted` by updates or epochs, by the clock, or because training ends."""
+        p, by_clock = self.progress, self.saver.due
         if counted or by_clock or last:
             # Only counted ones may be rolled back to: a run must roll back to the same weights however often it was
             # stopped, whatever the clock says.

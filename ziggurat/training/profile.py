@@ -19,7 +19,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.residual import Residual
 from ziggurat.training.objective import every_branch_present
 
-__all__ = ["profile_admin", "profile_batch"]
+__all__ = ["profile_admin", "profile_batch", "profile_batches"]
 
 
 def profile_batch(
@@ -34,6 +34,16 @@ def profile_batch(
 
     Raises DataError as CorpusMix does.
     """
+    return profile_batches(store, tokens, 1, seed=seed, temperature=temperature, stages=stages)[0]
+
+
+def profile_batches(
+    store: Store, tokens: int, count: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> list[Batch]:
+    """Return `count` samples as `profile_batch` draws one, which is the first of them; no pair is in two.
+
+    They are fewer where an epoch does not have as many pairs, but at least one. Raises DataError as CorpusMix does.
+    """
     table = store.train
     epoch = CorpusMix(table, stages, temperature, seed).chosen(0)
     # Shuffled, since an epoch lists corpus after corpus.
@@ -41,8 +51,15 @@ def profile_batch(
     cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
     usual = cost <= np.quantile(cost, 0.95)
     pairs, cost = pairs[usual], cost[usual]
-    chosen = pairs[: np.searchsorted(np.cumsum(cost), tokens) + 1]
-    return collate(*table.pairs(chosen), chosen, SpecialIds.of(store.source, store.target))
+    total, ids = np.cumsum(cost), SpecialIds.of(store.source, store.target)
+    batches, begin = list[Batch](), 0
+    while len(batches) < count and (begin < len(pairs) or not batches):
+        before = total[begin - 1] if begin else 0
+        end = int(np.searchsorted(total, before + tokens)) + 1
+        chosen = pairs[begin:end]
+        batches.append(collate(*table.pairs(chosen), chosen, ids))
+        begin = end
+    return batches
 
 
 def profile_admin(

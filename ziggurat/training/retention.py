@@ -30,6 +30,8 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     best = ranked({n: s for n, s in progress.scores.items() if n in names}, smaller_is_better=smaller_is_better)
     counted = [folder for folder in regular if not _by_clock(folder)]
     staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
+    if kept.keep_around_best is not None:
+        staying |= _around_best(counted, best, kept.keep_around_best // 2)
     for direction, scores in progress.direction_scores.items() if kept.keep_best_per_direction else ():
         known = {name: score for name, score in scores.items() if name in names}
         its_best = ranked(known, smaller_is_better=smaller_is_better)[: kept.keep_best_per_direction]
@@ -55,6 +57,14 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     for folder in going:
         discard(folder)
     progress.keep({folder.name for folder in staying})
+
+
+def _around_best(counted: list[Path], best: list[str], half: int) -> set[Path]:
+    """Return the best checkpoint with `half` as many on either side, and the newest, which the next best may follow."""
+    if not best:
+        return {*counted[-half:]}
+    before, after = ([f for f in counted if f.name < best[0]], [f for f in counted if f.name > best[0]])
+    return {*before[-half:], *(f for f in counted if f.name == best[0]), *after[:half], *counted[-half:]}
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ziggurat.config import TrainingConfig
-from ziggurat.config.lifecycle import StopConfig
+from ziggurat.config.lifecycle import CheckpointConfig, StopConfig, ValidationConfig
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import ScheduleConfig
+from ziggurat.data.loader import LoaderState
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 from ziggurat.training.run_state import Progress
@@ -18,6 +19,7 @@ from ziggurat.training.run_state import Progress
 __all__ = [
     "TrainingResult",
     "begun",
+    "due",
     "ends_after",
     "finished",
     "how_to_go_on",
@@ -120,6 +122,15 @@ def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates
             "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
             "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
         )
+
+
+def due(when: ValidationConfig | CheckpointConfig, update: int, position: LoaderState) -> bool:
+    """Return whether the count of updates or epochs asks for a validation or a checkpoint after this update.
+
+    `position` is the place in the data that it leads to: at an epoch's end the beginning of the next one.
+    """
+    ends = position.batch == 0 and when.every_epochs is not None and position.epoch % when.every_epochs == 0
+    return ends or (when.every_updates is not None and update % when.every_updates == 0)
 
 
 def finished(p: Progress, config: TrainingConfig) -> str | None:
