@@ -170,8 +170,8 @@ def test_a_few_updates_of_every_method_have_finite_losses(
         recipe_text(f"{name}{SUFFIX}"),
         name,
         [
-            *("data.subword.vocabulary_size=300", "training.batch.max_tokens=128", "training.log_every_updates=1"),
-            *(["data.subword.target_vocabulary_size=300"] if not small(name).data.subword.joint else []),
+            *("data.subword.vocabulary_size=400", "training.batch.max_tokens=128", "training.log_every_updates=1"),
+            *(["data.subword.target_vocabulary_size=400"] if not small(name).data.subword.joint else []),
             *("training.validation.decode=false", "training.validation.metric=loss", "training.tensorboard=false"),
             *(f"training.{key}.every_updates=3" for key in ("validation", "checkpoint", "diagnostics")),
             *_shorter(small(name)),
@@ -181,11 +181,11 @@ def test_a_few_updates_of_every_method_have_finite_losses(
     result = train(tmp_path / "run", experiment)
     assert result.update == experiment.training.stop.updates
     assert result.best is not None
-    assert 0 < result.best < 3 * math.log(300)
+    assert 0 < result.best < 3 * math.log(400)
 
 
 def _shorter(experiment: Experiment) -> list[str]:
     """Return overrides for a run of six updates, in which each stage of growth has one."""
     growth = experiment.training.growth
-    stages = [] if growth is None else [s.model_dump() | {"updates": n} for n, s in enumerate(growth.stages, start=1)]
+    stages = [] if growth is None else [s.model_dump(exclude_none=True) | {"updates": n} for n, s in enumerate(growth.stages, start=1)]
     return ["training.stop.updates=6", *([f"training.growth.stages={stages}"] if stages else [])]
