@@ -187,5 +187,6 @@ def test_a_few_updates_of_every_method_have_finite_losses(
 def _shorter(experiment: Experiment) -> list[str]:
     """Return overrides for a run of six updates, in which each stage of growth has one."""
     growth = experiment.training.growth
-    stages = [] if growth is None else [s.model_dump(exclude_none=True) | {"updates": n} for n, s in enumerate(growth.stages, start=1)]
+    old = growth.stages if growth is not None else []
+    stages = [stage.model_dump(exclude_none=True) | {"updates": n} for n, stage in enumerate(old, start=1)]
     return ["training.stop.updates=6", *([f"training.growth.stages={stages}"] if stages else [])]

@@ -179,9 +179,7 @@ def evaluate(
     if test_set and checkpoints is not None:
         raise ConfigError("`--test-set` and `--checkpoints`: give several test sets or several checkpoints, not both")
     if test_set and (source or reference):
-        raise ConfigError(
-            "`--test-set` has source and references: leave out `--source` and `--reference`"
-        )
+        raise ConfigError("`--test-set` has source and references: leave out `--source` and `--reference`")
     if checkpoints is not None and (ensemble or which):
         raise ConfigError("`--checkpoints` names the weights of one run: leave out `--ensemble` and `--which`")
     reference = reference or []

@@ -49,7 +49,7 @@ def read_scores(run: Path) -> dict[str, list[KeptScore]]:
 
     Raises DataError naming a file that is damaged or is not what `evaluate --json` prints.
     """
-    remedy = "write it again by `ziggurat evaluate RUN --source FILE --reference FILE --json`, one test set a file, or remove it"
+    remedy = "write it again by `ziggurat evaluate RUN --source FILE --reference FILE --json`, or remove it"
     files = sorted((run / SCORES).glob("*.json"))
     return {file.stem: read_json(file, _Scores, error=DataError, remedy=remedy).root for file in files}
 
