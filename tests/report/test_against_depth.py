@@ -188,9 +188,7 @@ def test_a_run_on_disk_has_scores_speed_size_and_time(tmp_path: Path) -> None:
     assert panel(figure, "dev BLEU")["pre"].y == (7.5, 7.5)
     assert panel(figure, "news, BLEU")["pre"].y == (12.5,)
     assert panel(figure, "decoding speed")["pre"].y == (50.0,)
-    assert panel(figure, "training time")["pre"].y == pytest.approx(
-        (1.05, 1.05)
-    )  # 65 s less the earlier validation
+    assert panel(figure, "training time")["pre"].y == pytest.approx((1.05, 1.05))  # 65 s less the earlier validation
     assert panel(figure, "time of an update")["pre"].y == pytest.approx((6.3, 6.3))
     sizes = [count_parameters(build_model(its.experiment.model, 1 + 4, 1 + 4)) / 1e6 for its in runs]
     found = panel(figure, "parameters")["pre"].y
