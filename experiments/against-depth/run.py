@@ -22,7 +22,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -179,8 +179,9 @@ def verb(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
 
 
 def train(run: Run) -> bool:
-    """Train a run to its end, from where it was stopped; return False where it failed, as some methods do."""
-    done = verb("train", run.config, "--run", run.folder, *run.settings)
+    """Train a run to its end, or go on with it as it was begun; return False where it failed, as some methods do."""
+    again = ["--resume"] if (run.folder / "config.yaml").exists() else [run.config, *run.settings]
+    done = verb("train", *again, "--run", run.folder)
     if done.returncode < 0 or done.returncode > 128:  # a signal: to end all
         raise SystemExit(done.returncode)
     return done.returncode == 0
@@ -209,7 +210,11 @@ def measure_speed(folders: Sequence[Path], test: Test, lines: int, rounds: int) 
     translators = {folder: ziggurat.load(folder, device="cpu") for folder in folders}
     pieces = next(iter(translators.values())).target_tokenizer.encode(references)
     length = round(sum(map(len, pieces)) / len(pieces))
-    search = {"beam_size": 4, "min_length": length, "max_length": {"ratio": 0.0, "extra": length, "limit": length}}
+    search: dict[str, Any] = {
+        "beam_size": 4,
+        "min_length": length,
+        "max_length": {"ratio": 0.0, "extra": length, "limit": length},
+    }
     rates: dict[Path, list[float]] = {folder: [] for folder in folders}
     for number in range(rounds + 1):
         for folder, translator in translators.items():

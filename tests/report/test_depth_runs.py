@@ -55,6 +55,24 @@ def test_runs_of_a_figure_load_and_make_its_lines(script: Any, tmp_path: Path, n
     }
 
 
+def test_a_run_that_is_there_already_goes_on(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def verb(*arguments: str | Path) -> argparse.Namespace:
+        asked.append(tuple(map(str, arguments)))
+        return argparse.Namespace(returncode=len(asked) - 1)
+
+    monkeypatch.setattr(script, "verb", verb)
+    run = script.Run(tmp_path / "a", "recipe", ["training.seed=1"])
+    assert script.train(run)
+    write_run(run.folder)
+    assert not script.train(run)
+    assert asked == [
+        ("train", "recipe", "training.seed=1", "--run", str(run.folder)),
+        ("train", "--resume", "--run", str(run.folder)),
+    ]
+
+
 def test_stages_are_those_of_the_papers(script: Any) -> None:
     ends = {layers: script.growth(script.Depth(layers, 6), 50_000)[0] for layers in (6, 12, 24)}
     assert ends[6] == "training.growth=null"

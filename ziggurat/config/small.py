@@ -170,12 +170,14 @@ def small_content(full: Mapping[str, Any], corpus: Corpus | None = None) -> tupl
 
     It trains on `corpus`, by default the embedded language pair.
     """
-    corpus = corpus or Corpus()
+    own, corpus = corpus is not None, corpus or Corpus()
     content = copy.deepcopy(dict(full))
     data = content["data"]
     if corpus.languages is not None:
         data["source_language"], data["target_language"] = corpus.languages
-    data["store"] = str(PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores"))
+    place = PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores")
+    # A corpus of one's own is no reason to make the store of the embedded pair again.
+    data["store"] = str(place.with_name(f"{place.name}-own") if own else place)
     if (start := content["training"].get("start_from")) is not None:  # a small model, then
         content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
     for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
