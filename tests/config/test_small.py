@@ -136,6 +136,7 @@ def test_a_corpus_of_the_users_own_keeps_the_languages() -> None:
         [{"source": "a.en", "target": "a.de"}],
         [{"source": "b.en", "target": "b.de"}],
     )
+    assert data["store"] != small_content(recipe.content)[0]["data"]["store"], "one store for two corpora"
 
 
 @pytest.mark.slow

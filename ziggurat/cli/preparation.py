@@ -100,6 +100,9 @@ def _check_small(name: str | None, small: bool, corpus: tuple[str, str] | None, 
         raise ConfigError(f"`--small` is for the recipes of papers: {asked}; `ziggurat recipes` lists them")
     if (corpus is None) != (dev is None):
         raise ConfigError("`--corpus SOURCE TARGET` and `--dev SOURCE TARGET` go together: give both, or neither")
+    missing = [file for file in (*(corpus or ()), *(dev or ())) if not Path(file).is_file()]
+    if missing:  # the recipe may be for another machine
+        say(f"note: not here: {', '.join(missing)}")
 
 
 def _has(find: str | None, *texts: str) -> bool:
