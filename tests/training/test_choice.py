@@ -149,10 +149,17 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
     if len(window) == 5:
         assert updates_of(chosen_checkpoints(tmp_path, config, Choice("around-best", 5))) == window
     else:
-        fewer = min(place, len(scores) - 1 - place)
-        way_out = f"around-best:{2 * fewer + 1}`" if fewer else "before the best one .* of 2 each: train on"
-        with pytest.raises(CheckpointError, match=way_out):
+        after = len(scores) - 1 - place
+        with pytest.raises(CheckpointError, match=f"{min(place, 2)} .* before the best one .* of 2 each: ") as refused:
             chosen_checkpoints(tmp_path, config, Choice("around-best", 5))
+        said = str(refused.value)
+        assert ("`around-best:3`" in said) == (min(place, after) == 1)
+        assert ("train on" in said) == (after < 2)
+        assert "keep_around_best=5" in said
+        keeping = config.model_copy(update={"checkpoint": CheckpointConfig(every_updates=10, keep_around_best=5)})
+        with pytest.raises(CheckpointError) as refused:  # it is asked for already
+            chosen_checkpoints(tmp_path, keeping, Choice("around-best", 5))
+        assert "keep_around_best" not in str(refused.value)
 
 
 def test_neighbours_are_kept_before_anything_is_validated(tmp_path: Path) -> None:
