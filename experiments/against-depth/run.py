@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +33,7 @@ from measuring import processor  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
-from ziggurat.data.babel import write_corpus  # noqa: E402
+from ziggurat.config.small import SUFFIX  # noqa: E402
 from ziggurat.data.files import write_atomically  # noqa: E402
 from ziggurat.decoding.translator import TranslationWarning  # noqa: E402
 from ziggurat.models.run_measures import SCORES, DecodingSpeed, keep_speed  # noqa: E402
@@ -104,48 +104,8 @@ FIGURES: dict[str, tuple[tuple[Depth, ...], dict[str, Method]]] = {
 }
 """Name -> depths and methods."""
 
-UPDATES = 600
-"""Updates of a small run unless `--updates` says otherwise."""
 STAGE, BEFORE_LAST = 0.192, 0.76
 """Share of the updates of a stage, as in the recipe of 24 layers; at most of all but the last, as in that of 48."""
-
-
-def small(updates: int) -> list[str]:
-    """Return the settings that make a paper's system one for minutes; its method stays."""
-    return [
-        "model.preset=tiny",
-        "model.d_model=64",
-        "model.d_ff=256",
-        "model.heads=2",
-        "training.batch={max_tokens: 1024, accumulate: 1}",
-        f"training.schedule={{kind: isqrt, peak: 2e-3, warmup_updates: {max(1, updates // 6)}}}",
-        f"training.stop={{updates: {updates}}}",
-        f"training.validation={{every_updates: {max(1, updates // 4)}, beam_size: 1, metric: loss}}",
-        f"training.checkpoint={{every_updates: {max(1, updates // 4)}, keep_last: 1, keep_best: 1, average_last: 0}}",
-        f"training.log_every_updates={max(1, updates // 20)}",
-        "training.precision=fp32",
-        "training.tensorboard=false",
-        "training.threads=1",
-    ]
-
-
-def embedded(work: Path) -> tuple[list[str], Test]:
-    """Return the settings for the embedded language pair, written to `work`, and its test set."""
-    folder = work / "babel"
-    if not folder.exists():
-        write_corpus(folder)
-    pairs = {
-        split: f"[{{source: {folder / split}.qlo, target: {folder / split}.qhi}}]" for split in ("train", "dev", "test")
-    }
-    settings = [
-        "data.source_language=qlo",
-        "data.target_language=qhi",
-        f"data.store={work / 'store'}",
-        f"data.train={pairs['train']}",
-        f"data.dev={pairs['dev']}",
-        "data.subword={kind: bpe, joint: true, vocabulary_size: 1200}",
-    ]
-    return settings, Test("babel", folder / "test.qlo", folder / "test.qhi")
 
 
 def growth(depth: Depth, updates: int) -> list[str]:
@@ -167,21 +127,32 @@ def runs_of(options: argparse.Namespace, shared: Sequence[str]) -> list[Run]:
                 settings += [f"model.encoder.layers={depth.encoder}", f"model.decoder.layers={depth.decoder}"]
                 if method.grows:
                     total = load_named(method.config, [*settings, "training.growth=null"]).training.stop.updates
-                    settings += growth(depth, total or UPDATES)
+                    if total is None:
+                        raise SystemExit(f"{name}: stages of growth need `training.stop.updates`")
+                    settings += growth(depth, total)
                 folder = options.work / f"{name.replace(' ', '-')}_{depth}_{seed}"
                 runs.append(Run(folder, method.config, [*settings, f"training.seed={seed}"]))
     return runs
 
 
-def verb(*arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
-    """Run `ziggurat` with these arguments; messages go to standard error."""
-    return subprocess.run([sys.executable, "-m", "ziggurat", *map(str, arguments)], stdout=subprocess.PIPE, check=False)
+def verb(work: Path, *arguments: str | Path) -> subprocess.CompletedProcess[bytes]:
+    """Run `ziggurat` with these arguments in the folder `work`; messages go to standard error."""
+    command = [sys.executable, "-m", "ziggurat", *map(str, arguments)]
+    return subprocess.run(command, cwd=work, stdout=subprocess.PIPE, check=False)
+
+
+def write_small_data(work: Path, configs: Iterable[str]) -> Test:
+    """Write the embedded language pair and the stores of small recipes into `work`; return its test set."""
+    for arguments in (("fetch", "babel"), *(("prepare", config) for config in configs)):
+        if verb(work, *arguments).returncode:
+            raise SystemExit(f"ziggurat {' '.join(arguments)}: failed")
+    return Test("babel", work / "data" / "babel" / "test.qlo", work / "data" / "babel" / "test.qhi")
 
 
 def train(run: Run) -> bool:
     """Train a run to its end, or go on with it as it was begun; return False where it failed, as some methods do."""
     again = ["--resume"] if (run.folder / "config.yaml").exists() else [run.config, *run.settings]
-    done = verb("train", *again, "--run", run.folder)
+    done = verb(run.folder.parent, "train", *again, "--run", run.folder)
     if done.returncode < 0 or done.returncode > 128:  # a signal: to end all
         raise SystemExit(done.returncode)
     return done.returncode == 0
@@ -192,7 +163,7 @@ def score(folder: Path, test: Test) -> None:
     out = folder / SCORES / f"{test.name}.json"
     if out.exists() and out.stat().st_mtime > (folder / "metrics.jsonl").stat().st_mtime:
         return
-    done = verb("evaluate", folder, "--source", test.source, "--reference", test.reference, "--json")
+    done = verb(folder.parent, "evaluate", folder, "--source", test.source, "--reference", test.reference, "--json")
     if done.returncode == 0:
         out.parent.mkdir(exist_ok=True)
         write_atomically(out, done.stdout)
@@ -229,6 +200,11 @@ def measure_speed(folders: Sequence[Path], test: Test, lines: int, rounds: int) 
         keep_speed(folder, DecodingSpeed(tokens_per_second=statistics.median(found), rounds=rounds, how=how))
 
 
+def named(config: str) -> str:
+    """Return the path of a configuration file from any folder, and the name of a recipe as it is."""
+    return str(Path(config).resolve()) if Path(config).is_file() else config
+
+
 def parsed() -> argparse.Namespace:
     """Return the options, with `depths` and `methods` by name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -238,29 +214,35 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--depths", nargs="+", help="such as 6-6 12-6; default: those of the figure")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1])
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
-    parser.add_argument("--store", help="prepared data; with --small, default: the embedded language pair")
+    parser.add_argument("--store", help="prepared data; not with --small")
     parser.add_argument("--test", nargs=3, metavar=("NAME", "SOURCE", "REFERENCE"))
-    parser.add_argument("--small", action="store_true", help="width 64 and few updates, for minutes on two cores")
-    parser.add_argument("--updates", type=int, default=UPDATES, help="of small runs")
+    parser.add_argument("--small", action="store_true", help="the small recipes of docs/papers.md")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of all runs")
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--lines", type=int, default=100, help="of the test set, by which decoding is measured")
     parser.add_argument("--rounds", type=int, default=3, help="of measuring; 0: none")
     options = parser.parse_args()
     depths, methods = FIGURES[options.figure] if options.figure else ((), {})
-    options.methods = {**methods, **{Path(config).stem: Method(config) for config in options.config}}
+    options.methods = {**methods, **{Path(config).stem: Method(named(config)) for config in options.config}}
     for name, config, *settings in (
         given if len(given) > 1 else parser.error("--method NAME CONFIG") for given in options.method
     ):
-        options.methods[name] = Method(config, tuple(settings))
+        options.methods[name] = Method(named(config), tuple(settings))
     try:
         options.depths = [Depth(*map(int, text.split("-"))) for text in options.depths] if options.depths else depths
     except (TypeError, ValueError):
         parser.error("--depths: give layers of encoder and decoder, such as 6-6 12-6")
     if not options.methods or not options.depths:
         parser.error("give --figure, or methods by --config or --method, and --depths")
-    if not options.store and not options.small:
-        parser.error("--store says where the data is; with --small the embedded language pair is taken")
+    if bool(options.store) == options.small:
+        parser.error("either --store says where the data is, or --small takes the embedded language pair")
+    if options.small:
+        options.methods = {
+            name: method._replace(config=f"{method.config}{SUFFIX}") for name, method in options.methods.items()
+        }
+    if options.test:
+        name, *files = options.test
+        options.test = Test(name, *(Path(file).resolve() for file in files))
     options.work = options.work.resolve()
     return options
 
@@ -269,20 +251,10 @@ def main() -> None:
     """Train, score, measure and report."""
     options = parsed()
     options.work.mkdir(parents=True, exist_ok=True)
-    test = Test(options.test[0], Path(options.test[1]), Path(options.test[2])) if options.test else None
-    settings = small(options.updates) if options.small else []
-    if options.store:
-        settings.append(f"data.store={options.store}")
-    else:
-        data, of_babel = embedded(options.work)
-        settings, test = [*settings, *data], test or of_babel
-    runs = runs_of(options, settings)
-    if (
-        not options.store
-        and not (options.work / "store").exists()
-        and verb("prepare", runs[0].config, *data).returncode
-    ):
-        raise SystemExit("the embedded language pair could not be prepared")
+    threads = max(1, len(os.sched_getaffinity(0)) // options.jobs)
+    store = [] if options.small else [f"data.store={Path(options.store).resolve()}"]
+    runs = runs_of(options, [f"training.threads={threads}", *store])
+    test = write_small_data(options.work, {run.config: None for run in runs}) if options.small else options.test
     with ThreadPoolExecutor(options.jobs) as pool:
         trained = [run.folder for run, good in zip(runs, pool.map(train, runs), strict=True) if good]
     if test is not None:
@@ -293,7 +265,7 @@ def main() -> None:
             measure_speed(first, test, options.lines, options.rounds)
     folders = [run.folder for run in runs if (run.folder / "metrics.jsonl").exists()]
     out = ("--out", options.work / "report.html", "--figures", options.work / "figures")
-    print(verb("report", *folders, "--translations", "0", *out).stdout.decode(), end="")
+    print(verb(options.work, "report", *folders, "--translations", "0", *out).stdout.decode(), end="")
 
 
 if __name__ == "__main__":

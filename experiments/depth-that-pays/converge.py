@@ -83,7 +83,7 @@ class Run(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """What names of runs that differ in their rate begin with."""
+        """Common beginning of the names of runs that differ in their rate."""
         system = self.system.replace(" ", "-")
         return f"{self.corpus}-{self.width}-{system}-dropout-{self.dropout:g}-seed-{self.seed}-at-"
 

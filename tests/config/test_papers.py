@@ -21,7 +21,7 @@ UNSEEN = "not described in the text at hand"
 COMMAND = re.compile(r"ziggurat [a-z]+( .+)?|python -m [a-z_.]+( .+)?")
 
 Shown = dict[str, int] | tuple[str, ...] | str
-"""What stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat report`; a
+"""Stands for a table or figure: headings of recipes' rows, with their number; figures of `ziggurat report`; a
 command; or UNSEEN."""
 
 EXHIBITS: dict[str, dict[str, Shown]] = {

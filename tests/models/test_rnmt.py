@@ -37,11 +37,11 @@ from ziggurat.models.rnmt import RnmtEncoder, build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.dropout import Dropout
 from ziggurat.training.average import average_run
-from ziggurat.training.choice import Choice
 from ziggurat.training.loop import train
 from ziggurat.training.objective import batch_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
+from ziggurat.training.selection import CheckpointSelection
 from ziggurat.training.update import train_update
 
 WIDTH, HEADS = 8, 2
@@ -350,6 +350,6 @@ def test_a_run_resumed_is_the_run_uninterrupted_and_its_checkpoints_average(tiny
             train(run, experiment, resume=run.exists(), console=QUIET)
         ends[name] = final_bytes(tmp_path / name, 8)
     assert ends["whole"] == ends["parts"]
-    out, updates_averaged = average_run(tmp_path / "whole", Choice("last", 2))
+    out, updates_averaged = average_run(tmp_path / "whole", CheckpointSelection("last", 2))
     assert updates_averaged == [4, 8]
     assert (out / "model.safetensors").is_file()

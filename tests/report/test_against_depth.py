@@ -18,11 +18,10 @@ from ziggurat.config.load import parse_experiment
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.run_measures import DecodingSpeed, KeptScore, keep_speed
-from ziggurat.report.against_depth import NOT_MEASURED, against_depth
+from ziggurat.report.against_depth import NOT_MEASURED, against_depth, runs_by_method
 from ziggurat.report.content import gather
 from ziggurat.report.figure import Figure, Series, numbers
 from ziggurat.report.figures import figures_of
-from ziggurat.report.methods import methods_of
 from ziggurat.report.paper import save
 from ziggurat.report.runs import MAX_DRAWN, ReportRun, read_run, read_runs
 
@@ -43,7 +42,7 @@ def several(*experiments: Experiment, losses: list[float] | None = None) -> list
 
 def grouped(*experiments: Experiment) -> tuple[str, dict[str, dict[int, list[str]]]]:
     """The label of the axis, and by label and depth the names of the runs."""
-    found = methods_of(several(*experiments))
+    found = runs_by_method(several(*experiments))
     assert found is not None
     label, methods = found
     assert len({method.label for method in methods}) == len(methods)

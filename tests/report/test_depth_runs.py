@@ -12,7 +12,8 @@ import pytest
 
 from tests.report.runs import write_run
 from ziggurat.config.recipes import load_named
-from ziggurat.report.methods import methods_of
+from ziggurat.config.small import SUFFIX
+from ziggurat.report.against_depth import runs_by_method
 from ziggurat.report.runs import read_runs
 
 SCRIPT = Path(__file__).resolve().parents[2] / "experiments" / "against-depth" / "run.py"
@@ -41,12 +42,14 @@ SLOW = [(name, small) for name in ("ds-init-3", "dlcl-3", "dlcl-4", "dlcl-table-
 )
 def test_runs_of_a_figure_load_and_make_its_lines(script: Any, tmp_path: Path, name: str, small: bool) -> None:
     depths, methods = script.FIGURES[name]
+    if small:
+        methods = {line: method._replace(config=f"{method.config}{SUFFIX}") for line, method in methods.items()}
     options = argparse.Namespace(seeds=[1], depths=depths, methods=methods, work=tmp_path, set=[])
-    runs = script.runs_of(options, script.small(600) if small else [])
+    runs = script.runs_of(options, [])
     assert len({run.folder for run in runs}) == len(runs) == len(depths) * len(methods)
     for run in runs:
         write_run(run.folder, experiment=load_named(run.config, run.settings))
-    found = methods_of(read_runs([run.folder for run in runs]))
+    found = runs_by_method(read_runs([run.folder for run in runs]))
     assert found is not None
     _, lines = found
     assert len(lines) == len(methods)
@@ -58,7 +61,8 @@ def test_runs_of_a_figure_load_and_make_its_lines(script: Any, tmp_path: Path, n
 def test_a_run_that_is_there_already_goes_on(script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, ...]] = []
 
-    def verb(*arguments: str | Path) -> argparse.Namespace:
+    def verb(work: Path, *arguments: str | Path) -> argparse.Namespace:
+        assert work == tmp_path
         asked.append(tuple(map(str, arguments)))
         return argparse.Namespace(returncode=len(asked) - 1)
 

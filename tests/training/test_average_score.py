@@ -18,8 +18,8 @@ from ziggurat.errors import CheckpointError
 from ziggurat.models.averaged import AverageScore, write_score
 from ziggurat.models.directory import open_model, weights_origin
 from ziggurat.training.average import average_run
-from ziggurat.training.choice import Choice
 from ziggurat.training.loop import train
+from ziggurat.training.selection import CheckpointSelection
 
 HERE = "tests.training.test_average_score"
 
@@ -126,7 +126,7 @@ def test_a_damaged_score_is_an_error_and_an_average_by_hand_has_none(ended: tupl
         with pytest.raises(CheckpointError, match=r"validation\.json"):
             open_model(run)
         assert open_model(run, which="best")
-    average_run(run, Choice("last", 2))
+    average_run(run, CheckpointSelection("last", 2))
     assert not path.exists()
     assert open_model(run).origin == f"{run}: averaged checkpoints"
 

@@ -24,8 +24,8 @@ from ziggurat.errors import CheckpointError
 from ziggurat.models.run_folder import checkpoint_folders, read_meta, write_meta
 from ziggurat.training.average import average_run
 from ziggurat.training.checkpoint import read_progress
-from ziggurat.training.choice import Choice, regular_checkpoints
 from ziggurat.training.loop import train
+from ziggurat.training.selection import CheckpointSelection, regular_checkpoints
 from ziggurat.training.update import train_update
 
 UPDATES = 23
@@ -230,7 +230,7 @@ def test_what_the_clock_asked_for_is_not_averaged(tiny_folder: Path, tmp_path: P
     averages = [(tmp_path / run / "averaged" / "model.safetensors").read_bytes() for run in ("counted", "timed")]
     assert averages[0] == averages[1]
     with pytest.raises(CheckpointError, match="clock asked for"):
-        average_run(tmp_path / "timed", Choice("last", 4))
+        average_run(tmp_path / "timed", CheckpointSelection("last", 4))
     same_records(tmp_path / "counted", tmp_path / "timed")
 
 

@@ -29,10 +29,10 @@ from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training import average
 from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import Checkpoint, load_checkpoint, read_progress, save_checkpoint
-from ziggurat.training.choice import Choice
 from ziggurat.training.loop import train
 from ziggurat.training.retention import prune, set_aside
 from ziggurat.training.run_state import Progress
+from ziggurat.training.selection import CheckpointSelection
 
 FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")
 PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25})
@@ -140,7 +140,7 @@ def test_a_checkpoint_of_another_run_is_not_averaged_with_ours(whole: Path, tmp_
     meta["configuration"]["training"]["seed"] += 1  # as the other run's would be: of the same shape
     write_meta(newest, meta)
     with pytest.raises(CheckpointError, match=r"not a checkpoint of this run.*seed"):
-        average_run(run, Choice("last", 2), out=tmp_path / "out")
+        average_run(run, CheckpointSelection("last", 2), out=tmp_path / "out")
 
 
 def test_a_shard_of_another_checkpoint_is_refused(checkpoint: Path) -> None:
@@ -285,7 +285,7 @@ def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
     assert open_model(run, which="best").origin.endswith("best, update 4")
     assert lead() == ["step-00000006", "step-00000004"]
     behind()
-    average_run(run, Choice("last", 2), out=tmp_path / "out")
+    average_run(run, CheckpointSelection("last", 2), out=tmp_path / "out")
     assert lead() == ["step-00000006", "step-00000004"]
     file = run / "config.yaml"
     write_atomically(file, dump(load_experiment(file, ["training.validation.metric=chrf"])).encode())

@@ -22,12 +22,12 @@ from ziggurat.export.exporter import export_model
 from ziggurat.models.directory import open_model
 from ziggurat.training.average import average_run
 from ziggurat.training.checkpoint import Checkpoint, save_checkpoint
-from ziggurat.training.choice import Choice
 from ziggurat.training.growth import grow_model
 from ziggurat.training.loop import train
 from ziggurat.training.retention import clear_leftovers, prune
 from ziggurat.training.run import create_run
 from ziggurat.training.run_state import Progress
+from ziggurat.training.selection import CheckpointSelection
 
 Work = Callable[[Path], object]
 
@@ -95,7 +95,7 @@ def opens(folder: Path) -> None:
 
 
 def an_older_one(run: Path) -> Work:
-    return lambda folder: average_run(run, Choice("last", 1), out=folder / "out")
+    return lambda folder: average_run(run, CheckpointSelection("last", 1), out=folder / "out")
 
 
 EVERY = [pytest.param(29, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
@@ -119,7 +119,7 @@ def test_average(run: Path, tmp_path: Path, replacing: bool, every: int) -> None
     def average(folder: Path) -> None:
         # What has this name is whole; killed between two renames the older one is put back by whoever writes next.
         force = replacing or (folder / "out").exists()
-        average_run(run, Choice("last", 3), out=folder / "out", force=force)
+        average_run(run, CheckpointSelection("last", 3), out=folder / "out", force=force)
 
     assert killed_everywhere(average, tmp_path / "trial", begin, opens, every) >= 40 / every
 

@@ -216,8 +216,8 @@ def test_a_growing_run_keeps_the_layers_that_it_began_with(tiny_folder: Path, st
         ({"freeze": ["encoder"], "lora": {"rank": 2}, "start_from": "model"}, "leave `training.freeze` out"),
         ({"freeze": ["encoder.2"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "name layers up to 1"),
         ({"freeze": ["encoder"], "growth": {"stages": [{"layers": 1, "updates": 2}]}}, "would never be trained"),
-        ({"freeze": ["encoder.1"], "growth": {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": "interpolate"}},
-         "other numbers"),
+        *(({"freeze": ["encoder.1"], "growth": {"stages": [{"layers": 1, "updates": 2}], "copy_strategy": strategy}},
+           "other numbers") for strategy in ("interpolate", "g_interpolate")),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(changes: dict[str, Any], reason: str, tiny_folder: Path) -> None:

@@ -33,7 +33,6 @@ from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors, weights
 from ziggurat.training.checkpoint import load_checkpoint, read_progress
-from ziggurat.training.choice import regular_checkpoints
 from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
@@ -41,7 +40,8 @@ from ziggurat.training.optim import Optimiser
 from ziggurat.training.recovery import next_rate
 from ziggurat.training.run import reopen_run
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import begun, finished, learning_rate
+from ziggurat.training.schedule import finished, initial_progress, learning_rate
+from ziggurat.training.selection import regular_checkpoints
 from ziggurat.training.store_check import StoreCheck
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
@@ -448,7 +448,7 @@ def test_a_run_that_starts_at_the_peak(kind: str) -> None:
     given, rate = STARTS[kind]
     values = {"start_from": "grown", "schedule": {"kind": kind, "start": "peak", **given}, "stop": {"updates": 9}}
     config = TrainingConfig.model_validate(values)
-    progress, found = begun(config.schedule), []
+    progress, found = initial_progress(config.schedule), []
     for _ in range(9):
         found.append(next_rate(progress, config, 512))
         progress.advance(1, progress.position)

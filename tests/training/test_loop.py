@@ -33,13 +33,13 @@ from ziggurat.models.tensors import read_tensors, weights
 from ziggurat.trainability.trial import open_data
 from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import Checkpoint, save_checkpoint
-from ziggurat.training.choice import Choice, regular_checkpoints
 from ziggurat.training.directions import Validation
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.retention import prune
 from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import how_to_go_on, share_done, time_left
+from ziggurat.training.selection import CheckpointSelection, regular_checkpoints
 from ziggurat.training.setup import position_limit
 from ziggurat.training.update import UpdateResult, train_update
 from ziggurat.training.window import UpdateWindow
@@ -101,13 +101,13 @@ def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
     for name, tensor in mean_weights(files).items():
         expected = sum(t[name].double() for t in each) / 3
         torch.testing.assert_close(tensor.double(), expected, atol=1e-7, rtol=1e-6)
-    out, updates = average_run(run, Choice("last", 2), out=tmp_path / "mean")
+    out, updates = average_run(run, CheckpointSelection("last", 2), out=tmp_path / "mean")
     assert updates == [2, 3]
     model = open_model(out).model
     name = "encoder.layers.0.ffn.in_proj.weight"
     torch.testing.assert_close(model.get_parameter(name).detach(), (each[1][name] + each[2][name]) / 2)
     with pytest.raises(CheckpointError, match="3 of the 4 checkpoints wanted are kept"):
-        average_run(run, Choice("last", 4))
+        average_run(run, CheckpointSelection("last", 4))
 
 
 @pytest.mark.slow
@@ -193,11 +193,11 @@ def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path
     run.mkdir()  # an empty folder is as good as none
     go(tiny_folder, run, stop={"updates": 1}, checkpoint={"every_updates": 1})
     with pytest.raises(ConfigError, match="holds something other than a model directory"):
-        average_run(run, Choice("last", 1), out=mine)
-    average_run(run, Choice("last", 1), out=tmp_path / "mean")
+        average_run(run, CheckpointSelection("last", 1), out=mine)
+    average_run(run, CheckpointSelection("last", 1), out=tmp_path / "mean")
     with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):
-        average_run(run, Choice("last", 1), out=tmp_path / "mean")
-    average_run(run, Choice("last", 1), out=tmp_path / "mean", force=True)
+        average_run(run, CheckpointSelection("last", 1), out=tmp_path / "mean")
+    average_run(run, CheckpointSelection("last", 1), out=tmp_path / "mean", force=True)
 
 
 def test_patience_without_a_dev_set_would_never_end(

@@ -30,10 +30,10 @@ from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.summary import _models
 from ziggurat.training.average import average_run
 from ziggurat.training.checkpoint import load_checkpoint
-from ziggurat.training.choice import Choice
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
+from ziggurat.training.selection import CheckpointSelection
 
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.1, "maps": ["query", "value", "feed_forward"]}
 SETTINGS: dict[str, Any] = {
@@ -110,7 +110,7 @@ def test_who_opens_the_run_gets_the_weights_merged(adapted: Path, model: Path, t
 
 
 def test_averages_are_of_merged_weights(adapted: Path, tmp_path: Path) -> None:
-    average_run(adapted, Choice("last", 2), out=tmp_path / "mean")
+    average_run(adapted, CheckpointSelection("last", 2), out=tmp_path / "mean")
     mean, each = open_model(tmp_path / "mean"), [open_model(adapted, which=name) for name in ("4", "8")]
     assert mean.experiment.training.lora is None
     both = [weights(opened.model) for opened in each]

@@ -312,7 +312,9 @@ def score(
     with output_stream(output) as out:
         for result in scores:
             out.write((result.to_json() if json else result.to_text()).encode() + b"\n")
-    if scores:
-        from ziggurat.evaluation.perplexity import Likelihood
+    if not scores:
+        say("0 lines, which have no perplexity")
+        return
+    from ziggurat.evaluation.perplexity import Likelihood
 
-        say(Likelihood.of(result.token_log_probabilities for result in scores).line())
+    say(Likelihood.of(result.token_log_probabilities for result in scores).line())

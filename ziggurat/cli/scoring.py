@@ -325,7 +325,10 @@ def _scores_of_file(
 ) -> list[Score]:
     """Return the scores of the translations in a file."""
     texts = read_texts(hypothesis, reference)
-    sources = None if source is None else read_texts(source, reference).sources
+    sources = None if source is None else read_text(source)
+    if source is not None and sources is not None:
+        refuse_empty(source, sources)
+        pair_up((source, sources), *zip(reference, texts.references, strict=True))
     test_set = scoring.test_set(texts.references, sources)
     check_test_set(test_set, scoring.metrics, scoring.comet)
     return checked_scores(test_set, texts.sources, scoring)

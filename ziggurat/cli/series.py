@@ -25,9 +25,9 @@ class _Spread:
     """One metric over several checkpoints or test sets."""
 
     name: str
-    """Of the metric."""
+    """Name of the metric."""
     signature: str
-    """That of all; of several different ones each once, and then the scores do not compare."""
+    """Signature of all scores; where they differ each once, and then the scores do not compare."""
     mean: float
     deviation: float
     """Standard deviation of a sample (n - 1); 0 of a single score."""
@@ -100,9 +100,9 @@ def score_test_sets(
         return
     for name, scores in found.items():
         print("\n".join(f"{name}: {score}" for score in scores))
-    decimals = [score.decimals for score in scores]
-    for spread, digits in zip(spreads, decimals, strict=True):
-        print(spread.line(digits, counted(len(found), "test set")))
+    of_any = next(iter(found.values()))
+    for spread, score in zip(spreads, of_any, strict=True):
+        print(spread.line(score.decimals, counted(len(found), "test set")))
 
 
 def score_checkpoints(
@@ -119,14 +119,14 @@ def score_checkpoints(
     from ziggurat.config import load_experiment
     from ziggurat.decoding.engines import trial_of
     from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_update, refuse_missing
-    from ziggurat.training.choice import Choice, chosen_checkpoints
+    from ziggurat.training.selection import CheckpointSelection, selected_checkpoints
 
-    choice = Choice.parse(checkpoints)
+    selection = CheckpointSelection.parse(checkpoints)
     refuse_missing(Path(run), "run")
     if not (Path(run) / CHECKPOINTS).is_dir():
         raise ConfigError(f"{run}: not a run (no {CHECKPOINTS}/): `--checkpoints` chooses among those of one")
     training = load_experiment(Path(run) / CONFIG_FILE).training
-    updates = [checkpoint_update(folder) for folder in chosen_checkpoints(Path(run), training, choice)]
+    updates = [checkpoint_update(folder) for folder in selected_checkpoints(Path(run), training, selection)]
     folder = output_folder(output)
     for update in updates:
         refuse_overwriting(_kept(folder, str(update)), *texts.paths)
@@ -150,7 +150,7 @@ def score_checkpoints(
         shown = "  ".join(f"{score.name} {score.value:.{max(2, score.decimals)}f}" for score in scores)
         print(f"update {update}: {shown}")
     for spread in spreads:
-        print(spread.line(2, f"{counted(len(found), 'checkpoint')}, {choice}"))
+        print(spread.line(2, f"{counted(len(found), 'checkpoint')}, {selection}"))
 
 
 def _kept(folder: Path | None, name: str) -> str | None:

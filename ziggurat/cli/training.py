@@ -170,12 +170,14 @@ def average(
     Examples: `ziggurat average runs/a --last 5`, `ziggurat average runs/a --checkpoints last-epochs:5`
     """
     from ziggurat.training.average import average_run
-    from ziggurat.training.choice import Choice
+    from ziggurat.training.selection import CheckpointSelection
 
     if last is not None and checkpoints is not None:
         raise ConfigError("give either `--last` or `--checkpoints`")
-    choice = Choice("last", last or 5) if checkpoints is None else Choice.parse(checkpoints)
-    where, updates = average_run(run, choice, out=out, force=force)
+    selection = (
+        CheckpointSelection("last", last or 5) if checkpoints is None else CheckpointSelection.parse(checkpoints)
+    )
+    where, updates = average_run(run, selection, out=out, force=force)
     if json:
         print_json({"out": str(where), "updates": updates})
     else:

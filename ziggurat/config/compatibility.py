@@ -38,7 +38,7 @@ def unheeded(model: ModelConfig) -> list[str]:
 
 
 def _unheeded_in_inits(model: ModelConfig) -> Iterator[str]:
-    """Yield the idle keys of `init` and of those that stacks have of their own.
+    """Yield the idle keys of `init` and of those of single stacks.
 
     A stack's own takes from `init` what it does not say: keys that mean something there are no idle ones of `init`, and
     those that mean nothing are named once.

@@ -1,6 +1,6 @@
 """Parts of a model that training leaves as they are: their names, and whether a run can do without training them.
 
-The parameters follow in ziggurat.models.freezing.
+ziggurat.training.objective finds the parameters.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ziggurat.config.growth import BETWEEN
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
 from ziggurat.errors import ConfigError, printable
@@ -27,7 +28,7 @@ _TIED = {"none": frozenset[str](), "decoder": frozenset({"target_embedding", "ou
 
 
 class Frozen(NamedTuple):
-    """What is not trained: whole parts, and layers of the two stacks by their numbers."""
+    """Whole parts, and layers of the two stacks by their numbers, that are not trained."""
 
     parts: frozenset[str]
     layers: LeftOut
@@ -86,8 +87,9 @@ def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> 
                 f"`training.growth` adds layers to the {stack} above {first}, and frozen they would never be trained: "
                 f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)"
             )
-        elif growth is not None and growth.copy_strategy == "interpolate" and numbers and first < section.layers:
-            yield f"`training.growth.copy_strategy: interpolate` gives the layers of the {stack} other numbers"
+        elif growth is not None and growth.copy_strategy in BETWEEN and numbers and first < section.layers:
+            strategy = f"training.growth.copy_strategy: {growth.copy_strategy}"
+            yield f"`{strategy}` gives the layers of the {stack} other numbers"
 
 
 def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[str]:

@@ -17,6 +17,7 @@ from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.model import ModelConfig
 
 __all__ = [
+    "BETWEEN",
     "CopyStrategy",
     "GrowthConfig",
     "GrowthStage",
@@ -30,6 +31,8 @@ __all__ = [
 ]
 
 CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
+BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate"})
+"""Strategies that put new layers between old ones, which get other numbers."""
 
 
 class GrowthStage(Section):
@@ -158,17 +161,16 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     if stack.ranges:
         return f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
     kinds = model.residuals(decoder=decoder)
-    between = strategy in ("interpolate", "g_interpolate")
-    if between and RESIDUALS[kinds[0]].layer_constants:
+    if strategy in BETWEEN and RESIDUALS[kinds[0]].layer_constants:
         return (
             f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
             "trained layers would compute something else; use `g_top`"
         )
-    # Within the last block nothing below moves; the block and its added half then are as with one that is added on top.
+    # Doubling the last block moves no other one, and the weights between blocks end up as if a block were added on top.
     within = strategy == "g_interpolate" and block_layers(model, decoder=decoder) is not None
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not within else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
-    if between and across:
+    if strategy in BETWEEN and across:
         return (
             f"the copy strategy `{strategy}` puts new layers between old ones, so the weights of "
             f"`model.{across[0]}` would belong to other layers; use `g_top`"

@@ -147,7 +147,7 @@ class ModelConfig(Section):
 
     @property
     def inits(self) -> dict[str, InitConfig]:
-        """The initialisations of the model by key: `init`, and those that stacks have of their own."""
+        """The initialisations of the model by key: `init`, and those of single stacks."""
         own = {"encoder.init": self.encoder.init, "decoder.init": self.decoder.init}
         return {"init": self.init, **{key: init for key, init in own.items() if init is not None}}
 

@@ -7,7 +7,7 @@ merge, in order, together with the figures that the paper reports.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -22,11 +22,11 @@ from ziggurat.config.reference import entries
 from ziggurat.config.yaml_text import parse_yaml, to_yaml
 
 __all__ = [
-    "COMMENT_WIDTH",
     "Paper",
     "PaperRecipe",
     "Published",
     "TableRow",
+    "as_comments",
     "find_paper_recipe",
     "ordered",
     "paper_keys",
@@ -34,8 +34,7 @@ __all__ = [
 ]
 
 _FOLDER = resources.files("ziggurat") / "recipes" / "papers"
-COMMENT_WIDTH = 116
-"""Columns of the comments at the head of a recipe, without the `# `."""
+_COMMENT_WIDTH = 116
 
 
 class Paper(Section):
@@ -210,8 +209,7 @@ class PaperRecipe:
         """Return the recipe as a configuration file, which begins with comments."""
         lines = [self.summary, self.paper.citation, *map(_published, self.table_rows)]
         lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments, self.data_source]
-        wrapped = [part for line in lines for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
-        return "".join(f"# {line}\n" for line in wrapped) + to_yaml(self.content, compact=True)
+        return as_comments(lines) + to_yaml(self.content, compact=True)
 
 
 _CORPORA = {
@@ -224,6 +222,12 @@ _CORPORA = {
     "zh-en-large": "CWMT, UN and News Commentary of WMT 2018, https://www.statmt.org/wmt18/translation-task.html",
 }
 """Sources of the papers' corpora, by the beginning of the folder's name."""
+
+
+def as_comments(lines: Iterable[str]) -> str:
+    """Return lines as comments of YAML, long ones wrapped."""
+    wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
+    return "".join(f"# {line}\n" for line in wrapped)
 
 
 def _published(row: TableRow) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import copy
 import math
-import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from ziggurat.config.model import PRESETS
-from ziggurat.config.papers import COMMENT_WIDTH, PaperRecipe, ordered
+from ziggurat.config.papers import PaperRecipe, as_comments, ordered
 from ziggurat.config.yaml_text import to_yaml
 
 __all__ = ["RULES", "SUFFIX", "Corpus", "Rule", "small_content", "small_text"]
@@ -176,7 +175,7 @@ def small_content(full: Mapping[str, Any], corpus: Corpus | None = None) -> tupl
     if corpus.languages is not None:
         data["source_language"], data["target_language"] = corpus.languages
     place = PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores")
-    # A corpus of one's own is no reason to make the store of the embedded pair again.
+    # Another corpus must not replace the store of the embedded pair.
     data["store"] = str(place.with_name(f"{place.name}-own") if own else place)
     if (start := content["training"].get("start_from")) is not None:  # a small model, then
         content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
@@ -200,5 +199,4 @@ def small_text(recipe: PaperRecipe, corpus: Corpus | None = None) -> str:
         *(f"- {reason}" for reason in reasons),
         "Data: " + ("`ziggurat fetch babel` writes the embedded language pair." if corpus is None else "your own."),
     ]
-    wrapped = [part for line in lines for part in textwrap.wrap(line, COMMENT_WIDTH, break_on_hyphens=False)]
-    return "".join(f"# {line}\n" for line in wrapped) + to_yaml(content, compact=True)
+    return as_comments(lines) + to_yaml(content, compact=True)

@@ -49,8 +49,7 @@ def find_files(pattern: str, key: str) -> list[Path]:
     together = set(found)
     for path in found:
         if not path.exists():
-            made = "; `ziggurat fetch babel` writes it" if path.parent.name == "babel" else ""
-            raise DataError(f"{key}: no such file: {path} (relative paths start from {Path.cwd()}){made}")
+            raise DataError(f"{key}: no such file: {path} (relative paths start from {Path.cwd()})")
         if not path.is_file():
             raise DataError(f"{key}: {path} is not a regular file; corpora are read more than once")
         if compression_of(path) and (unpacked := path.with_suffix("")) in together:

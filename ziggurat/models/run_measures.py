@@ -1,4 +1,4 @@
-"""What was measured of a run after training, kept in its folder for reports: scores on test sets and decoding speed."""
+"""Measures of a run after training, kept in its folder for reports: scores on test sets and decoding speed."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from ziggurat.models.run_folder import (
     read_meta,
 )
 from ziggurat.training.checkpoint import read_progress
-from ziggurat.training.choice import Choice, chosen_checkpoints, regular_checkpoints
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.run import changes_since
+from ziggurat.training.selection import CheckpointSelection, regular_checkpoints, selected_checkpoints
 
 __all__ = ["average_newest", "average_run", "mean_weights"]
 
@@ -55,9 +55,14 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def average_run(
-    run: Path, choice: Choice, *, out: Path | None = None, force: bool = False, score: AverageScore | None = None
+    run: Path,
+    selection: CheckpointSelection,
+    *,
+    out: Path | None = None,
+    force: bool = False,
+    score: AverageScore | None = None,
 ) -> tuple[Path, list[int]]:
-    """Average the checkpoints `choice` of a run into a model directory (default: `<run>/averaged`).
+    """Average the checkpoints `selection` of a run into a model directory (default: `<run>/averaged`).
 
     Checkpoints that only an interruption or the clock asked for do not count, so that the average is a function of
     configuration, data and seed. `score` is written beside the model; None: the average is taken whatever its score.
@@ -71,7 +76,7 @@ def average_run(
     sweep(run / CHECKPOINTS)  # as whoever opens a run does: it may have been killed
     mend_links(run)
     experiment = load_experiment(run / CONFIG_FILE)
-    folders = chosen_checkpoints(run, experiment.training, choice)
+    folders = selected_checkpoints(run, experiment.training, selection)
     # A checkpoint copied here from another run may have the same shapes; the mean of two runs translates worse than
     # either.
     for folder in folders:
@@ -90,7 +95,7 @@ def average_run(
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = without_lora(stage_experiment(experiment, read_progress(folders[-1]).stage))
     where = () if out == run / AVERAGED else ("--out", out, "--force")
-    again = made_by("average", run, "--checkpoints", choice, *where)
+    again = made_by("average", run, "--checkpoints", selection, *where)
     with building(out) as folder:
         fill_model_directory(folder, tensors, stage, run, again=again)
         if score is not None:
@@ -110,7 +115,7 @@ def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:
-            return average_run(run, Choice("last", wanted), score=score)[1]
+            return average_run(run, CheckpointSelection("last", wanted), score=score)[1]
         except BeingBuiltError as error:  # somebody averages older checkpoints of this run: wait, then replace theirs
             if time.monotonic() > end:
                 again = f"afterwards `ziggurat average {run} --checkpoints last:{wanted}` does it"

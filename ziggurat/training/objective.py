@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config.freezing import Frozen
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
-from ziggurat.models.freezing import freeze
 from ziggurat.models.inspection import bare_model
 from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
@@ -57,7 +57,7 @@ def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = N
 
     `seed`: of the updates' initial values; None: they are left without values. Raises ConfigError as `adapt` does.
     """
-    freeze(model, training.freeze)
+    _freeze(model, Frozen.parse(training.freeze))
     if training.lora is not None:
         adapt(model, training.lora, seed=seed)
     if training.quantise is not None:
@@ -65,6 +65,15 @@ def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = N
     for module in model.modules():
         if isinstance(module, Dropout):
             module.exact = training.exact_dropout
+
+
+def _freeze(model: Seq2Seq, frozen: Frozen) -> None:
+    """Leave the parameters of these parts and layers without gradients; layers that are yet to grow are passed over."""
+    modules: list[nn.Module] = [model.get_submodule(part) for part in frozen.parts]
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        modules += [layer for number, layer in enumerate(stack.layers, start=1) if frozen.has(name, number)]
+    for module in modules:
+        module.requires_grad_(False)
 
 
 class Objective(nn.Module):

@@ -18,11 +18,11 @@ from ziggurat.training.run_state import Progress
 
 __all__ = [
     "TrainingResult",
-    "begun",
     "due",
     "ends_after",
     "finished",
     "how_to_go_on",
+    "initial_progress",
     "learning_rate",
     "peak_update",
     "refuse_endless",
@@ -42,7 +42,7 @@ def updates_at_peak(config: ScheduleConfig) -> int:
     return peak_update(config) - 1
 
 
-def begun(config: ScheduleConfig) -> Progress:
+def initial_progress(config: ScheduleConfig) -> Progress:
     """Return the progress of a run not begun: all zero but, where it starts at the peak, the schedule's counter."""
     return Progress(schedule_update=updates_at_peak(config) if config.start == "peak" else 0)
 

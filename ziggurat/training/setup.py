@@ -39,7 +39,7 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import begun, refuse_endless
+from ziggurat.training.schedule import initial_progress, refuse_endless
 from ziggurat.training.store_check import StoreCheck
 from ziggurat.training.validate import Validator, settings_of_scores
 
@@ -199,7 +199,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
     ConfigError when that is so before the first checkpoint.
     """
-    first = begun(setup.experiment.training.schedule)
+    first = initial_progress(setup.experiment.training.schedule)
     if not resume:
         return StartingPoint(first, initialised=not setup.origin, origin=setup.origin)
     # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this

@@ -1,4 +1,4 @@
-"""Several checkpoints of a run, chosen by count, by epochs or around the best one, to be averaged or scored."""
+"""Several checkpoints of a run, selected by count, by epochs or around the best one, to be averaged or scored."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import finished
 
-__all__ = ["Choice", "chosen_checkpoints", "regular_checkpoints"]
+__all__ = ["CheckpointSelection", "regular_checkpoints", "selected_checkpoints"]
 
 
 @dataclass(frozen=True)
-class Choice:
+class CheckpointSelection:
     """Checkpoints as a user asks for them: `last:5`, `last-epochs:5` or `around-best:21`.
 
     Attributes:
@@ -35,17 +35,19 @@ class Choice:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the choice that the option `--checkpoints` names. Raises ConfigError."""
+        """Return the selection that the option `--checkpoints` names. Raises ConfigError."""
         found = re.fullmatch(r"(last|last-epochs|around-best):([1-9][0-9]{0,5})", text)
         if found is None:
             raise ConfigError(
                 f"`--checkpoints {printable(text)}`: say `last:5` (the newest), `last-epochs:5` (the newest that end "
                 "an epoch) or `around-best:21` (the best and its neighbours)"
             )
-        choice = cls(found[1], int(found[2]))
-        if choice.kind == "around-best" and choice.count % 2 == 0:
-            raise ConfigError(f"`--checkpoints {choice}`: an odd number, since as many are before the best as after it")
-        return choice
+        selection = cls(found[1], int(found[2]))
+        if selection.kind == "around-best" and selection.count % 2 == 0:
+            raise ConfigError(
+                f"`--checkpoints {selection}`: an odd number, since as many are before the best as after it"
+            )
+        return selection
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.count}"
@@ -61,25 +63,25 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     return _regular({folder: read_progress(folder) for folder in checkpoint_folders(run)}, config)
 
 
-def chosen_checkpoints(run: Path, config: TrainingConfig, choice: Choice) -> list[Path]:
-    """Return the checkpoints of a run that `choice` names, oldest first.
+def selected_checkpoints(run: Path, config: TrainingConfig, selection: CheckpointSelection) -> list[Path]:
+    """Return the checkpoints of a run that `selection` names, oldest first.
 
     Raises CheckpointError when fewer are kept, or when those around the best are not one after the other.
     """
     known = {folder: read_progress(folder) for folder in checkpoint_folders(run)}
     folders = _regular(known, config)
-    if choice.kind == "around-best":
-        return _around_best(run, known, folders, choice.count, config.checkpoint)
-    if choice.kind == "last-epochs":
+    if selection.kind == "around-best":
+        return _around_best(run, known, folders, selection.count, config.checkpoint)
+    if selection.kind == "last-epochs":
         folders = [folder for folder in folders if known[folder].batch == 0]
-    if len(folders) < choice.count:
-        ends = " that end an epoch (`training.checkpoint.every_epochs`)" if choice.kind == "last-epochs" else ""
+    if len(folders) < selection.count:
+        ends = " that end an epoch (`training.checkpoint.every_epochs`)" if selection.kind == "last-epochs" else ""
         raise CheckpointError(
-            f"{run}: {len(folders)} of the {choice.count} checkpoints wanted{ends} are kept (those that an "
+            f"{run}: {len(folders)} of the {selection.count} checkpoints wanted{ends} are kept (those that an "
             "interruption left or the clock asked for, and those of another depth, do not count); ask for fewer, or "
             "raise `training.checkpoint.keep_last` and train on"
         )
-    return folders[-choice.count :]
+    return folders[-selection.count :]
 
 
 def _regular(known: Mapping[Path, Progress], config: TrainingConfig) -> list[Path]:

@@ -21,11 +21,11 @@ from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.run_folder import checkpoint_folders, checkpoint_name, checkpoint_update
 from ziggurat.training.average import average_run
 from ziggurat.training.checkpoint import Checkpoint, read_progress, save_checkpoint
-from ziggurat.training.choice import Choice, chosen_checkpoints, regular_checkpoints
 from ziggurat.training.loop import train
 from ziggurat.training.retention import prune
 from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import due
+from ziggurat.training.selection import CheckpointSelection, regular_checkpoints, selected_checkpoints
 
 BY_EPOCHS = {
     "batch": {"max_tokens": 400, "accumulate": 3},
@@ -58,7 +58,7 @@ def test_checkpoints_and_validations_come_at_the_ends_of_epochs(tiny_folder: Pat
     assert [r["update"] for r in records(whole, "validation")] == [*ends, 31]
     assert updates_of(regular_checkpoints(whole, found.training)) == ends
     assert f"averaged checkpoints {ends[-2]}, {ends[-1]} into" in (whole / "log.txt").read_text()
-    assert average_run(whole, Choice("last-epochs", 2))[1] == ends[-2:]
+    assert average_run(whole, CheckpointSelection("last-epochs", 2))[1] == ends[-2:]
     for last in (ends[0] - 1, ends[0], ends[1] + 1, 31):
         part = tiny_experiment(tiny_folder, **{**BY_EPOCHS, "stop": {"updates": last}})
         train(parts, part, resume=parts.exists(), console=QUIET)
@@ -83,9 +83,12 @@ def test_epochs_and_updates_both_count_while_a_model_grows(tiny_folder: Path, tm
     assert updates_of(checkpoint_folders(tmp_path / "run")) == sorted({*ends, *validated})
     depths = [read_progress(tmp_path / "run" / "checkpoints" / checkpoint_name(end)).stage for end in ends]
     assert depths == [0, 0, 1, 1]
-    assert updates_of(chosen_checkpoints(tmp_path / "run", grown.training, Choice("last-epochs", 2))) == ends[-2:]
+    assert (
+        updates_of(selected_checkpoints(tmp_path / "run", grown.training, CheckpointSelection("last-epochs", 2)))
+        == ends[-2:]
+    )
     with pytest.raises(CheckpointError, match="2 of the 3 checkpoints wanted that end an epoch"):
-        chosen_checkpoints(tmp_path / "run", grown.training, Choice("last-epochs", 3))
+        selected_checkpoints(tmp_path / "run", grown.training, CheckpointSelection("last-epochs", 3))
 
 
 @pytest.mark.slow
@@ -147,18 +150,18 @@ def test_neighbours_of_the_best_are_kept(losses: str, tmp_path: Path) -> None:
     assert (tmp_path / "best").resolve().name == checkpoint_name(progress.best_update or 0)
     config = TrainingConfig(checkpoint=CheckpointConfig(every_updates=10), stop=StopConfig(updates=1000))
     if len(window) == 5:
-        assert updates_of(chosen_checkpoints(tmp_path, config, Choice("around-best", 5))) == window
+        assert updates_of(selected_checkpoints(tmp_path, config, CheckpointSelection("around-best", 5))) == window
     else:
         after = len(scores) - 1 - place
         with pytest.raises(CheckpointError, match=f"{min(place, 2)} .* before the best one .* of 2 each: ") as refused:
-            chosen_checkpoints(tmp_path, config, Choice("around-best", 5))
+            selected_checkpoints(tmp_path, config, CheckpointSelection("around-best", 5))
         said = str(refused.value)
         assert ("`around-best:3`" in said) == (min(place, after) == 1)
         assert ("train on" in said) == (after < 2)
         assert "keep_around_best=5" in said
         keeping = config.model_copy(update={"checkpoint": CheckpointConfig(every_updates=10, keep_around_best=5)})
         with pytest.raises(CheckpointError) as refused:  # it is asked for already
-            chosen_checkpoints(tmp_path, keeping, Choice("around-best", 5))
+            selected_checkpoints(tmp_path, keeping, CheckpointSelection("around-best", 5))
         assert "keep_around_best" not in str(refused.value)
 
 
@@ -176,16 +179,16 @@ def test_a_gap_beside_the_best_is_refused(tmp_path: Path) -> None:
     scored(tmp_path, [3, 2, 1, 2, 3, 4], CheckpointConfig(keep_last=2, keep_every=20, every_updates=10))
     assert updates_of(checkpoint_folders(tmp_path)) == [20, 30, 40, 50, 60]
     config = TrainingConfig(checkpoint=CheckpointConfig(every_updates=10), stop=StopConfig(updates=1000))
-    assert updates_of(chosen_checkpoints(tmp_path, config, Choice("around-best", 3))) == [20, 30, 40]
+    assert updates_of(selected_checkpoints(tmp_path, config, CheckpointSelection("around-best", 3))) == [20, 30, 40]
     finer = TrainingConfig(checkpoint=CheckpointConfig(every_updates=5), stop=StopConfig(updates=1000))
     with pytest.raises(CheckpointError, match="between step-00000020 and step-00000030"):
-        chosen_checkpoints(tmp_path, finer, Choice("around-best", 3))
+        selected_checkpoints(tmp_path, finer, CheckpointSelection("around-best", 3))
 
 
 def test_without_a_validation_there_is_no_best(tmp_path: Path) -> None:
     config = TrainingConfig()
     with pytest.raises(CheckpointError, match="none was validated"):
-        chosen_checkpoints(tmp_path, config, Choice("around-best", 3))
+        selected_checkpoints(tmp_path, config, CheckpointSelection("around-best", 3))
 
 
 @pytest.mark.parametrize(
@@ -193,10 +196,10 @@ def test_without_a_validation_there_is_no_best(tmp_path: Path) -> None:
 )
 def test_choices_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--checkpoints"):
-        Choice.parse(text)
+        CheckpointSelection.parse(text)
 
 
 @given(st.sampled_from(["last", "last-epochs", "around-best"]), st.integers(1, 10_000))
 def test_choices_are_read_as_they_are_written(kind: str, count: int) -> None:
-    choice = Choice(kind, 2 * count + 1)
-    assert Choice.parse(str(choice)) == choice
+    choice = CheckpointSelection(kind, 2 * count + 1)
+    assert CheckpointSelection.parse(str(choice)) == choice
