@@ -56,7 +56,7 @@ def test_the_embedded_pair_is_fetched_without_a_network(
     monkeypatch.chdir(tmp_path)
     missing = ziggurat("prepare", f"{NAME}-small")
     assert missing.status == 2
-    assert "ziggurat fetch babel" in missing.err
+    assert f"`ziggurat fetch {NAME}-small`" in missing.err
     fetched = json.loads(ziggurat("fetch", f"{NAME}-small", "--offline", "--json").out)
     assert {one["name"]: one["pairs"] for one in fetched} == {
         "babel/train": 20_000,

@@ -502,7 +502,7 @@ def test_a_resumed_run_stays_in_its_experiment_at_mlflow(tiny_folder: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("initial_progress", "changed", "error", "message"),
+    ("begun", "changed", "error", "message"),
     [
         (True, {}, CheckpointError, "is not the one this run was trained on"),
         (

@@ -183,7 +183,8 @@ def prepare(
                     return
                 report = merged
     except DataError as error:
-        if ": no such file: " in str(error) and config in recipe_names() and config != "demo":
+        fetched = find_small_recipe(config) is not None or (config in recipe_names() and config != "demo")
+        if fetched and ": no such file: " in str(error):
             raise DataError(f"{error}; `ziggurat fetch {config}` gets the data of the recipe") from None
         raise
     for notice in report.notices:
