@@ -228,10 +228,12 @@ def parsed() -> argparse.Namespace:
         given if len(given) > 1 else parser.error("--method NAME CONFIG") for given in options.method
     ):
         options.methods[name] = Method(named(config), tuple(settings))
-    try:
-        options.depths = [Depth(*map(int, text.split("-"))) for text in options.depths] if options.depths else depths
-    except (TypeError, ValueError):
-        parser.error("--depths: give layers of encoder and decoder, such as 6-6 12-6")
+    if options.depths:
+        try:
+            depths = tuple(Depth(*map(int, text.split("-"))) for text in options.depths)
+        except (TypeError, ValueError):
+            parser.error("--depths: give layers of encoder and decoder, such as 6-6 12-6")
+    options.depths = depths
     if not options.methods or not options.depths:
         parser.error("give --figure, or methods by --config or --method, and --depths")
     if bool(options.store) == options.small:

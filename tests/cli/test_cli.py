@@ -56,6 +56,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["fetch", "multi30k-de-em"], "did you mean the recipe `multi30k-de-en`"),
         (["recipes", "nothing"], "no recipe `nothing`"),
         (["explain", "model.hedas"], "did you mean `model.heads`"),
+        (["explain", "demo"], "`demo` is a recipe: `ziggurat recipes demo` prints it"),
         (["explain", "adnim"], "no key or method `adnim`; did you mean `adam`, `radam`, `admin`"),
         (["explain", "ema"], "no key or method `ema`; did you mean"),
         (["explain", "distillation.decodign"], "did you mean `distillation.decoding`"),

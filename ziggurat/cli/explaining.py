@@ -20,6 +20,7 @@ from ziggurat.config.choices import (
 )
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.pipeline_reference import explained, resembling
+from ziggurat.config.recipes import find_small_recipe, recipe_names
 from ziggurat.config.reference import Entry
 from ziggurat.errors import ConfigError, printable
 
@@ -57,7 +58,9 @@ def explain(
 
 
 def _unknown(name: str) -> str:
-    """Return the message on a name that means nothing."""
+    """Return the message on a name that is neither a key nor a method."""
+    if name in recipe_names() or find_small_recipe(name) is not None:
+        return f"`{name}` is a recipe: `ziggurat recipes {name}` prints it"
     methods = [] if "." in name else names_like(name)
     near = [*methods, *(key for key in resembling(name) if key not in methods)]
     what = "key" if "." in name else "key or method"

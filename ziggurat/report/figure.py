@@ -144,9 +144,9 @@ def numbers(figure: Figure) -> str:
     writer.writerow(["panel", "series", "x", "y", "value", *(["spread"] if spread else [])])
     for panel in figure.panels:
         for series in panel.series:
-            bars = [[bar] for bar in series.spread or (None,) * len(series.y)] if spread else [[]] * len(series.y)
-            rows = zip(series.x, series.y, bars, strict=True)
-            writer.writerows([panel.title, series.label, x, y, None, *bar] for x, y, bar in rows)
+            bars = series.spread or (None,) * len(series.y)
+            for x, y, bar in zip(series.x, series.y, bars, strict=True):
+                writer.writerow([panel.title, series.label, x, y, None, *([bar] if spread else [])])
         if panel.heat is not None:
             for row, values in zip(panel.heat.rows, panel.heat.values, strict=True):
                 for column, value in zip(panel.heat.columns, values, strict=True):

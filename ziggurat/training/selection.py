@@ -75,7 +75,9 @@ def selected_checkpoints(run: Path, config: TrainingConfig, selection: Checkpoin
     if selection.kind == "last-epochs":
         folders = [folder for folder in folders if known[folder].batch == 0]
     if len(folders) < selection.count:
-        ends = " that end an epoch (`training.checkpoint.every_epochs`)" if selection.kind == "last-epochs" else ""
+        ends = ""
+        if selection.kind == "last-epochs":
+            ends = " that end an epoch (`training.checkpoint.every_epochs`)"
         raise CheckpointError(
             f"{run}: {len(folders)} of the {selection.count} checkpoints wanted{ends} are kept (those that an "
             "interruption left or the clock asked for, and those of another depth, do not count); ask for fewer, or "
