@@ -1,4 +1,4 @@
-"""Small models: their configuration, and their parameters away from where they start."""
+"""Small models: their configuration, their parameters away from where they start, what a checkpoint of them says."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ziggurat.config import ModelConfig
+from ziggurat.models.run_folder import CHECKPOINT_FORMAT
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["merged", "moved", "small_config"]
+__all__ = ["checkpoint_meta", "merged", "moved", "small_config"]
 
 
 def merged(defaults: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,6 +24,13 @@ def small_config(encoder_layers: int, decoder_layers: int, **choices: Any) -> Mo
     """Return a configuration of width 8 with two heads, with `choices` merged in."""
     layers = {"encoder": {"layers": encoder_layers}, "decoder": {"layers": decoder_layers}}
     return ModelConfig.model_validate(merged({"d_model": 8, "d_ff": 12, "heads": 2, **layers}, choices))
+
+
+def checkpoint_meta(**changes: Any) -> dict[str, Any]:
+    """Return what `meta.json` of a checkpoint says, all of it empty but `changes`."""
+    depth = {"encoder_layers": 1, "decoder_layers": 1}
+    rest = {"progress": {}, "store": "", "corpora": [], "checksums": {"model.safetensors": ""}, "configuration": None}
+    return {"format": CHECKPOINT_FORMAT, **depth, **rest, **changes}
 
 
 @torch.no_grad()

@@ -159,7 +159,7 @@ def _train(folder: Path) -> None:
 def test_whoever_computes_for_long_shares_cores(
     work: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(shutil.copytree(Path(__file__).parent / "golden" / "v0.2", tmp_path / "set", symlinks=True))
+    monkeypatch.chdir(shutil.copytree(Path(__file__).parent / "golden" / "v1", tmp_path / "set", symlinks=True))
     for setting in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
         monkeypatch.delenv(setting, raising=False)
 

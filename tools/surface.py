@@ -87,7 +87,8 @@ def explanations() -> str:
     from ziggurat.config.choices import choices
     from ziggurat.config.papers import paper_keys
 
-    return "\n".join(run("explain", name) for name in ["", *sorted({str(each.value) for each in choices() if each.value}), *sorted(paper_keys())])
+    methods = sorted({str(choice.value) for choice in choices() if choice.value})
+    return "\n".join(run("explain", name) for name in ["", *methods, *sorted(paper_keys())])
 
 
 def specification() -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "TrainingError",
     "ZigguratError",
     "is_full_disk",
+    "other_format",
     "out_of_memory",
     "printable",
     "refuse_passing",
@@ -78,6 +79,17 @@ def printable(text: str, limit: int = 80) -> str:
         for c in text[: limit + 1]
     )
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def other_format(path: object, found: object, reads: object, remedy: str) -> str:
+    """Return the message for a file or folder whose format number is not the one that this version reads.
+
+    Nothing was released before format 1 of every file, so another number is of a development version or a later one.
+    """
+    return (
+        f"{path}: format {printable(str(found))}, but this version of ziggurat reads {reads}: written by a development "
+        f"version or a later one; {remedy}"
+    )
 
 
 _PASSING = {

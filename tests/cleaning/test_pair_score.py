@@ -159,7 +159,7 @@ def test_a_side_without_a_word_that_occurs_twice_is_refused(end: tuple[str, str]
 def test_damaged_files_are_refused(scorer: PairScorer, tmp_path: Path, damage: str) -> None:
     path, content = tmp_path / "score", scorer.content()
     if damage != "missing":
-        changed = content.replace(b"pair-score-2", b"pair-score-9")
+        changed = content.replace(b"pair-score-1", b"pair-score-9")
         path.write_bytes({"cut": content[:-100], "empty": b"", "format": changed}[damage])
     with pytest.raises(DataError, match=r"score: .*remove it and run this again"):
         read_pair_score(path)

@@ -45,9 +45,8 @@ def test_what_a_killed_process_left_goes_with_the_next(
     (folder / ".out.abcdefgh.tmp").write_text("half")
     assert ziggurat("translate", trained, "max_length.limit=2", "-i", text, "-o", folder / "out").status == 0
     assert [path.name for path in folder.iterdir()] == ["out"]
-    for name in ("vocabulary.json", "joint.spm", "config.yaml"):  # as an earlier version left it when it was killed
-        (folder / "model").mkdir(exist_ok=True)
-        (folder / "model" / name).write_text("half")
+    (folder / "model").mkdir()
+    (folder / "model" / ".config.yaml.abcdefgh.tmp").write_text("half")
     assert ziggurat("average", trained, "--last", 1, "--out", folder / "model").status == 0
     (folder / "spm").mkdir()
     (folder / "spm" / "joint.spm").write_text("somebody's")

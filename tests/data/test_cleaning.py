@@ -17,9 +17,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaner import Examples
 from ziggurat.data.corpus import Store
-from ziggurat.data.inputs import find_corpora
 from ziggurat.data.prepare import CLEANING, PrepareReport, prepare
-from ziggurat.data.store_checks import provenance
 from ziggurat.errors import ConfigError, DataError
 
 Pairs = list[tuple[str, str]]
@@ -294,19 +292,6 @@ def test_everything_at_once_gives_the_same_store_every_time(tmp_path: Path, monk
         assert manifests[0][key] == manifests[1][key] == manifests[2][key]
     reasons = set(manifests[0]["corpora"]["train"][0]["dropped"])
     assert {"empty", "duplicate", "near_duplicate"} <= reasons
-
-
-def test_stores_of_earlier_versions_are_reused(corpora: Corpora) -> None:
-    """What a store was prepared from does not name filters that are off, so it is what earlier versions wrote."""
-    corpora.add("train", babel(5))
-    config = DataConfig.model_validate(corpora.settings)
-    found = provenance(config, find_corpora(config), lambda phase, done, total: None)
-    assert set(found["filters"]) == {
-        "max_characters", "max_pieces", "max_length_ratio", "identical", "duplicates", "control_characters",
-        "source_script", "target_script", "min_script_share",
-    }  # fmt: skip
-    assert "held_out" not in found
-    assert {"filters", "scores"}.isdisjoint(found["train"][0])
 
 
 KEYS = st.lists(st.integers(0, 30), max_size=20)

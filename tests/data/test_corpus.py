@@ -151,7 +151,9 @@ def test_what_is_not_whole_is_refused(store: Path, tmp_path: Path) -> None:
     manifest = store / "manifest.json"
     document = json.loads(manifest.read_text())
     manifest.write_text(json.dumps({**document, "format": 99}))
-    with pytest.raises(DataError, match="store format 99, but this version of ziggurat reads 1"):
+    with pytest.raises(
+        DataError, match="format 99, but this version of ziggurat reads 1: written by a development version"
+    ):
         Store.open(store)
     manifest.write_text(json.dumps(document)[:-9])
     with pytest.raises(DataError, match=r"manifest\.json: damaged"):

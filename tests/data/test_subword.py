@@ -307,7 +307,7 @@ class TestFiles:
         save_tokenizers(tmp_path, bpe, bpe)
         description = tmp_path / "vocabulary.json"
         document = json.loads(description.read_text())
-        for key, value, reason in (("format", 99, "format version 99"), ("joint", False, "damaged")):
+        for key, value, reason in (("format", 99, "format 99, but"), ("joint", False, "damaged")):
             description.write_text(json.dumps({**document, key: value}))
             with pytest.raises(DataError, match=reason):
                 load_tokenizers(tmp_path)

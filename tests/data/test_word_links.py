@@ -276,11 +276,11 @@ def test_development_text_is_aligned_by_what_training_text_taught(corpora: Corpo
     assert words_of_batches(store, loaded) == dict(enumerate(links))
 
 
-def test_a_store_with_alignments_has_a_format_of_its_own(corpora: Corpora) -> None:
+def test_other_alignments_make_another_store(corpora: Corpora) -> None:
     corpora.add(PAIRS, sure(PAIRS))
     corpora.prepare()
     manifest = json.loads((corpora.folder / "store" / MANIFEST).read_text())
-    assert (manifest["format"], manifest["tables"]["train"]["has_links"]) == (2, True)
+    assert manifest["tables"]["train"]["has_links"]
     assert corpora.prepare().reused
     # Other alignments make another store, a moved file does not.
     path = Path(corpora.settings["train"][0]["alignment"])
@@ -294,16 +294,14 @@ def test_a_store_with_alignments_has_a_format_of_its_own(corpora: Corpora) -> No
         corpora.prepare()
 
 
-def test_a_store_without_alignments_is_what_it_was(corpora: Corpora) -> None:
+def test_a_store_without_alignments_says_nothing_of_them(corpora: Corpora) -> None:
     corpora.add(PAIRS)
     corpora.prepare()
     manifest = json.loads((corpora.folder / "store" / MANIFEST).read_text())
-    assert manifest["format"] == 1
     assert "has_links" not in manifest["tables"]["train"]
-    assert "alignment" not in manifest["prepared_from"]
     assert "aligned" not in manifest["corpora"]["train"][0]
-    # As an earlier version recorded its settings: without any word of alignments.
-    assert "alignment" not in manifest["prepared_from"]["train"][0]
+    # How to align means nothing then: another way is no other store.
+    assert "alignment" not in manifest["prepared_from"]
     assert not corpora.store().train.has_links
 
 
@@ -319,7 +317,7 @@ def test_a_store_aligned_otherwise_is_told_apart(corpora: Corpora) -> None:
     first, second = corpora.settings["train"]
     assert unlike() == unlike(train=[], alignment={"compute": "hmm"}) == []
     both = [first, {**second, "alignment": first["alignment"]}]
-    assert unlike(train=both) == ["data.train.1.alignment (null -> true)"]
+    assert unlike(train=both) == ["data.train.1.alignment (false -> true)"]
     assert unlike(alignment={"compute": "hmm"}) == ['data.alignment.compute ("none" -> "hmm")']
     moved = DataConfig.model_validate({**corpora.settings, "train": [{**first, "alignment": "elsewhere"}, second]})
     assert unlike_store(moved, manifest) == []

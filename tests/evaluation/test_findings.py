@@ -28,7 +28,9 @@ from ziggurat.evaluation.findings import (
 
 def scores(difference: float, adjusted: float, higher_is_better: bool = True) -> Scores:
     pair = Pair("a", "b", difference, 0.01, adjusted, 0.02, adjusted)
-    return Scores("M", "s", higher_is_better, (OverSeeds.of([1.0]), OverSeeds.of([1.0 - difference])), (pair,), "t")
+    return Scores(
+        "M", "s", higher_is_better, (OverSeeds.of([1.0]), OverSeeds.of([1.0 - difference])), (pair,), "t", sentences=100
+    )
 
 
 def sample() -> Comparison:
@@ -65,7 +67,7 @@ def test_a_record_comes_back_from_json() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"format": 9}, "c.json: a comparison of format 9, expected 1"),
+        ({"format": 9}, "c.json: format 9, but .* reads 1"),
         ({"format": None}, "format None"),
         ({"sentences": "many"}, "c.json: not a comparison as .*: sentences: "),
     ],
@@ -105,9 +107,6 @@ def test_no_verdict_of_few_sentences() -> None:
     assert [replace(found, sentences=count).verdict("a", "b") for count in (1, 29, 30)] == ["?", "?", "+"]
     comparison = replace(sample(), scores=(replace(found, sentences=1),))
     assert comparison_from_json(json.dumps(comparison.as_record()), "c.json") == comparison
-    earlier = comparison.as_record()
-    del earlier["scores"][0]["sentences"]
-    assert comparison_from_json(json.dumps(earlier), "c.json").scores[0].verdict("a", "b") == "+"
 
 
 @pytest.mark.parametrize("sentences", [1, 40])

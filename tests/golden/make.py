@@ -1,4 +1,4 @@
-"""Writes what this version writes, small: `python -m tests.golden.make tests/golden/v0.3` (tests/golden/README.md).
+"""Writes what this version writes, small: `python -m tests.golden.make tests/golden/v1` (tests/golden/README.md).
 
 A set is made once, by the version whose name it bears, and never again: later versions must open it as it is. All is
 done by verbs of the command line, on sentences of the embedded language pair.

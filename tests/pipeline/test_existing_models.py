@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import whole
+from tests.small import checkpoint_meta
 from ziggurat.cli.documents import _languages
 from ziggurat.cli.engine import ModelOptions
 from ziggurat.cli.perturbing import _source_language
@@ -39,8 +40,7 @@ def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
     (run / "config.yaml").write_text(dump(grown.model_copy(update={"decoding": decoding})))
     (tmp_path / "list").touch()
     write_tensors(folder / "model.safetensors", {})
-    depth = {"encoder_layers": 1, "decoder_layers": 2}
-    write_meta(folder, {"format": 5, "progress": {}, "checksums": {"model.safetensors": ""}, **depth})
+    write_meta(folder, checkpoint_meta(encoder_layers=1, decoder_layers=2))
 
     def inspected(experiment: Experiment, folder: Path) -> SimpleNamespace:
         return SimpleNamespace(parameters=experiment.model.encoder.layers)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import parsed, whole
+from tests.small import checkpoint_meta
 from ziggurat.config import dump
 from ziggurat.config.filters import FilterConfig
 from ziggurat.config.load import change_section
@@ -151,8 +152,7 @@ def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
             (tmp_path / "filtered" / f"{number:08d}.{ending}").touch()
     for update in (40, 80):
         (tmp_path / "checkpoints" / f"step-{update:08d}").mkdir(parents=True)
-    weights = {"checksums": {"model.safetensors": ""}, "format": 5}
-    write_meta(tmp_path / "checkpoints/step-00000040", {**weights, "progress": {"seconds": 7.5}})
+    write_meta(tmp_path / "checkpoints/step-00000040", checkpoint_meta(progress={"seconds": 7.5}))
     assert updates_done(tmp_path) == (40, 7.5)  # of the newest one that is whole
 
 

@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import tiny_experiment
 from tests.pipeline.conftest import TRAINING, parsed, trained, whole
-from tests.small import merged
+from tests.small import checkpoint_meta, merged
 from ziggurat.config import Experiment, dump
 from ziggurat.data.workspace import discard
 from ziggurat.errors import ConfigError
@@ -91,7 +91,7 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     checkpoint = run / "checkpoints/step-00000001"
     checkpoint.mkdir()
     kept = then.model_dump(mode="json")
-    write_meta(checkpoint, {"format": 5, "progress": {}, "checksums": {"model.safetensors": ""}, "configuration": kept})
+    write_meta(checkpoint, checkpoint_meta(configuration=kept))
     training = now.training.model_copy(update={"start_from": then.training.start_from})
     data = then.data.model_copy(update={"store": now.data.store})
     assert as_begun(run, now) == now.model_copy(update={"data": data, "training": training})

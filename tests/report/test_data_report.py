@@ -1,4 +1,4 @@
-"""The report on a store: counts, examples, overlap, samples, hostile text, earlier versions, what is refused."""
+"""The report on a store: counts, examples, overlap, samples, hostile text, what is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.report.test_report_page import AS_TEXT, HOSTILE, sound
 from ziggurat.cleaning.languages import scripts
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.prepare import CLEANING, prepare
+from ziggurat.data.prepare import prepare
 from ziggurat.errors import DataError
 from ziggurat.report import data_content, data_facts
 from ziggurat.report.data_content import data_record, gather_data
@@ -172,23 +172,6 @@ def test_corpora_beyond_the_largest_are_summed_up(store: Store, monkeypatch: pyt
     assert (first.name, first.split, first.read, first.kept) == ("2 smaller corpora", "train", 11, 6)
     assert dict(first.dropped) == {"identical": 1, "duplicate": 2, "empty": 1, "too_many_pieces": 1}
     sound(data_page(content))
-
-
-def test_a_store_of_an_earlier_version_says_what_it_lacks(store: Store) -> None:
-    manifest: dict[str, Any] = json.loads(json.dumps(store.manifest))
-    del manifest["held_out"], manifest["files"][CLEANING]
-    manifest["notices"] = []
-    for entry in manifest["corpora"]["train"]:
-        del entry["held_out"]
-    content = gather_data(Store(store.path, manifest, verified=True))
-    assert [lack.split(":")[0] for lack in content.missing] == [
-        "Examples of what was dropped", "What training pairs share with the development corpora"
-    ] or [lack.split(":")[0] for lack in content.missing] == [
-        "What training pairs share with the development corpora", "Examples of what was dropped"
-    ]  # fmt: skip
-    page = data_page(content)
-    sound(page)
-    assert "No set is known" in page
 
 
 def test_nonsense_in_the_store_is_refused(store: Store) -> None:

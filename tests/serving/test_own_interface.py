@@ -12,7 +12,6 @@ from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.decoding.engines import ExportReport, read_report
 from ziggurat.decoding.next_words import translate_next_words
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.decoding.words import begins_word, first_word
@@ -135,16 +134,6 @@ def test_an_exported_model_tells_the_same(
     assert its["links"] == mine["links"]
     for a, b in zip(mine["tokens"], its["tokens"], strict=True):
         assert (a["target"], a["score"]) == (b["target"], pytest.approx(b["score"], abs=1e-3))
-
-    def earlier(folder: Path) -> ExportReport:
-        return read_report(folder).model_copy(update={"alignments": False})
-
-    monkeypatch.setattr("ziggurat.decoding.served.read_report", earlier)
-    client = serve(models=models)
-    answer = client.post("/v1/translate", json=asked)
-    assert (answer.status_code, "export it again" in answer.json()["error"]["message"]) == (400, True)
-    marked = client.post("/v1/translate", json={"text": "<p>A <b>dog</b> runs.</p>", "format": "html", **DE_EN})
-    assert one(marked)["text"].count("<b>") == 1  # segment by segment
 
 
 def test_a_prefix_is_where_the_translation_begins(serve: Serve, german: Translator) -> None:

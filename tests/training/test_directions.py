@@ -252,13 +252,6 @@ def test_links_stay_where_scores_were_forgotten(tiny_folder: Path, tmp_path: Pat
 
 def test_a_dev_set_of_one_direction_is_as_ever(tiny_folder: Path) -> None:
     store = Store.open(tiny_experiment(tiny_folder).data.store)
-    for corpora in (
-        store.manifest["config"]["train"],
-        store.manifest["config"]["dev"],
-    ):  # a store of an earlier version
-        for corpus in corpora:
-            corpus.pop("source_language", None)
-            corpus.pop("target_language", None)
     (direction,) = directions_of(store)
     assert store.dev is not None
     assert (direction.name, direction.trained, len(direction.rows)) == ("qlo-qhi", True, len(store.dev))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -16,7 +15,6 @@ from tests.training.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.arrow_shard import Shard
-from ziggurat.data.checksums import content_checksum
 from ziggurat.data.store_checks import Verification
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import open_model
@@ -140,16 +138,6 @@ def test_the_python_api_is_refused_too(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"training\.seed: 1 -> 9"):
         train(run, other, resume=True, console=QUIET)
     assert (run / "config.yaml").read_text() == before
-
-
-def test_checkpoints_of_earlier_formats_know_no_configuration(run: Path) -> None:
-    meta = run / "checkpoints" / "step-00000004" / "meta.json"
-    document = {key: value for key, value in json.loads(meta.read_text()).items() if key != "configuration"}
-    document["format"] = 4
-    meta.write_text(json.dumps({**document, "checksum": content_checksum(document)}))
-    path = run / "config.yaml"
-    path.write_text(path.read_text().replace("updates: 4\n", "updates: 5\n"))
-    assert train(run, reopen_run(run, []), resume=True, console=QUIET).update == 5
 
 
 def test_a_run_is_not_translated_with_under_another_model_section(run: Path) -> None:

@@ -402,9 +402,10 @@ def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
     folder = save_checkpoint(tmp_path, Checkpoint(Progress(update=3), {"w": torch.ones(1)}, {}, "store"), (2, 2))
-    for name in (".step-00000004.tmp", ".step-00000001.old"):
-        (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
+    (tmp_path / ".shared").touch()
+    (tmp_path / ".last.linking_.tmp").symlink_to(folder)
     clear_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoints", "last"}
     assert list((tmp_path / "checkpoints").iterdir()) == [folder]
 
 

@@ -31,10 +31,7 @@ _HEEDED_BY_SCHEDULE = {
 
 
 def unread_files(subword: SubwordConfig) -> list[str]:
-    """Return a sentence for each file of a vocabulary that `subword.kind` does not read.
-
-    No rule of the section: runs of earlier versions may have such keys, and are opened all the same.
-    """
+    """Return a sentence for each file of a vocabulary that `subword.kind` does not read."""
     return [
         f"`data.subword.{key}` is read with `kind: {kind}` only, not with `kind: {subword.kind}`: set "
         f"`data.subword.kind={kind}`, or leave it out"

@@ -4,7 +4,7 @@ checksums.json   format, again (how to write the folder again), files: name -> {
                  config.yaml, so that an edit can be named), checksum (of all this)
 
 Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files or silently read wrong
-numbers from them. A folder without checksums.json, written by an earlier version or another program, is opened
+numbers from them. A folder without checksums.json, written by another program, is opened
 unchecked.
 """
 
@@ -26,7 +26,7 @@ from yaml import YAMLError
 from ziggurat.config.experiment import changed, shown
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
 from ziggurat.data.files import fingerprint, write_atomically
-from ziggurat.errors import CheckpointError, DataError, ZigguratError, printable
+from ziggurat.errors import CheckpointError, DataError, ZigguratError, other_format, printable
 from ziggurat.small_files import read_bounded
 
 __all__ = [
@@ -163,9 +163,7 @@ def _listed(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = newer = False
     if newer:
-        raise CheckpointError(
-            f"{path}: format {document['format']!r}, this version of ziggurat reads {CHECKSUMS_FORMAT}; update it"
-        )
+        raise CheckpointError(other_format(path, document["format"], CHECKSUMS_FORMAT, "update ziggurat"))
     if not whole:
         raise CheckpointError(
             f"{path}: damaged, so nothing says whether the files beside it are whole; write the folder again, or "

@@ -23,18 +23,13 @@ from ziggurat.data.folder_kinds import MANIFEST, folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable
 from ziggurat.data.workspace import recover
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
-__all__ = ["ALIGNED_STORE_FORMAT", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
+__all__ = ["STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
 
 STORE_FORMAT = 1
-"""Version of all files in the folder; other versions are refused."""
-
-ALIGNED_STORE_FORMAT = 2
-"""The same of a store with word alignments, which earlier versions of ziggurat cannot read; nothing else differs."""
-
-_FORMATS = (STORE_FORMAT, ALIGNED_STORE_FORMAT)
+"""STORE_FORMAT is the version of all files in the folder; others are refused."""
 
 _SAMPLE = 20_000  # pairs read for word frequencies at most
 
@@ -126,7 +121,7 @@ def _reopened(path: str) -> Store:
 @contextlib.contextmanager
 def _described_in(path: Path) -> Iterator[None]:
     """Turn errors from a nonsensical manifest into a DataError that names it."""
-    # Only possible in manifests of earlier versions, which have no checksum, or in forged ones.
+    # Only possible in forged manifests: others have a checksum of themselves.
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
@@ -148,7 +143,7 @@ def _check_content(path: Path, expected: str) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the store in folder `path`, checked against its own checksum, if it has one, and its form.
+    """Return the manifest of the store in folder `path`, checked against its own checksum and its form.
 
     Raises DataError: no store, an unfinished one, a damaged manifest, or another format version.
     """
@@ -156,7 +151,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = parse_json(read_bounded(file), str(file), remedy="run `ziggurat prepare --force` again")
         version = manifest["format"]
-        whole = "checksum" not in manifest or version not in _FORMATS or has_checksum(manifest)
+        whole = has_checksum(manifest)
     except FileNotFoundError:
         if kind := folder_kind(path):
             raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
@@ -164,12 +159,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again") from None
-    if version not in _FORMATS:
-        raise DataError(
-            f"{path}: store format {version}, but this version of ziggurat reads {STORE_FORMAT} to "
-            f"{ALIGNED_STORE_FORMAT}; "
-            "run `ziggurat prepare --force` again"
-        )
+    if version != STORE_FORMAT:
+        raise DataError(other_format(path, version, STORE_FORMAT, "run `ziggurat prepare --force` again"))
     if not whole:
         raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again")
     shaped(manifest, _Manifest, f"{file}: damaged", remedy="run `ziggurat prepare --force` again")

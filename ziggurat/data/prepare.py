@@ -22,7 +22,7 @@ from ziggurat.config.experiment import shown
 from ziggurat.config.unheeded import unread_files
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
-from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, STORE_FORMAT, Store, read_manifest
+from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
@@ -187,7 +187,7 @@ def _build(
     overlap = {name: found._asdict() for name, found in total_overlap(training).items()}
     _write_examples(directory, training)
     manifest = {
-        "format": ALIGNED_STORE_FORMAT if any(map(config.aligned, ("train", "dev"))) else STORE_FORMAT,
+        "format": STORE_FORMAT,
         "config": config.model_dump(mode="json"),
         "prepared_from": inputs.settings,
         "corpora": {

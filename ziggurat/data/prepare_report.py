@@ -106,5 +106,5 @@ def report_of(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds:
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]
         ],
-        notices=manifest.get("notices", []),  # stores of earlier versions have none
+        notices=manifest["notices"],
     )

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config.data import DataConfig
-from ziggurat.config.filters import FilterConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.inputs import Corpus, Progress
@@ -169,10 +168,6 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
-_LATER_FILTERS = ("max_words", "repair", "languages", "agreement", "near_duplicates", "pair_score", "held_out")
-"""Filters that stores of earlier versions do not know."""
-_OPTIONAL = {"source_language", "target_language", "filters", "scores", "row_columns"}
-"""Keys of a corpus that stores of earlier versions do not know; where they are empty, those of `data` hold."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 
@@ -238,7 +233,7 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
         old, new = manifest["config"][split], config.model_dump(mode="json")[split]
         for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
             for key in ("source", "target", "path", "alignment"):
-                before, after = (corpus.get(key) for corpus in pair)  # stores of earlier versions have no `alignment`
+                before, after = (corpus[key] for corpus in pair)
                 if before and after and _absolute(before) != _absolute(after):
                     found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
     return found
@@ -252,24 +247,18 @@ def _absolute(path: str) -> str:
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
     kept = {key: value for key, value in data.items() if key not in _OF_TRAINING}
-    # Left out where there are none: stores of earlier versions do not know of alignments.
-    aligned = data.get("alignment", {}).get("compute", "none") != "none"
-    if not aligned and not any(corpus.get("alignment") for split in ("train", "dev") for corpus in data[split]):
-        kept.pop("alignment", None)
-    # Nor of later filters, nor of test sets.
-    usual = FilterConfig().model_dump(mode="json")
-    kept["filters"] = {
-        key: value for key, value in data["filters"].items() if key not in _LATER_FILTERS or value != usual[key]
-    }
-    if held_out := kept.pop("held_out", None):
-        kept["held_out"] = len(held_out)
+    # Where nothing is aligned, how to align means nothing.
+    aligned = data["alignment"]["compute"] != "none"
+    if not aligned and not any(corpus["alignment"] for split in ("train", "dev") for corpus in data[split]):
+        del kept["alignment"]
+    kept["held_out"] = len(data["held_out"])
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
         kept[split] = [
-            {k: v for k, v in corpus.items() if k not in _PLACES and (k not in _OPTIONAL or v)}
-            | ({"alignment": True} if corpus.get("alignment") else {})
-            | ({"scores": [_score_settings(score) for score in scores]} if (scores := corpus.get("scores")) else {})
+            {key: value for key, value in corpus.items() if key not in _PLACES}
+            | {"alignment": corpus["alignment"] is not None}
+            | {"scores": [_score_settings(score) for score in corpus["scores"]]}
             for corpus in data[split]
         ]
     return kept

@@ -20,7 +20,7 @@ from ziggurat.data.files import write_atomically
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler, make_sampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import Form, inside, parse_json, read_bounded, shaped
 
 __all__ = [
@@ -278,7 +278,7 @@ def _description(directory: Path) -> _Description:
         raise DataError(f"{directory}: no {VOCABULARY_FILE}: not a store, run or model directory") from None
     version = document.get("format") if isinstance(document, dict) else None
     if isinstance(version, int) and version != VOCABULARY_FORMAT:
-        raise DataError(f"{path}: format version {version}, but this version reads {VOCABULARY_FORMAT}; {_AGAIN}")
+        raise DataError(other_format(path, version, VOCABULARY_FORMAT, _AGAIN))
     return shaped(document, _Description, f"{path}: damaged", remedy=_AGAIN)
 
 

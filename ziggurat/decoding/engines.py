@@ -199,7 +199,7 @@ def equal_export(path: str | Path, weights: str, model: ModelConfig, decoding: D
     # Of the same weights, an export without some layers is another model.
     same = made.weights == weights and exported.model == model
     exact = made.precision == decoding.precision == "float32"
-    able = made.positions >= positions_for(model, decoding) and (made.alignments or not decoding.alignments)
+    able = made.positions >= positions_for(model, decoding)
     alike = exported.decoding.shortlist is None and _searches_alike(decoding)
     return inside if same and exact and able and alike else None
 
@@ -221,8 +221,6 @@ class ExportReport(Form):
     weights: str = Field(max_length=100)
     """Fingerprint of the file with the weights that it was made of."""
     quantization: str | None = Field(max_length=100)
-    alignments: bool = False
-    """True where its attention is of the same heads as ours: not in exports made before there was guided alignment."""
 
     @property
     def precision(self) -> str | None:

@@ -61,8 +61,6 @@ class ServedTranslator:
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
         decoding: keys of the `decoding` section that replace the saved ones.
 
-    `aligned` tells whether it can tell alignments: exports of earlier versions cannot.
-
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
     have one of the settings.
     """
@@ -86,7 +84,7 @@ class ServedTranslator:
         refuse_unserved(decoding, self._made)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
-        self.max_positions, self.aligned = self._made.positions, self._made.alignments
+        self.max_positions = self._made.positions
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
@@ -154,8 +152,6 @@ class ServedTranslator:
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
-        if decoding.alignments and not self.aligned:
-            raise ConfigError("this model was exported before exports told alignments; export it again")
         check_tag(tag, self.source_tokenizer.tags)
         return Call(decoding, [] if tag is None else [tag], token_scores, [])
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from ziggurat.data.files import write_atomically
-from ziggurat.errors import DataError, printable
+from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import built, json_safe, parse_json, read_json_lines
 
 __all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
@@ -105,7 +105,7 @@ def read_records(run: Path) -> list[Record]:
 def _record(document: Any, place: str) -> Record:
     version = document.pop("format")
     if version != RECORD_FORMAT:
-        raise DataError(f"{place}: format {printable(str(version))}, this version reads {RECORD_FORMAT}")
+        raise DataError(other_format(place, version, RECORD_FORMAT, "remove the file"))
     return _checked(document)
 
 

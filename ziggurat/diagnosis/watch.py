@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ziggurat.diagnosis.health import Reading, readings
 from ziggurat.diagnosis.records import Record
-from ziggurat.errors import DataError, printable
+from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import built, read_json_lines
 
 __all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "RunWarning", "Watch", "read_warnings"]
@@ -116,5 +116,5 @@ def read_warnings(run: Path) -> list[RunWarning]:
 def _line(document: Any, place: str) -> RunWarning:
     version = document.pop("format")
     if version != WARNING_FORMAT:
-        raise DataError(f"{place}: format {printable(str(version))}, this version reads {WARNING_FORMAT}")
+        raise DataError(other_format(place, version, WARNING_FORMAT, "remove the file"))
     return built(RunWarning, document)

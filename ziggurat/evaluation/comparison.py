@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.errors import ConfigError, DataError, other_format, printable
 from ziggurat.evaluation.buckets import SentenceWords, by_length, length_differences, sentence_scores, word_accuracy
 from ziggurat.evaluation.comet import CometEnvironment
 from ziggurat.evaluation.differences import Text, count_outputs, matched_ngrams, ngram_table, sentence_table
@@ -72,7 +72,7 @@ def comparison_from_json(text: str | bytes, name: str) -> Comparison:
         record = _RECORD.validate_json(text)
         found = record.pop("format", None)
         if found != FORMAT:
-            raise DataError(f"{name}: a comparison of format {found}, expected {FORMAT}; compare again")
+            raise DataError(other_format(name, found, FORMAT, "compare again"))
         return _COMPARISON.validate_python(record)
     except ValidationError as error:
         first = error.errors()[0]

@@ -98,13 +98,13 @@ class Scores:
     """The settings of the tests; empty with one system."""
     decimals: int = 2
     """Decimals of the scores to show."""
-    sentences: int | None = None
-    """Lines of the test set; None in a record of an earlier version."""
+    sentences: int = 0
+    """Lines of the test set."""
 
     @property
     def too_few(self) -> bool:
         """True where the sentences are too few to tell a difference from chance, whatever the p-values."""
-        return self.sentences is not None and self.sentences < FEWEST_CASES
+        return self.sentences < FEWEST_CASES
 
     def verdict(self, row: str, column: str) -> str:
         """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.

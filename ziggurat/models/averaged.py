@@ -20,7 +20,7 @@ __all__ = ["AVERAGED", "SCORE_FILE", "AverageScore", "passed_over", "write_score
 AVERAGED = "averaged"
 """Folder of a run with its averaged model."""
 SCORE_FILE = "validation.json"
-"""File in it; an average that was made by hand, or by an earlier version, has none, and is taken."""
+"""File in it; an average that was made by hand has none, and is taken."""
 
 
 @dataclass(frozen=True)

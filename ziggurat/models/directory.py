@@ -19,7 +19,7 @@ from ziggurat.config.pruning import LeftOut
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import folder_kind
-from ziggurat.data.subword import VOCABULARY_FILE, Tokenizer, copy_tokenizers, load_tokenizers
+from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -47,7 +47,6 @@ from ziggurat.models.tensors import check_fit, load_weights, read_tensors, write
 __all__ = [
     "OpenedModel",
     "fill_model_directory",
-    "is_half_written",
     "locate_weights",
     "may_become_model_directory",
     "open_model",
@@ -94,17 +93,13 @@ def may_become_model_directory(path: Path) -> bool:
     tidy(path)
     if not path.exists():
         return True
-    return holds_only(path, _MODEL_DIRECTORY_FILES) and ((path / MODEL_FILE).is_file() or is_half_written(path))
+    whole = (path / MODEL_FILE).is_file()
+    return holds_only(path, _MODEL_DIRECTORY_FILES) and (whole or _holds_nothing(path))
 
 
-def is_half_written(path: Path) -> bool:
-    """Return whether a folder holds no more than an earlier version left when killed before it wrote the weights.
-
-    A folder of a user's SentencePiece models, or with a configuration alone, does not count.
-    """
-    if not holds_only(path, _MODEL_DIRECTORY_FILES) or (path / MODEL_FILE).exists():
-        return False
-    return (path / VOCABULARY_FILE).is_file() or all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
+def _holds_nothing(path: Path) -> bool:
+    """Return whether a folder holds nothing but temporary files, such as the lock of a process that builds it."""
+    return all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def refuse_replacing(path: Path, *, force: bool) -> None:
@@ -252,11 +247,10 @@ def weights_experiment(folder: Path, root: Path) -> Experiment:
     if (folder / CONFIG_FILE).is_file():
         return load_experiment(folder / CONFIG_FILE)
     experiment, meta = without_lora(load_experiment(root / CONFIG_FILE)), read_meta(folder)
-    if kept := meta.get("configuration"):
+    if kept := meta["configuration"]:
         _refuse_other_model(root / CONFIG_FILE, experiment, kept)
-    final = experiment.model.encoder.layers, experiment.model.decoder.layers
-    depth = meta.get("encoder_layers", final[0]), meta.get("decoder_layers", final[1])  # not in older formats
-    if depth == final:
+    depth = meta["encoder_layers"], meta["decoder_layers"]
+    if depth == (experiment.model.encoder.layers, experiment.model.decoder.layers):
         return experiment
     return experiment.model_copy(update={"model": at_depth(experiment.model, *depth)})
 

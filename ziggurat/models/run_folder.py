@@ -16,12 +16,13 @@ from ziggurat.data.checksums import content_checksum, has_checksum
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import lock_missing, sync_folder, try_lock
 from ziggurat.data.workspace import recover
-from ziggurat.errors import CheckpointError, ZigguratError, refuse_passing
+from ziggurat.errors import CheckpointError, ZigguratError, other_format, refuse_passing
 from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = [
     "BASE",
     "CHECKPOINTS",
+    "CHECKPOINT_FORMAT",
     "CONFIG_FILE",
     "ENVIRONMENT_FILE",
     "META_FILE",
@@ -122,22 +123,27 @@ def checkpoint_update(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's `meta.json`, whatever its format version.
+CHECKPOINT_FORMAT = 1
+"""CHECKPOINT_FORMAT is the version of all files of a checkpoint; others are refused."""
 
-    Raises CheckpointError when the file is missing or damaged: from format 3 on it holds a checksum of itself.
+_META_KEYS = {"progress", "store", "corpora", "encoder_layers", "decoder_layers", "configuration"}
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's `meta.json`.
+
+    Raises CheckpointError when the file is missing, damaged (it holds a checksum of itself), or of another format.
     """
     path = folder / META_FILE
     try:
         document = parse_json(read_bounded(path, error=CheckpointError), str(path), error=CheckpointError)
-        whole = "progress" in document and MODEL_FILE in document["checksums"]
-        # One flipped bit can make a 1 of 5, or a 2 of 3; the checksum, which formats 1 and 2 lack, is then still there.
-        if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):
-            whole = whole and has_checksum(document)
+        if has_checksum(document) and (version := document["format"]) != CHECKPOINT_FORMAT:
+            raise CheckpointError(other_format(path, version, CHECKPOINT_FORMAT, "train again"))
+        whole = has_checksum(document) and document.keys() >= _META_KEYS and MODEL_FILE in document["checksums"]
     except OSError as error:
         refuse_passing(path, error)
         raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = False
     if not whole:
         raise CheckpointError(f"{path}: damaged")

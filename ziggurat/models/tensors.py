@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.data.files import atomic_file
-from ziggurat.errors import CheckpointError, printable, refuse_passing
+from ziggurat.errors import CheckpointError, other_format, printable, refuse_passing
 from ziggurat.models.build import assemble
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.small_files import check_name, check_regular
@@ -147,9 +147,7 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt", device="cpu") as file:
             version = (file.metadata() or {}).get("format")
             if version != WEIGHTS_FORMAT:
-                raise CheckpointError(
-                    f"{path}: weights format {version}, but this version of ziggurat reads {WEIGHTS_FORMAT}"
-                )
+                raise CheckpointError(other_format(path, version, WEIGHTS_FORMAT, "train or export again"))
             yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None

@@ -41,10 +41,10 @@ def as_begun(run: Path, experiment: Experiment) -> Experiment:
 
     for folder in reversed(checkpoint_folders(run)):
         try:
-            kept = read_meta(folder).get("configuration")
+            kept = read_meta(folder)["configuration"]
         except CheckpointError:
             continue  # damaged; the configuration of the one before is the same
-        return experiment if kept is None else _placed(experiment, kept)  # those of earlier versions keep none
+        return _placed(experiment, kept)
     return experiment
 
 

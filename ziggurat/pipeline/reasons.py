@@ -14,7 +14,7 @@ __all__ = ["AUTO", "difference", "other_machine", "wanted_of"]
 
 AUTO = "auto: "
 """Before the device that `auto` is, in `Step.machine`."""
-_FORMAT = 2
+_FORMAT = 1
 _CHANGED = "settings changed (there -> now)"
 
 
@@ -36,9 +36,8 @@ def wanted_of(
 
 def difference(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Return in words why a step is not done by what `before` says; None: it differs in nothing that is known."""
-    if (found := before.get("format")) != _FORMAT:
-        left_out = found == 1 and "done by an earlier version of ziggurat, which did not keep settings at their default"
-        return left_out or "done by another version of ziggurat"
+    if before.get("format") != _FORMAT:
+        return "done by another version of ziggurat"
     if (version := before.get("version")) != step.version:
         earlier = isinstance(version, int) and version < step.version
         return f"done by {'an earlier' if earlier else 'a later'} version of ziggurat, by which it comes out otherwise"
@@ -51,8 +50,6 @@ def difference(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 def other_machine(step: Step, before: Mapping[str, Any]) -> str | None:
     """Return in words why what was begun cannot be gone on with although its result would be the same."""
     was, here = before.get("machine"), dict(step.machine())
-    if isinstance(was, Mapping) and was.get("device") == "auto":
-        was = {**was, "device": here.get("device")}  # by an earlier version; the job's plan knows which it was
     changes = changed(was, here)
     return f"{_CHANGED}, and it was not finished: {shown(changes, 3)}" if changes else None
 
@@ -79,12 +76,6 @@ def _other_steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _other_files(step: Step, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the first that differs in the files from outside."""
     was, found = before.get("files", {}), now["files"]
-    if isinstance(was, list):  # of an earlier version: all in one list
-        if len(was) != (number := sum(map(len, found.values()))):
-            return [f"{len(was)} input files before, {number} now"]
-        if number > len(found) > 1:
-            return ["done by an earlier version of ziggurat, which did not keep which corpus a file belongs to"]
-        was = {key: was if len(found) == 1 else [was[n]] for n, key in enumerate(found)}
     for key, paths in step.files().items():
         if len(old := was.get(key, [])) != len(paths):
             return [f"{key}: {len(old)} input files before, {len(paths)} now"]

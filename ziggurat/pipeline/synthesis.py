@@ -55,7 +55,7 @@ def distil_steps(road: Road, config: DistillationConfig, costs: Costs) -> list[S
         after = {"clean": ["train/*"], **of_model(road, "teacher")}
         nearest = references if config.n_best > 1 else ()
         found = _translation(road, DISTILLED[0], "teacher", config, sources, after, costs, nearest)
-        # Their order is that of the result. A manifest that does not know it, of an earlier version, stays as it is.
+        # Their order is that of the result.
         order = Settings({"corpora": road.bitext_names()}, {})
         steps.append(replace(found, settings=joined(found.settings, order)))
     if config.monolingual and road.config.monolingual.source:

@@ -98,21 +98,16 @@ def gather_data(
     """
     manifest, config = store.manifest, store.manifest["config"]
     missing = []
-    if "held_out" not in manifest and config["dev"]:
-        missing.append(
-            "What training pairs share with the development corpora: the store is of an earlier version. "
-            "`ziggurat prepare --force` prepares it anew."
-        )
     try:
         identifier(None)
     except ModuleNotFoundError:
         missing.append("Languages: py3langid is not installed. `pip install 'ziggurat-mt[clean]'`.")
     say("looking at a sample of the pairs")
-    facts = _all_facts(store, "train", store.train, _examples(store, missing))
+    facts = _all_facts(store, "train", store.train, _examples(store))
     if store.dev is not None:
         facts += _all_facts(store, "dev", store.dev, [])
     overlap, staying = overlaps_in(manifest), _staying(manifest)
-    notices = list(manifest.get("notices", []))
+    notices = list(manifest["notices"])
     if test_set is not None:
         say(f"comparing {len(store.train):,} training pairs with {test_set[0]}")
         overlap = {**overlap, test_set[0]: (found := _compared(store, *test_set))}
@@ -146,17 +141,12 @@ def _staying(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _examples(store: Store, missing: list[str]) -> list[dict[str, list[list[str]]]]:
-    """Return the examples of dropped pairs of each training corpus; where there are none, add why to `missing`."""
+def _examples(store: Store) -> list[dict[str, list[list[str]]]]:
+    """Return the examples of dropped pairs of each training corpus."""
     path = Path(store.path) / CLEANING
-    if CLEANING in store.manifest["files"]:
-        return shaped(parse_json(read_bounded(path), str(path)), _Cleaning, str(path)).train
-    if any(sum(entry["dropped"].values()) for entry in store.manifest["corpora"]["train"]):
-        missing.append(
-            "Examples of what was dropped: the store is of an earlier version. `ziggurat prepare --force` prepares it "
-            "anew."
-        )
-    return []
+    if CLEANING not in store.manifest["files"]:
+        return []
+    return shaped(parse_json(read_bounded(path), str(path)), _Cleaning, str(path)).train
 
 
 def _all_facts(

@@ -97,9 +97,9 @@ def overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
 
 
 def held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
-    """Return `data.filters.held_out` of a training corpus; stores of earlier versions kept all pairs."""
-    of_all, own = config.get("filters", {}), config["train"][corpus].get("filters") or {}
-    return str(own.get("held_out") or of_all.get("held_out") or "keep")
+    """Return `data.filters.held_out` of a training corpus."""
+    own = config["train"][corpus]["filters"] or {}
+    return str(own.get("held_out") or config["filters"]["held_out"])
 
 
 def corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
@@ -118,7 +118,7 @@ def corpus_facts(
     if len(places):
         texts = decoded(store, table, places)
         own = config[split][number]
-        codes = [own.get(f"{side}_language") or config[f"{side}_language"] for side in ("source", "target")]
+        codes = [own[f"{side}_language"] or config[f"{side}_language"] for side in ("source", "target")]
         lengths = sentence_lengths(table, slice(first, last), entry["tag"])
         source, target = (_side(code, text, n) for code, text, n in zip(codes, texts, lengths, strict=True))
         sides = source, target

@@ -55,7 +55,7 @@ class ReportRun:
         validations: records of kind `validation`, by update.
         depth: diagnostics, by update; empty where none were collected.
         ending: the end of the latest training.
-        environment: versions and hardware at its latest start, by name; empty for runs of older versions.
+        environment: versions and hardware at its latest start, by name; empty where the file is missing.
         scores: scores on test sets, by name of the test set; see ziggurat.models.run_measures.
         speed: decoding speed; None where none was measured.
     """

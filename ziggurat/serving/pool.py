@@ -128,7 +128,7 @@ class ModelSource:
             threads = self.threads or max(1, usable_cpus() // 2)
             served = ServedTranslator(self.path, device=self.device, threads=threads, **self.decoding)
             _silence(served.notices)
-            return Opened(served, version, served.aligned)
+            return Opened(served, version, True)
         import torch
 
         from ziggurat.decoding.translator import load_translator

@@ -7,8 +7,6 @@ checkpoints/step-00001000/
 best, last                                 links to checkpoints
 
 There are no states of random generators: random numbers of training follow from the seed and the position in the data.
-Older formats that can be read: 4, without the configuration in `meta.json`; 3, with states of generators; 2, with one
-file `state/optimiser.safetensors` and no checksum of `meta.json`; 1, without growth.
 """
 
 from __future__ import annotations
@@ -26,6 +24,7 @@ from ziggurat.data.staging import Staging, staged
 from ziggurat.errors import CheckpointError, DataError, MachineError
 from ziggurat.models.directory import verify
 from ziggurat.models.run_folder import (
+    CHECKPOINT_FORMAT,
     CHECKPOINTS,
     META_FILE,
     MODEL_FILE,
@@ -41,7 +40,6 @@ from ziggurat.training.run_state import Progress
 from ziggurat.training.shards import read_shards, write_shards
 
 __all__ = [
-    "CHECKPOINT_FORMAT",
     "Checkpoint",
     "latest_checkpoint",
     "load_checkpoint",
@@ -50,10 +48,8 @@ __all__ = [
     "save_checkpoint",
 ]
 
-CHECKPOINT_FORMAT = 5
 _STATE = "state"
 _OPTIMISER = f"{_STATE}/optimiser"
-_OPTIMISER_BEFORE_3 = f"{_STATE}/optimiser.safetensors"
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Checkpoint:
         weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.training.optim).
         store: fingerprint of the training data.
-        corpora: names of the corpora in it, in their order, by which `data.stages` finds them; None: not known.
+        corpora: names of the corpora in it, in their order, by which `data.stages` finds them; (): none are named.
         configuration: that of the run, as a JSON document; None in a checkpoint that was read.
     """
 
@@ -73,7 +69,7 @@ class Checkpoint:
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
     store: str
-    corpora: Sequence[str] | None = None
+    corpora: Sequence[str] = ()
     configuration: Mapping[str, Any] | None = None
 
 
@@ -161,11 +157,10 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         # torch's reader opens every shard in the folder, so one that no checksum covers would be read as well.
         if f"{_OPTIMISER}/{shard.name}" not in meta.checksums:
             raise CheckpointError(f"{shard}: does not belong to this checkpoint; remove it")
-    one_file = meta.format < 3
     return Checkpoint(
         meta.progress,
         read_tensors(folder / MODEL_FILE),
-        read_tensors(folder / _OPTIMISER_BEFORE_3) if one_file else read_shards(folder / _OPTIMISER),
+        read_shards(folder / _OPTIMISER),
         meta.store,
         meta.corpora,
     )
@@ -209,22 +204,16 @@ def same_for_all(
 class _Meta(NamedTuple):
     """Content of `meta.json`."""
 
-    format: int
     progress: Progress
     store: str
-    corpora: list[str] | None
+    corpora: list[str]
     checksums: dict[str, str]
 
 
 def _read_meta(folder: Path) -> _Meta:
     document, path = read_meta(folder), folder / META_FILE
-    version = document["format"]
-    if version not in range(1, CHECKPOINT_FORMAT + 1):
-        raise CheckpointError(f"{path}: checkpoint format {version}, this version reads 1 to {CHECKPOINT_FORMAT}")
-    if version == 1:  # before growth: the schedule counted every update
-        document["progress"]["schedule_update"] = document["progress"]["update"]
     try:
-        progress, corpora = Progress(**document["progress"]), document.get("corpora")
-        return _Meta(version, progress, document["store"], corpora, dict(document["checksums"]))
+        progress = Progress(**document["progress"])
+        return _Meta(progress, document["store"], document["corpora"], dict(document["checksums"]))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None

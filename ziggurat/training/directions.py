@@ -53,8 +53,7 @@ def directions_of(store: Store) -> list[Direction]:
 
 
 def _languages(corpus: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, str]:
-    # Stores of earlier versions have no languages of single corpora.
-    source, target = (corpus.get(key) or config[key] for key in ("source_language", "target_language"))
+    source, target = (corpus[key] or config[key] for key in ("source_language", "target_language"))
     return str(source), str(target)
 
 

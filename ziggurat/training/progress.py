@@ -123,8 +123,6 @@ class Reporter:
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
         self._begun_seconds, self._validating = begun.seconds, 0.0
-        # Checkpoints of earlier versions hold no sums, so the first record lacks the updates before such a checkpoint.
-        self._lacks_some = not begun.window and begun.update % config.log_every_updates != 0
 
     def updated(self, p: Progress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:
         """Report an update tried at learning rate `rate`; the sums since the last record go into `p`.
@@ -140,9 +138,9 @@ class Reporter:
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {seconds:.2f} s")
             self._first = False
         if p.update % self._config.log_every_updates == 0:
-            self._record(p, partial=self._lacks_some)
+            self._record(p, partial=False)
             # Before the sums go into `p`, so that a checkpoint of this update holds an empty window.
-            self._window, self._lacks_some = self._new_window({}), False
+            self._window = self._new_window({})
         p.window = self._window.sums()
 
     def ended(self, p: Progress) -> None:

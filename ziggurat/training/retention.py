@@ -103,7 +103,6 @@ def clear_leftovers(run: Path) -> None:
 _UNLOCKED = (
     ".shared",  # ziggurat.training.ownership.refuse_unshared
     ".*.linking_.tmp",  # ziggurat.models.run_folder.link
-    *(".last.tmp", ".best.tmp", f"{CHECKPOINTS}/.step-*.tmp", f"{CHECKPOINTS}/.step-*.old"),  # of earlier versions
 )
 """Temporary files without locks of their own: only the lock of the run tells that their writers are dead."""
 

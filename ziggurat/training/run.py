@@ -153,10 +153,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
 
 
 def refuse_edited(run: Path, experiment: Experiment) -> None:
-    """Raise ConfigError when keys that a resumed run cannot change differ from those of the newest readable checkpoint.
-
-    Checkpoints of earlier versions do not contain their configuration; they are resumed as they are.
-    """
+    """Raise ConfigError where keys that a resumed run cannot change differ from those of its newest checkpoint."""
     for folder in reversed(checkpoint_folders(run)):
         try:
             kept = read_meta(folder)
@@ -173,14 +170,10 @@ def refuse_edited(run: Path, experiment: Experiment) -> None:
 def changes_since(meta: Mapping[str, Any], folder: Path, experiment: Experiment) -> list[str]:
     """Return the differences between a run's configuration and its checkpoint's, in keys that cannot be changed.
 
-    `meta` is the result of `read_meta(folder)`; one of an earlier version may hold no configuration, and then there are
-    no differences. Raises CheckpointError for a checkpoint of a later version.
+    `meta` is the result of `read_meta(folder)`. Raises CheckpointError for a checkpoint of a later version.
     """
-    kept = meta.get("configuration")
-    if kept is None:
-        return []
     try:
-        before = Experiment.model_validate(kept)  # completed by the defaults of keys that are newer than it
+        before = Experiment.model_validate(meta["configuration"])
     except ValidationError as error:
         raise CheckpointError(
             f"{folder}: this version cannot read its configuration ({error.error_count()} keys); resume with the "

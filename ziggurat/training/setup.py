@@ -252,8 +252,6 @@ def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
     """
     now, before = setup.store.train.corpus_names, checkpoint.corpora
     named = {name for stage in setup.experiment.data.stages for name in stage.mix}
-    if before is None:  # of an earlier version
-        return
     moved = sorted(name for name in named if [name == own for own in before] != [name == own for own in now])
     if moved:
         were = [f"{printable(name, 60)} was number {before.index(name) + 1}" for name in moved if name in before]
@@ -276,18 +274,10 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
         by_beam = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
         now["decoding"] = settings_of_scores(by_beam, validation.beam_size)
     before, p.best_by = p.best_by, now
-    if "decoding" in before:  # earlier versions noted keys without effect too
-        before = {**before, "decoding": settings_of_scores(before["decoding"], before.get("beam_size", 1))}
-    earlier = bool(before) and "max_length" in now and "max_length" not in before
-    if earlier:  # versions without this key let translations grow as long as `decoding.max_length` allows
-        before = {**before, "max_length": None}
-    if not before or before == now:  # checkpoints of earlier versions do not say
+    if not before or before == now:  # no validation yet, or one of the same kind
         return []
     p.best, p.best_update, p.validations_since_best, p.scores, p.direction_scores = None, None, 0, {}, {}
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
-    why = (
-        "; the version that began this run had no such limit: `training.validation.max_length=null`" if earlier else ""
-    )
     again = "earlier scores cannot be compared with later ones, so `best` and patience start again"
-    return [f"{names} changed: {again}{why}"]
+    return [f"{names} changed: {again}"]
