@@ -93,7 +93,6 @@ EXISTING = {"kind": "existing", "source_model": "a.spm"}
         ({"data.filters": {"min_script_share": 0.9},
           "data.train": [{"path": "a.tsv", "filters": {"source_script": "Latin"}}]}, []),
         ({"data.alignment": {"symmetrise": "union", "pairs": 9}}, ["alignment.symmetrise", "alignment.pairs"]),
-        ({"data.alignment": {"compute": "eflomal", "symmetrise": "union", "pairs": 9}}, ["alignment.pairs"]),
         ({"data.alignment": {"compute": "hmm", "symmetrise": "union", "pairs": 9}}, []),
         ({"training.validation": {"beam_size": 2, "max_sentences": 9, "max_length": None, "max_share": 0.5}}, []),
         ({"training.validation": {"decode": False, "beam_size": 2, "max_sentences": 9, "max_length": None}},

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.alignment.programs import install
 from ziggurat.alignment.aligner import Aligner
 from ziggurat.alignment.links import Link, format_links
 from ziggurat.alignment.words import split_words
@@ -165,30 +164,6 @@ def test_the_aligner_of_prepare_is_that_of_align(corpora: Corpora) -> None:
     found = linked_words(corpora.store())
     assert [found[n] for n in range(240)] == [*links, *(pair.sure for pair in PAIRS[200:])]
     assert [corpus.aligned for corpus in report.corpora] == [sum(map(bool, links)), 40]
-
-
-def test_eflomal_aligns_what_has_no_file(corpora: Corpora, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path / "bin", monkeypatch)
-    corpora.add(PAIRS[:80])
-    corpora.add(PAIRS[80:160], sure(PAIRS[80:160]), tag="<x>")
-    corpora.add(PAIRS[160:200])
-    corpora.add(PAIRS[200:])
-    corpora.settings |= {"dev": [corpora.settings["train"].pop()]}
-    corpora.settings["alignment"] = {"compute": "eflomal", "symmetrise": "union"}
-    report = corpora.prepare()
-    assert [corpus.aligned for corpus in report.corpora] == [80, 80, 40, 40]
-
-    def ends(pair: AlignedPair) -> set[Link]:
-        words = [len(split_words(text, "split")) - 1 for text in (pair.low, pair.high)]
-        return {(0, 0), (words[0], words[1])}
-
-    store, expected = corpora.store(), [ends(pair) for pair in PAIRS]
-    expected[80:160] = [pair.sure for pair in PAIRS[80:160]]
-    assert store.dev is not None
-    assert linked_words(store) == dict(enumerate(expected[:200]))
-    loaded = fixed_batches(store.dev, store.source, store.target, BatchConfig(max_tokens=300), links=True)
-    assert words_of_batches(store, loaded) == dict(enumerate(expected[200:]))
-    assert not [path for path in (corpora.folder / "store").iterdir() if "eflomal" in path.name]
 
 
 def test_segmented_text_has_alignments_of_its_words(corpora: Corpora) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,12 @@ import pytest
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from ziggurat.cli import main
-from ziggurat.cli.engine import ModelOptions, open_engine
-from ziggurat.config import load_experiment
-from ziggurat.config.load import change_section
-from ziggurat.data.files import fingerprint
-from ziggurat.decoding import engines
-from ziggurat.decoding.engines import read_report, tells_alignments, unserved
+from ziggurat.decoding.engines import tells_alignments, unserved
 from ziggurat.decoding.next_words import translate_next_words
 from ziggurat.decoding.results import side_by_side
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.served_results import Found, hypothesis_of
-from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.decoding.translator import load_translator
 from ziggurat.decoding.words import begins_word, first_word
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.export.exporter import export_model
@@ -316,99 +310,6 @@ def test_engines(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureF
     served.rename(model / "ctranslate2")
     status, said = run(model, "--engine", "ctranslate2")
     assert (status, "CTranslate2" in said) == (0, True)
-
-
-@pytest.fixture
-def inside(exported: tuple[Path, Path]) -> tuple[Path, Path, Path]:
-    """A model directory, its weights, and its export inside."""
-    model, served = exported
-    return model, model / "model.safetensors", served.rename(model / "ctranslate2")
-
-
-@pytest.mark.slow
-def test_only_an_equal_export_competes_with_the_model(
-    inside: tuple[Path, Path, Path], text: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, file, export = inside
-    experiment = load_experiment(model / "config.yaml")
-
-    def equal(weights: Path = file, **asked: object) -> Path | None:
-        decoding = change_section(experiment.decoding, asked, "decoding")
-        return engines.equal_export(model, fingerprint(weights), experiment.model, decoding)
-
-    assert equal() == export
-    assert equal(beam_size=1, length_penalty={"kind": "power", "alpha": 1.0}) == export
-    for unlike in (
-        {"endings": "candidates"},
-        {"length_penalty": {"kind": "power", "alpha": 1.0}},
-        {"min_length": 1},
-        {"precision": "bfloat16"},
-        {"prune": 3.0},
-        {"max_length": {"limit": 2000}},  # more than the export has positions
-    ):
-        assert equal(**unlike) is None, unlike
-    assert equal(model / "config.yaml") is None  # made of other weights
-    assert equal(alignments=True) == export
-    with monkeypatch.context() as earlier:
-        earlier.setattr(engines, "read_report", lambda at: read_report(at).model_copy(update={"alignments": False}))
-        assert equal(alignments=True) is None
-    export_model(model, "ctranslate2", export, verify=text, quantization="int8", force=True)
-    assert equal() is None
-    assert equal(precision="int8") is None  # the engines round other things
-    export_model(model, "ctranslate2", export, verify=text, without_layers="decoder.2", force=True)
-    assert equal() is None
-
-
-@pytest.mark.slow
-def test_an_export_that_translates_for_its_model_searches_as_the_model_does(
-    exported: tuple[Path, Path], written: Written, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the settings were when it was made."""
-    model = written(decoding={**EXACT, "beam_size": 1, "max_length": {"ratio": 0.0, "extra": 3, "limit": 3}})
-    exported[1].rename(model / "ctranslate2")
-    monkeypatch.setattr(engines, "faster", lambda *_: (True, 2.0))
-    with open_engine([str(model)], ModelOptions(None, "cpu", 1), trial=SENTENCES[:1]) as translator:
-        assert isinstance(translator, ServedTranslator)
-        found = [translation.text for translation in translator.translate(SENTENCES)]
-    assert found == [translation.text for translation in load_translator(model).translate(SENTENCES)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("times", "translates"), [(2.0, True), (1.02, False), (0.5, False)])
-def test_the_faster_engine_translates_a_long_text(
-    times: float,
-    translates: bool,
-    inside: tuple[Path, Path, Path],
-    text: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    def run(verb: str, *arguments: object) -> str:
-        with pytest.raises(SystemExit) as stop:
-            main([verb, str(inside[0]), *map(str, arguments)])
-        assert not stop.value.code
-        return capfd.readouterr().err
-
-    monkeypatch.setattr(engines, "WORTH_LINES", len(SENTENCES))
-    clock = [0.0]
-    monkeypatch.setattr(engines.time, "perf_counter", lambda: clock[0])
-    slow = {"Translator": 1.0, "ServedTranslator": 1 / times}
-
-    def slowed(original: Callable[..., Any]) -> Callable[..., Any]:
-        def stream(self: object, *arguments: object, **options: object) -> Any:
-            clock[0] += slow[type(self).__name__]
-            return original(self, *arguments, **options)
-
-        return stream
-
-    for kind in (Translator, ServedTranslator):
-        monkeypatch.setattr(kind, "translate_stream", slowed(kind.translate_stream))
-    for verb, arguments in (("translate", ("-i", text)), ("evaluate", ("--source", text, "--reference", text))):
-        said = run(verb, *arguments)
-        assert f"{times:.2f} times as fast" in said
-        assert ("it translates" in said) == translates
-    assert "times as fast" not in run("translate", "-i", text, "--engine", "torch")
-    assert "times as fast" not in run("translate", "-i", text, "endings=candidates")
 
 
 @pytest.mark.slow

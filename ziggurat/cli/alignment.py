@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -48,10 +47,6 @@ def align(
     source: Annotated[str, typer.Argument(help="Source text, one sentence per line; a glob names several files.")],
     target: Annotated[str, typer.Argument(help="Target text, aligned line by line.")],
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
-    aligner: Annotated[
-        Literal["hmm", "eflomal"],
-        typer.Option("--aligner", help="`hmm`: ours. `eflomal`: by that program, which must be installed."),
-    ] = "hmm",
     symmetrise: Annotated[
         Symmetrisation, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
     ] = "grow-diag-final-and",
@@ -104,13 +99,12 @@ def align(
     ray: RayAddress = None,
     json: Json = False,
 ) -> None:
-    """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised; or by eflomal.
+    """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised.
 
     Example: `ziggurat align train.de train.en -o train.de-en.align`
     """
     from ziggurat.alignment.aligner import read_aligner
     from ziggurat.alignment.direction import TrainingOptions
-    from ziggurat.alignment.eflomal import refuse_without_eflomal
     from ziggurat.config.data import CorpusConfig
     from ziggurat.data.readers import CorpusReader
 
@@ -124,14 +118,7 @@ def align(
     }
     if input_model is not None and (given := [name for name, value in training.items() if value is not None]):
         raise ConfigError(f"`{given[0]}` is for training, and `--input-model` says not to train; leave out one of them")
-    if aligner == "eflomal":
-        ours = {**training, "--words": None, "--input-model": input_model}
-        if given := [name for name, value in ours.items() if value is not None]:
-            raise ConfigError(f"`{given[0]}` is for our own aligner; leave out it or `--aligner eflomal`")
-        refuse_without_eflomal()
     bulk = JobOptions(job, shard, merge, ray, workers, noun="pair")
-    if job is not None and aligner == "eflomal":
-        raise ConfigError("eflomal aligns all pairs at once: leave out `--job`, or `--aligner eflomal`")
     if json and output == "-":
         raise ConfigError("`--json` and the alignments would both go to standard output; name a file with `-o`")
     if save_model == "-":
@@ -148,30 +135,27 @@ def align(
         usual.hmm_iterations if hmm_iterations is None else hmm_iterations,
         usual.empty if null is None else null,
     )
-    if aligner == "eflomal":
-        counts = _written(_by_eflomal(reader, words or "split", symmetrise), output)
+
+    def trained() -> Aligner:
+        if input_model is not None:
+            return read_aligner(input_model)
+        return _trained(reader, words or "split", options, pairs)
+
+    def save(content: bytes) -> None:
+        if save_model is not None:
+            write_parts(save_model, [content])
+
+    if job is not None:
+        settings = {**training, "--save-model": None, "--symmetrise": symmetrise}
+        settings["--input-model"] = None if input_model is None else fingerprint(Path(input_model))
+        found = _by_job(bulk, reader, trained, save, settings, symmetrise, output)
+        if found is None:
+            return
+        counts = found
     else:
-
-        def trained() -> Aligner:
-            if input_model is not None:
-                return read_aligner(input_model)
-            return _trained(reader, words or "split", options, pairs)
-
-        def save(content: bytes) -> None:
-            if save_model is not None:
-                write_parts(save_model, [content])
-
-        if job is not None:
-            settings = {**training, "--save-model": None, "--symmetrise": symmetrise}
-            settings["--input-model"] = None if input_model is None else fingerprint(Path(input_model))
-            found = _by_job(bulk, reader, trained, save, settings, symmetrise, output)
-            if found is None:
-                return
-            counts = found
-        else:
-            made = trained()
-            save(made.content())
-            counts = _written(_by_ours(reader, made, symmetrise), output)
+        made = trained()
+        save(made.content())
+        counts = _written((made.align(*block, symmetrise) for block in reader.blocks()), output)
     if json:
         print_json({"output": output, **counts, "seconds": time.perf_counter() - started})
         return
@@ -224,24 +208,6 @@ def _by_job(
         bulk, "align", task, settings, inputs, lines, partial(write_parts, output), _SHARD_PAIRS, before=train
     )
     return None if merged is None else {"pairs": merged.lines, "links": 0, "without_links": 0, **merged.counts}
-
-
-def _by_ours(reader: CorpusReader, trained: Aligner, how: Symmetrisation) -> Iterator[list[set[Link]]]:
-    """Yield the links of the corpus, block by block."""
-    for block in reader.blocks():
-        yield trained.align(*block, how)
-
-
-def _by_eflomal(
-    reader: CorpusReader, rule: Literal["split", "blanks"], how: Symmetrisation
-) -> Iterator[list[set[Link]]]:
-    """Yield the links that eflomal makes, a thousand pairs at a time."""
-    from ziggurat.alignment.eflomal import eflomal_links
-
-    pairs = (pair for block in reader.blocks() for pair in zip(*block, strict=True))
-    links = eflomal_links(pairs, rule, how)
-    while block := list(islice(links, 1000)):
-        yield block
 
 
 def _trained(

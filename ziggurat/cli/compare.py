@@ -51,7 +51,6 @@ class CompareOptions:
 
 def compare_systems(options: CompareOptions, *, json: bool) -> None:
     """Translate where a system is a model, compare all systems, and print the tables."""
-    from ziggurat.decoding.engines import trial_of
     from ziggurat.evaluation.comparison import System, compare
 
     # (1) Texts are read and paired, options and metrics checked, before a model is opened.
@@ -90,7 +89,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
             assert sources is not None
             with (
                 warnings_shown(),
-                open_engine([path], opening, lines=len(sources), trial=trial_of(sources)) as translator,
+                open_engine([path], opening, lines=len(sources)) as translator,
             ):
                 if not language_known:
                     test_set = scoring.test_set(references, sources, translator.target_language)

@@ -10,7 +10,7 @@ import contextlib
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from ziggurat.models.run_folder import refuse_missing
 from ziggurat.threads import usable_cpus
 
 if TYPE_CHECKING:
-    from ziggurat.config import DecodingConfig
     from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
@@ -39,11 +38,10 @@ __all__ = [
 
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
+_BYTES_PER_WORKER = 2 << 30
+"""Free memory that a process should find: PyTorch, a model of a hundred million parameters, a batch in the search."""
 HINT_LINES = 1000
 """Fewer are not worth a hint on how to translate them faster."""
-_WORKER_BYTES = 1 << 29
-"""Memory of a process without a model: PyTorch, and the search of a batch. A model takes up to three times its file,
-as it is read and as it is packed."""
 
 
 @dataclass(frozen=True)
@@ -114,10 +112,8 @@ def open_engine(
     options: ModelOptions,
     *,
     workers: int = 1,
-    token_scores: bool = False,
     beside_lines: bool = False,
     lines: int | None = None,
-    trial: Sequence[str] = (),
 ) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
     """Context with a translator; prints which weights it has, and ends its worker processes.
 
@@ -125,15 +121,13 @@ def open_engine(
         paths: run or model directories; several form an ensemble.
         options: how the model is opened.
         workers: number of processes, or of CTranslate2's workers, that translate in parallel.
-        token_scores: whether results need the score of each token, for which CTranslate2 takes one more pass.
         beside_lines: whether there are prefixes, constraints or terminology.
         lines: number of lines to translate; None: not known.
-        trial: lines of the text for a choice by speed; none: it would not pay (ziggurat.decoding.engines.trial_of).
 
     Raises ConfigError for anything that the engine cannot do.
     """
     _refuse_missing(paths)
-    from ziggurat.decoding.engines import faster, served_folder
+    from ziggurat.decoding.engines import served_folder
 
     folder = served_folder(options.engine, paths, which=options.which, without_layers=options.without_layers)
     if folder is not None:
@@ -144,23 +138,8 @@ def open_engine(
             )
         yield _open_served(folder, options, workers)
         return
-    compared = options.engine == "auto" and trial and not (token_scores or beside_lines)
-    with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(_open_torch(paths, options, workers, lines))
-        if compared and (export := _equal_export(paths, options, ours.decoding)) is not None:
-            theirs = _open_served(export, replace(options, settings=dict(ours.decoding)), workers, quiet=True)
-            taken, times = faster(ours, theirs, trial, workers)
-            say(
-                f"{export} is {times:.2f} times as fast as PyTorch here: "
-                + ("it translates (`--engine torch`: never)" if taken else "PyTorch translates")
-            )
-            if taken:
-                del ours
-                stack.close()  # its processes and their memory
-                yield theirs
-                return
-            del theirs
-        yield ours
+    with _open_torch(paths, options, workers, lines) as translator:
+        yield translator
 
 
 @contextlib.contextmanager
@@ -187,34 +166,13 @@ def _open_torch(
         yield translator
 
 
-def _equal_export(paths: Sequence[str], options: ModelOptions, decoding: DecodingConfig) -> Path | None:
-    """Return the export inside a single model if it would translate on the same device and to the same end.
-
-    `decoding` has the settings that PyTorch translates with.
-    """
-    if len(paths) > 1 or options.without_layers is not None or options.device.partition(":")[0] not in ("auto", "cpu"):
-        return None
-    with importing():
-        import torch
-
-        from ziggurat.decoding.engines import equal_export
-        from ziggurat.models.directory import locate_weights, weights_experiment
-        from ziggurat.models.low_rank import weights_fingerprint
-        from ziggurat.models.run_folder import CHECKPOINTS
-
-    if options.device == "auto" and torch.cuda.is_available():
-        return None  # the trial would compare a GPU with a CPU
-    path = Path(paths[0])
-    weights, root = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
-    return equal_export(path, weights_fingerprint(weights), weights_experiment(weights.parent, root).model, decoding)
-
-
 def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines: int | None) -> int:
     """Return the number of processes that `--workers` asks for.
 
-    `auto` on a CPU is one for each thread: two workers of one thread were 12 to 26 % faster than one of two. It is
-    fewer where a worker would get less than _LINES_PER_WORKER of the text's `lines`, or memory is short, and one for a
-    stream, whose length is not known. Raises ConfigError for anything but `auto` or a number from 1 to 1024.
+    `auto` on a CPU is one for each thread (two workers of one thread were 12 to 26 % faster than one of two), as long
+    as each gets _LINES_PER_WORKER of the text's `lines` and finds _BYTES_PER_WORKER of free memory; CTranslate2's
+    workers share one model. On a GPU it is one, and for a stream, whose length is not known. Raises ConfigError for
+    anything but `auto` or a number from 1 to 1024.
     """
     if asked != "auto":
         if not (re.fullmatch("[0-9]{1,4}", asked) and 1 <= int(asked) <= 1024):
@@ -231,22 +189,16 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     with importing():
         import torch
 
-        from ziggurat.models.directory import locate_weights
-        from ziggurat.models.run_folder import CHECKPOINTS
         from ziggurat.training.memory import available_memory
 
     if options.device == "auto" and torch.cuda.is_available():
         return 1
-    each, free = _WORKER_BYTES, available_memory()
-    for path in map(Path, paths):
-        weights, _ = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
-        with contextlib.suppress(OSError):  # a run in training may just have deleted this checkpoint
-            each += 3 * weights.stat().st_size
-    return most if free is None else max(1, min(most, free // (2 * each)))
+    free = available_memory()
+    return most if free is None else max(1, min(most, free // _BYTES_PER_WORKER))
 
 
-def _open_served(folder: Path, options: ModelOptions, workers: int, *, quiet: bool = False) -> ServedTranslator:
-    """Return a CTranslate2 translator and, unless `quiet`, print which weights it has."""
+def _open_served(folder: Path, options: ModelOptions, workers: int) -> ServedTranslator:
+    """Return a CTranslate2 translator; prints which weights it has."""
     from ziggurat.decoding.served import ServedTranslator
 
     translator = ServedTranslator(
@@ -256,8 +208,7 @@ def _open_served(folder: Path, options: ModelOptions, workers: int, *, quiet: bo
         workers=workers,
         **options.settings,
     )
-    if not quiet:
-        say(translator.origin)
+    say(translator.origin)
     return translator
 
 

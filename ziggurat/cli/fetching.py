@@ -73,15 +73,6 @@ def fetch(
     retries: Annotated[
         int, typer.Option("--retries", min=0, max=1000, help="Failures in a row to bear.", rich_help_panel=NETWORK)
     ] = 5,
-    mtdata: Annotated[
-        str | None,
-        typer.Option(
-            "--mtdata",
-            metavar="PYTHON",
-            help="Python of an environment with mtdata; default: one is made when mtdata/ID is asked for.",
-            rich_help_panel=NETWORK,
-        ),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Get public corpora and test sets by name, or all that a recipe names, with their licences on record.
@@ -104,7 +95,7 @@ def fetch(
             Network(proxy=proxy, retries=retries),
             _Bars(bars).show,
         )
-        known = Names(load_registry(registry or []), downloads, python=mtdata, say=say)
+        known = Names(load_registry(registry or []), downloads)
         if list_:
             _print_list(_listed(names or [], known, downloads), json)
             return
@@ -179,15 +170,12 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Li
     from ziggurat.fetch.indexes import Listed, opus_listed, sacrebleu_listed
     from ziggurat.fetch.pairs import any_pair, described
 
-    if words and words[0] in ("opus", "mtdata"):
+    if words and words[0] == "opus":
         pair = re.fullmatch(r"(\w+)-(\w+)", words[1]) if len(words) > 1 else None
         if pair is None:
-            raise ConfigError(f"name two languages: `ziggurat fetch --list {words[0]} de-en`")
-        if words[0] == "opus":
-            every = opus_listed(downloads, pair[1], pair[2])
-            return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
-        found = names.mtdata.listed((pair[1], pair[2]), words[2:])
-        return [Listed(f"mtdata/{name}", address, None, None, "see its origin") for name, address in found]
+            raise ConfigError("name two languages: `ziggurat fetch --list opus de-en`")
+        every = opus_listed(downloads, pair[1], pair[2])
+        return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
     listed, by_pair = list[Listed](), bool(names.registry.pairs_among(words))
     for pattern, entry in names.registry.listed(words):
         sizes = [file.bytes for file in entry.files]

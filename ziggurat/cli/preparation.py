@@ -59,12 +59,23 @@ def recipes(
         tuple[str, str] | None,
         typer.Option("--dev", metavar="SOURCE TARGET", help="With --corpus: its dev set."),
     ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option("--from", metavar="FILE", help="Convert an OpusTrainer file to the section `data` and print it."),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the built-in configurations and the systems of the papers, or print one of them.
 
     Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`, `ziggurat recipes --find en-fr`
     """
+    if from_ is not None:
+        if name or find or small or corpus or dev or json:
+            raise ConfigError("`--from FILE` prints that file converted: leave out the other options")
+        from ziggurat.export.opustrainer import opustrainer_text
+
+        print(opustrainer_text(from_), end="")
+        return
     if small or corpus or dev:
         _check_small(name, small, corpus, dev)
         name = name if name is None or find_small_recipe(name) else f"{name}{SUFFIX}"

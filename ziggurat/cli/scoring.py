@@ -293,8 +293,6 @@ def score_system(
     json: bool,
 ) -> None:
     """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
-    from ziggurat.decoding.engines import trial_of
-
     # (1) Texts are read and paired before a model is opened, which takes seconds.
     if hypothesis is not None:
         scores: list[Score] | None = _scores_of_file(hypothesis, source, reference, scoring)
@@ -305,8 +303,7 @@ def score_system(
         if options.folder is not None:
             scores = _scores_of_job(models, texts, output, scoring, opening, options)
         else:
-            trial = trial_of(texts.sources) if scoring.of_outputs else ()
-            with warnings_shown(), open_engine(models, opening, lines=len(texts.sources), trial=trial) as translator:
+            with warnings_shown(), open_engine(models, opening, lines=len(texts.sources)) as translator:
                 # (2) Metrics are checked before anything is translated, which may take hours.
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, scoring.comet)

@@ -74,8 +74,6 @@ def score_test_sets(
     json: bool,
 ) -> None:
     """Translate and score each of `test_sets`; print the scores of each and their mean."""
-    from ziggurat.decoding.engines import trial_of
-
     named = parse_test_sets(test_sets)
     check_one_stream(*(path for source, references in named.values() for path in (source, *references)))
     for _, references in named.values():
@@ -84,9 +82,9 @@ def score_test_sets(
     folder = output_folder(output)
     for name, texts in sets.items():
         refuse_overwriting(_kept(folder, name), *texts.paths)
-    every = [line for texts in sets.values() for line in texts.sources]
+    lines = sum(len(texts.sources) for texts in sets.values())
     found: dict[str, list[Score]] = {}
-    with warnings_shown(), open_engine(models, opening, lines=len(every), trial=trial_of(every)) as translator:
+    with warnings_shown(), open_engine(models, opening, lines=lines) as translator:
         for texts in sets.values():
             test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)
@@ -117,7 +115,6 @@ def score_checkpoints(
 ) -> None:
     """Translate with each of the `checkpoints` of a run and score it; print all scores, and their mean and spread."""
     from ziggurat.config import load_experiment
-    from ziggurat.decoding.engines import trial_of
     from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_update, refuse_missing
     from ziggurat.training.selection import CheckpointSelection, selected_checkpoints
 
@@ -135,7 +132,7 @@ def score_checkpoints(
         this = replace(opening, which=str(update))
         with (
             warnings_shown(),
-            open_engine([run], this, lines=len(texts.sources), trial=trial_of(texts.sources)) as translator,
+            open_engine([run], this, lines=len(texts.sources)) as translator,
         ):
             if not found:
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)

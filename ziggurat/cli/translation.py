@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -158,7 +157,6 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > output.en`
     """
-    from ziggurat.decoding.engines import TRIAL_LINES, WORTH_LINES
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
     from ziggurat.decoding.served import ServedTranslator
 
@@ -203,10 +201,8 @@ def translate(
             models,
             opening,
             workers=processes,
-            token_scores=json,
             beside_lines=bool(extras),
             lines=total,
-            trial=_first_lines(input, TRIAL_LINES) if (total or 0) >= WORTH_LINES else (),
         ) as translator,
     ):
         n_best = translator.decoding.n_best
@@ -263,14 +259,6 @@ def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminolog
         stream, name = input_stream(terminology)
         inputs["terminology"] = read_terminology(read_lines(stream, name), name)
     return inputs
-
-
-def _first_lines(path: str, count: int) -> list[str]:
-    """Return the first `count` lines of a text file."""
-    from ziggurat.decoding.lines import read_lines
-
-    with input_stream(path)[0] as stream:
-        return list(islice(read_lines(stream, path), count))
 
 
 def _write(

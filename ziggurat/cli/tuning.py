@@ -13,8 +13,7 @@ import typer
 
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, refuse_overwriting, say, write_parts
-from ziggurat.config.edit import edited
-from ziggurat.config.load import change_section, parse_experiment
+from ziggurat.config.load import change_section, dump, parse_experiment
 from ziggurat.config.recipes import read_named
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.files import write_atomically
@@ -46,8 +45,8 @@ def tune(
         str | None,
         typer.Option(
             *OUT,
-            help="YAML file to write: your configuration with the rate that was found. Finished trainings are kept "
-            "beside it, and a call that was cut off goes on from there.",
+            help="YAML file to write: the whole configuration with the rate that was found. Finished trainings are "
+            "kept beside it, and a call that was cut off goes on from there.",
         ),
     ] = None,
     width: Annotated[
@@ -144,17 +143,17 @@ def tune(
     rate = best(at_base).rate
     training = change_section(based.training, {"schedule": {"peak": rate}}, "training")
     if out is not None:
-        base = {f"model.transfer.{key}": value for key, value in sizes[0]._asdict().items()}
-        changes = {**base, "training.schedule.peak": rate}
         tuned = based.model_copy(update={"training": training})
-        write_parts(out, [edited(named, given, changes, tuned).encode()])
+        write_parts(out, [dump(tuned).encode()])
     if json:
         losses = [{**one.size._asdict(), "rate": one.rate, "loss": one.loss} for one in tried]
         tried_with = {"updates": updates, "tokens": batch}
         print_json({"rate": rate, "base": sizes[0]._asdict(), **tried_with, "tried": losses})
     else:
         print(_table(tried))
-        print(f"\nbest at {sizes[0]}: `training.schedule.peak: {rate:g}`")
+        print(f"\nbest at {sizes[0]}; set")
+        print("".join(f"    model.transfer.{key}={value}\n" for key, value in sizes[0]._asdict().items()), end="")
+        print(f"    training.schedule.peak={rate:g}")
         if rate in (at_base[0].rate, at_base[-1].rate):
             print(
                 "WARNING: that is an end of the rates that were tried, so a better one may lie beyond it: try other "

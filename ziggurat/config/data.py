@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabulary, joined
 from ziggurat.config.filters import FilterConfig, ScoreConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
-from ziggurat.config.opustrainer import read_opustrainer
 
 __all__ = [
     "AlignmentConfig",
@@ -94,9 +93,9 @@ class CorpusConfig(Section):
 class AlignmentConfig(Section):
     """Word alignments of the corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
 
-    compute: Literal["none", "hmm", "eflomal"] = "none"
+    compute: Literal["none", "hmm"] = "none"
     """`prepare` aligns the corpora that name no `alignment`. `hmm`: as `ziggurat align` does, with one model trained on
-    the training corpora among them. `eflomal`: by that program, which must be on the PATH; other links every time."""
+    the training corpora among them."""
     words: Literal["split", "blanks"] = "split"
     """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
     `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
@@ -207,29 +206,6 @@ class DataConfig(Section):
     and the weights of the corpora say how they are mixed."""
     modifiers: ModifiersConfig = ModifiersConfig()
     """Random changes of training pairs: upper case, typing errors, terminology hints and others."""
-    opustrainer: PathText | None = None
-    """An OpusTrainer file, to be read in place of `train`, `stages` and `modifiers`."""
-
-    _said: tuple[str, ...] = PrivateAttr(default=())
-
-    @property
-    def without_effect(self) -> tuple[str, ...]:
-        """Sentences on what has no effect of the OpusTrainer file that this section was read from."""
-        return self._said
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _from_opustrainer(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        if not isinstance(content, dict) or not isinstance(path := content.get("opustrainer"), str):
-            return handler(content)
-        if given := [key for key in ("train", "stages", "modifiers") if content.get(key)]:
-            raise ValueError(f"`opustrainer` gives `{given[0]}` as well: leave one of them out")
-        found = read_opustrainer(path)
-        alignment = {**found.pop("alignment", {}), **(content.get("alignment") or {})}
-        said = tuple(found.pop("said"))
-        made = handler({**content, **found, "alignment": alignment, "opustrainer": None})
-        made._said = said
-        return made
 
     @model_validator(mode="after")
     def _stages_can_follow(self) -> Self:

@@ -77,7 +77,7 @@ METHODS: dict[str, dict[str, str]] = {
     "recompute": {"segments": "Chen et al. 2016"},
     "length_penalty": {"gnmt": "Wu et al. 2016", "lingvo": "Wu et al. 2016, as lingvo has it"},
     "subword": {"bpe": "Sennrich et al. 2016", "unigram": "Kudo 2018"},
-    "compute": {"hmm": "Vogel et al. 1996", "eflomal": "Östling and Tiedemann 2016"},
+    "compute": {"hmm": "Vogel et al. 1996"},
     "symmetrise": {
         **dict.fromkeys(("grow-diag-final-and", "grow-diag-final", "grow-diag"), "Koehn et al. 2003"),
         **dict.fromkeys(("intersection", "union"), "Och and Ney 2003"),

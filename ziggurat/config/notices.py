@@ -111,7 +111,7 @@ def data_notices(data: DataConfig) -> list[str]:
         for key in ("source_language", "target_language")
         if (code := getattr(corpus, key)) is not None
     }
-    return [*(doubt for key, code in sides.items() if (doubt := language_doubt(code, key))), *data.without_effect]
+    return [*(doubt for key, code in sides.items() if (doubt := language_doubt(code, key)))]
 
 
 def warm_up_notice(training: TrainingConfig) -> str:

@@ -39,8 +39,6 @@ class FetchConfig(Section):
     """Proxy for all addresses; null: `$https_proxy`."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 5
     """Failures in a row to bear."""
-    mtdata: PathText | None = None
-    """Python of an environment with mtdata; null: one is made when `mtdata/ID` is asked for."""
 
 
 class BitextCorpus(CorpusConfig):

@@ -49,7 +49,7 @@ def unheeded_in_data(data: DataConfig) -> list[str]:
     every = [data.filters, *map(data.filters_of, data.train)]
     if all(filters.source_script is None and filters.target_script is None for filters in every):
         found += _set("data.filters", data.filters, {"min_script_share"})
-    idle = set() if computed == "hmm" else {"pairs"} if computed == "eflomal" else {"pairs", "symmetrise"}
+    idle = set() if computed == "hmm" else {"pairs", "symmetrise"}
     found += _set("data.alignment", data.alignment, idle)
     for number, corpus in enumerate(data.dev):
         found += _set(f"data.dev.{number}", corpus, {"weight"})

@@ -13,7 +13,7 @@ import yaml
 
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["MAX_YAML_BYTES", "Lines", "compose", "dotted", "in_line", "parse_value", "parse_yaml", "to_yaml"]
+__all__ = ["MAX_YAML_BYTES", "Lines", "dotted", "parse_value", "parse_yaml", "to_yaml"]
 
 Lines = dict[tuple[str | int, ...], int]
 
@@ -137,18 +137,6 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
         raise ConfigError(f"{where}: not valid YAML: {said}") from None
     except (ValueError, OverflowError, UnicodeError) as error:  # the scanner's, for \UFFFFFFFF, which is no character
         raise ConfigError(f"{name}: not valid YAML: {printable(str(error), 200)}") from None
-
-
-def compose(text: str) -> yaml.Node | None:
-    """Return the nodes of a text that parse_yaml has accepted, with their places in it; None for an empty one."""
-    return yaml.compose(text, Loader=_Loader)
-
-
-def in_line(value: Any) -> str:
-    """Return a value as YAML on one line, which can stand inside braces and brackets."""
-    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": MAX_YAML_BYTES}
-    text: str = yaml.dump([value], Dumper=_Dumper, default_flow_style=True, **options)
-    return text.strip()[1:-1]
 
 
 def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, name: str, seen: list[int]) -> None:

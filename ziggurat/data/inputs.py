@@ -24,7 +24,7 @@ from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.score_files import ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.sides import SideSample, looks_swapped, named_language
 from ziggurat.data.units import Words
-from ziggurat.data.word_links import AlignmentFiles, LinkMaker
+from ziggurat.data.word_links import AlignmentFiles, HmmLinks
 from ziggurat.errors import ConfigError, DataError
 
 __all__ = [
@@ -67,7 +67,7 @@ class Corpus:
     """Sample of its two sides."""
     alignments: AlignmentFiles | None = None
     """Files with its word alignments."""
-    maker: LinkMaker | None = None
+    maker: HmmLinks | None = None
     """Makes its word alignments, where there are no files."""
     aligned: int = 0
     """Pairs in the store that have word alignments."""

@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from ziggurat.alignment.eflomal import refuse_without_eflomal
 from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaner import Scorers, cleaners_of
 from ziggurat.data.comparisons import Comparisons
@@ -22,7 +21,7 @@ from ziggurat.data.sampling import even_shares, sampled_blocks, train_pair_score
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.tags import tag_notices
-from ziggurat.data.word_links import run_eflomal, train_aligner, words_of
+from ziggurat.data.word_links import train_aligner, words_of
 
 __all__ = ["Learnt", "Parts", "learn", "sample_sentences"]
 
@@ -86,10 +85,8 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
 
     The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
 
-    Raises ConfigError for an aligner or a filter that is not installed, and the errors of what it calls.
+    Raises ConfigError for a filter that is not installed, and the errors of what it calls.
     """
-    if config.alignment.compute == "eflomal":
-        refuse_without_eflomal()
     training = [corpus for corpus in corpora if corpus.split == "train"]
     cleaners_of(config, training)  # before the long passes: a package may be missing, a script unknown
     tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
@@ -106,7 +103,7 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
             subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
         )
     save_tokenizers(directory, *tokenizers)
-    _align_corpora(corpora, config, tokenizers, directory, progress)
+    _align_corpora(corpora, config, tokenizers, progress)
     notices = short_row_notices(corpora) + side_notices(corpora, config) + tag_notices(config, tokenizers[0].tags)
     return Learnt(tokenizers, notices, scorers)
 
@@ -115,26 +112,20 @@ def _align_corpora(
     corpora: Sequence[Corpus],
     config: DataConfig,
     tokenizers: tuple[Tokenizer, Tokenizer],
-    folder: Path,
     progress: Progress,
 ) -> None:
     """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
 
-    Ours learns from the training corpora among them, or from all training corpora where only others are among them;
-    eflomal aligns them all, with temporary files in `folder`.
+    It learns from the training corpora among them, or from all training corpora where only others are among them.
     """
     options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
     if options.compute == "none" or not unaligned:
         return
     words = words_of(config, tokenizers)
-    if options.compute == "eflomal":
-        progress("run eflomal", 0, None)
-        maker = run_eflomal([corpus.reader for corpus in unaligned], words, options.symmetrise, folder)
-    else:
-        progress("train aligner", 0, None)
-        training = [corpus for corpus in corpora if corpus.split == "train"]
-        chosen = [corpus for corpus in training if corpus.alignments is None] or training
-        readers = [(corpus.reader, corpus.read) for corpus in chosen]
-        maker = train_aligner(readers, words, options.pairs, options.symmetrise)
+    progress("train aligner", 0, None)
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    chosen = [corpus for corpus in training if corpus.alignments is None] or training
+    readers = [(corpus.reader, corpus.read) for corpus in chosen]
+    maker = train_aligner(readers, words, options.pairs, options.symmetrise)
     for corpus in unaligned:
         corpus.maker = maker

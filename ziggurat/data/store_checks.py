@@ -167,7 +167,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
-_OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
+_OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers"}
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 

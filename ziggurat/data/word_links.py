@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, compress, islice
+from itertools import chain, compress
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.alignment.aligner import Aligner
-from ziggurat.alignment.eflomal import eflomal_links
 from ziggurat.alignment.links import Link, parse_links
 from ziggurat.alignment.symmetry import Symmetrisation
 from ziggurat.config.data import DataConfig
@@ -26,10 +25,8 @@ __all__ = [
     "TRAINING_PAIRS",
     "AlignmentFiles",
     "HmmLinks",
-    "LinkMaker",
     "LinkTracer",
     "TracedLinks",
-    "run_eflomal",
     "spread_pairs",
     "train_aligner",
     "words_of",
@@ -121,13 +118,6 @@ def _unlike(path: Path, lines: int, reader: CorpusReader, pairs: int) -> DataErr
     )
 
 
-class LinkMaker(Protocol):
-    """An aligner of corpora."""
-
-    def links(self, block: PairBlock, words: Sides) -> list[list[Link]]:
-        """Return the links of each pair of a block; blocks come in the order of the corpora, each once."""
-
-
 class HmmLinks(NamedTuple):
     """Our own aligner."""
 
@@ -140,19 +130,9 @@ class HmmLinks(NamedTuple):
         return [sorted(links) for links in self.aligner.align(sources, targets, self.how)]
 
 
-class EflomalLinks(NamedTuple):
-    """Links that eflomal has made of all pairs, in their order."""
-
-    found: Iterator[set[Link]]
-
-    def links(self, block: PairBlock, words: Sides) -> list[list[Link]]:
-        """Return the links of the next pairs."""
-        return [sorted(links) for links in islice(self.found, len(block[0]))]
-
-
 def train_aligner(
     readers: Sequence[tuple[CorpusReader, int]], words: Sides, most: int, how: Symmetrisation
-) -> LinkMaker:
+) -> HmmLinks:
     """Return an aligner trained on at most `most` pairs of several corpora, evenly spread over them.
 
     Args:
@@ -167,13 +147,6 @@ def train_aligner(
     pairs = spread_pairs(blocks, sum(count for _, count in readers), most)
     plain = ((words[0].plain(source), words[1].plain(target)) for source, target in pairs)
     return HmmLinks(Aligner.train(plain, words[0].rule), how)
-
-
-def run_eflomal(readers: Sequence[CorpusReader], words: Sides, how: Symmetrisation, folder: Path) -> LinkMaker:
-    """Return the links that eflomal makes of all pairs of several corpora; see eflomal_links."""
-    pairs = (pair for reader in readers for block in reader.blocks() for pair in zip(*block, strict=True))
-    plain = ((words[0].plain(source), words[1].plain(target)) for source, target in pairs)
-    return EflomalLinks(eflomal_links(plain, words[0].rule, how, folder))
 
 
 def spread_pairs(blocks: Iterable[PairBlock], total: int, most: int) -> Iterator[tuple[str, str]]:

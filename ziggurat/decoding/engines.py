@@ -1,23 +1,20 @@
 """The choice between the two engines that translate: PyTorch on a run or model directory, CTranslate2 on an export.
 
-Results are PyTorch's wherever more than rounding of fp32 could change them: `auto` lets speed decide only between a
-model and an export of the same weights, both in float32, under a search that both do alike.
+`auto` goes by the folder: an exported model runs in CTranslate2, a run or model directory in our own engine.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from ziggurat.config import DecodingConfig, ModelConfig, load_experiment
+from ziggurat.config import DecodingConfig, ModelConfig
 from ziggurat.data.workspace import recover
-from ziggurat.decoding.lines import Notices, TranslationWarning
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.small_files import Form, read_json
 
@@ -29,12 +26,7 @@ __all__ = [
     "ENGINES",
     "SERVED_FILE",
     "SERVED_SHORTLIST",
-    "TRIAL_LINES",
-    "WORTH_LINES",
-    "Engine",
     "ExportReport",
-    "equal_export",
-    "faster",
     "is_served",
     "own_settings",
     "positions_for",
@@ -42,18 +34,10 @@ __all__ = [
     "refuse_unserved",
     "served_folder",
     "tells_alignments",
-    "trial_of",
     "unserved",
 ]
 
 ENGINES = ("auto", "torch", "ctranslate2")
-
-TRIAL_LINES = 64
-"""Lines that each engine translates twice before one is chosen."""
-WORTH_LINES = 3000
-"""Lines of a text from which a choice by speed pays: the trial costs what 256 do, and the opening of a second model."""
-_CLEARLY = 0.95
-"""Share of PyTorch's seconds below which CTranslate2 is taken: two trials of one engine differ by a few percent."""
 
 SERVED_FILE = "model.bin"
 """The weights in a CTranslate2 directory."""
@@ -70,20 +54,6 @@ _EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goe
 
 _EXPORT_INSIDE = "ctranslate2"
 """Folder of a run or model directory where its own export is looked for."""
-
-
-def trial_of(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines of a text that a choice by speed tries; none where the text is too short for it to pay."""
-    return lines[:TRIAL_LINES] if len(lines) >= WORTH_LINES else ()
-
-
-class Engine(Protocol):
-    """A translator as a choice needs it: Translator, WorkerTranslator and ServedTranslator are such."""
-
-    notices: Notices
-
-    def translate_stream(self, lines: Iterable[str], *, window: int) -> Iterable[Any]:
-        """Yield one translation per line."""
 
 
 def is_served(path: str | Path) -> bool:
@@ -174,45 +144,6 @@ def positions_for(model: ModelConfig, decoding: DecodingConfig) -> int:
     return model.embedding.limit or max(decoding.max_source_pieces, decoding.max_length.limit) + 2
 
 
-def equal_export(path: str | Path, weights: str, model: ModelConfig, decoding: DecodingConfig) -> Path | None:
-    """Return the export inside a run or model directory if its translations are PyTorch's, but for rounding; else None.
-
-    Args:
-        path: the run or model directory.
-        weights: fingerprint of the file with the weights that PyTorch translates with.
-        model: the model that these weights are.
-        decoding: settings that PyTorch translates with; the export has to be opened with them, too, since its own may
-            be others by now.
-
-    That is so if it was made of these weights with all their layers, in float32 and for texts as long, and the search
-    is one that both engines do alike: `endings: beam` without a length penalty, or greedy (with a penalty CTranslate2
-    stops earlier, ziggurat.decoding.served). In int8 and bfloat16 the engines round other things than each other
-    (embeddings, what comes out of a ReLU), which changed 21 and 16 of 400 lines.
-    """
-    inside = Path(path) / _EXPORT_INSIDE
-    if importlib.util.find_spec("ctranslate2") is None or not is_served(inside):
-        return None
-    try:
-        made, exported = read_report(inside), load_experiment(inside / "config.yaml")
-    except (CheckpointError, ConfigError):
-        return None  # whatever is wrong is told by the engine that comes to open it
-    # Of the same weights, an export without some layers is another model.
-    same = made.weights == weights and exported.model == model
-    exact = made.precision == decoding.precision == "float32"
-    able = made.positions >= positions_for(model, decoding)
-    alike = exported.decoding.shortlist is None and _searches_alike(decoding)
-    return inside if same and exact and able and alike else None
-
-
-def _searches_alike(decoding: DecodingConfig) -> bool:
-    """Return whether both engines find the same translations, but for rounding."""
-    penalty = decoding.length_penalty
-    plain = decoding.beam_size == 1 or penalty.kind == "none" or not penalty.alpha
-    # A shortest length shifts CTranslate2's scores: it rules tokens out before it normalises.
-    ordinary = decoding.endings == "beam" and decoding.shortlist is None and not unserved(decoding)
-    return ordinary and plain and decoding.min_length == 0
-
-
 class ExportReport(Form):
     """The part of an export's report that is read."""
 
@@ -235,25 +166,6 @@ def read_report(folder: Path) -> ExportReport:
         return read_json(path, ExportReport, error=CheckpointError, remedy=again)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {again}") from None
-
-
-def faster(ours: Engine, theirs: Engine, lines: Sequence[str], workers: int = 1) -> tuple[bool, float]:
-    """Return whether `theirs` is clearly faster on `lines`, and its speed as a multiple of that of `ours`.
-
-    Each translates the lines twice, in turns, and its better time counts: the first contains what engines do once.
-    """
-    seconds: tuple[list[float], list[float]] = ([], [])
-    for _ in range(2):
-        for engine, times in zip((ours, theirs), seconds, strict=True):
-            began = time.perf_counter()
-            with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the text will give them
-                for _ in engine.translate_stream(lines, window=-(-len(lines) // workers)):
-                    pass
-            times.append(time.perf_counter() - began)
-    for engine in (ours, theirs):
-        engine.notices = Notices()
-    best, other = map(min, seconds)
-    return other < _CLEARLY * best, best / other
 
 
 def tells_alignments(translator: Translator | ServedTranslator) -> bool:

@@ -1,4 +1,4 @@
-"""Names that other projects know: the test sets of sacreBLEU, the corpora of OPUS, mtdata's index; and the registry.
+"""Names that other projects know: the test sets of sacreBLEU, the corpora of OPUS; and the registry.
 
 `Names.find` returns the corpus of any name.
 """
@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -17,7 +17,6 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.fetch.archives import is_archive
 from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.entries import Corpus, Layout, Remote
-from ziggurat.fetch.mtdata import Mtdata
 from ziggurat.fetch.registry import Registry
 from ziggurat.small_files import Form, parse_json, shaped
 
@@ -65,16 +64,12 @@ class _OpusAnswer(Form):
 class Names:
     """Finds corpora by their names."""
 
-    def __init__(
-        self, registry: Registry, downloads: Downloads, *, python: str | None = None, say: Callable[[str], None] = print
-    ) -> None:
-        """`python`: of an environment with mtdata; None: one is made when an id of mtdata is asked for."""
+    def __init__(self, registry: Registry, downloads: Downloads) -> None:
         self.registry = registry
-        self.mtdata = Mtdata(downloads, python, say)
         self._downloads = downloads
 
     def find(self, name: str) -> Corpus:
-        """Return the corpus of a name: `sacrebleu/SET/PAIR`, `mtdata/ID`, `opus/CORPUS/latest/PAIR`, or a registry's.
+        """Return the corpus of a name: `sacrebleu/SET/PAIR`, `opus/CORPUS/latest/PAIR`, or a registry's.
 
         Raises ConfigError with the nearest names, DataError where an index cannot be asked.
         """
@@ -82,7 +77,10 @@ class Names:
         if start == "sacrebleu":
             return _sacrebleu(rest)
         if start == "mtdata":
-            return self.mtdata.find(rest)
+            raise ConfigError(
+                f"{printable(name, 200)}: mtdata has a command of its own: `mtdata get --langs deu-eng --train "
+                f"{printable(rest, 200)} --out FOLDER`; then name the files in `data.train` (docs/fetch.md)"
+            )
         if start == "opus" and (found := re.fullmatch(r"([\w.-]+)/latest/(\w+)-(\w+)", rest)):
             return self.registry.find(self._latest(*found.groups()))
         return self.registry.find(name)

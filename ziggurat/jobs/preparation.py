@@ -31,7 +31,7 @@ from ziggurat.data.sampling import read_pair_scores, write_pair_scores
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.word_links import HmmLinks, words_of
 from ziggurat.data.workspace import building, tidy
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import DataError
 from ziggurat.jobs.plan import Plan, fix_plan
 from ziggurat.jobs.run import JobOutcome, Work, at_work, do_shards, made_once
 from ziggurat.jobs.shards import Manifest, Shard, StageFiles, cut
@@ -74,12 +74,8 @@ def prepare_job(
         progress: called with (phase, done, total or None).
         shard_pairs: least pairs of a shard.
 
-    Raises as `prepare` and ziggurat.jobs.run.run_job; ConfigError for eflomal.
+    Raises as `prepare` and ziggurat.jobs.run.run_job.
     """
-    if config.alignment.compute == "eflomal":
-        raise ConfigError(
-            "`data.alignment.compute: eflomal` aligns all pairs at once; leave out `--job`, or take `hmm`"
-        )
     inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)

@@ -103,7 +103,7 @@ def fetch_step(road: Road) -> Step:
         cache = Path(how.cache).expanduser() if how.cache else default_folder()
         network = Network(proxy=how.proxy, retries=how.retries)
         downloads = Downloads(cache, how.mirror, how.offline, network, Progress(road.say, "").phase)
-        known = Names(load_registry(how.registry), downloads, python=how.mtdata, say=road.say)
+        known = Names(load_registry(how.registry), downloads)
         failed = []
         for name in fetched_names(road):
             try:

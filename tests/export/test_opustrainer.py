@@ -1,4 +1,4 @@
-"""OpusTrainer files as our own configuration, and modifiers that neither knows."""
+"""OpusTrainer files converted to our own configuration, and modifiers that neither knows."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
+from ziggurat.cli import main
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.modifiers import TYPO_KINDS
-from ziggurat.config.notices import data_notices
 from ziggurat.config.pipeline_corpora import BitextCorpus
+from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.export.opustrainer import opustrainer_text, read_opustrainer
 
 FULL = """\
 datasets:
@@ -51,7 +53,14 @@ trainer: /usr/bin/cat
 def read(folder: Path, text: str, **settings: Any) -> DataConfig:
     (folder / "trainer.yml").write_text(text)
     section = {"source_language": "de", "target_language": "en", "store": "store", **settings}
-    return DataConfig.model_validate({**section, "opustrainer": str(folder / "trainer.yml")})
+    converted = parse_yaml(opustrainer_text(str(folder / "trainer.yml")), "converted")[0]["data"]
+    return DataConfig.model_validate({**converted, **section})
+
+
+def without_effect(folder: Path, text: str) -> list[str]:
+    """Comments on what has no effect."""
+    (folder / "trainer.yml").write_text(text)
+    return list(read_opustrainer(str(folder / "trainer.yml"))["said"])
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
@@ -74,7 +83,6 @@ def test_a_whole_file(tmp_path: Path) -> None:
         "typos": {"probability": 0.1, "char_swap": 0.3, "unichar": 1.0, **others},
         "prefix": {"probability": 0.05, "min_words": 1, "template": "<{trg}> "},
     }
-    assert "opustrainer" not in data  # a saved configuration does not depend on the file
     assert read(tmp_path, FULL.replace("min_word_legnth", "min_word_length")).model_dump(exclude_defaults=True) == data
 
 
@@ -114,7 +122,7 @@ def test_tokenised_files_are_refused_and_vocabularies_of_others_named(tmp_path: 
         with pytest.raises(ConfigError, match=f"yml, line 14: `Tags`: custom_detok_src: {how} changes the text"):
             read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
     for how in ("null", "spaces"):
-        (said,) = read(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how)).without_effect
+        (said,) = without_effect(tmp_path, FULL[: FULL.index("modifiers:\n  - Upper")] + tags.format(how))
         assert said.startswith(f"{tmp_path}/trainer.yml, line 15: `Tags`: spm_vocab_trg has no effect")
 
 
@@ -159,7 +167,7 @@ def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, sa
 
 def test_keys_without_effect_are_named_with_their_line(tmp_path: Path) -> None:
     """Misspelt ones, stages that are not listed, and what other programs need; a file may hold YAML's anchors."""
-    said = read(tmp_path, f"{FULL}modifierz: []\nmiddle: [clean 1, until clean 1]\n").without_effect
+    said = without_effect(tmp_path, f"{FULL}modifierz: []\nmiddle: [clean 1, until clean 1]\n")
     assert [line.removeprefix(f"{tmp_path}/trainer.yml, line ").partition(" has no effect: ")[0] for line in said] == [
         "26: `seed`",
         "27: `trainer`",
@@ -176,14 +184,13 @@ RETOKENIZE = """\
 
 
 def test_retokenize_only_numbers_alignments_anew(tmp_path: Path) -> None:
-    data = read(tmp_path, FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n"))
-    without = read(tmp_path, FULL)
+    text = FULL.replace("seed: 1111\n", f"{RETOKENIZE}num_fields: 3\nseed: 1111\n")
+    data, without = read(tmp_path, text), read(tmp_path, FULL)
     assert data.modifiers == without.modifiers
     assert data.train[0].alignment_column == 2, "the trainer gets alignments"
-    (said,) = (said for said in data.without_effect if "Retokenize" in said)
+    (said,) = (said for said in without_effect(tmp_path, text) if "Retokenize" in said)
     assert said.startswith(f"{tmp_path}/trainer.yml, line 26: `Retokenize` has no effect")
-    assert said in data_notices(data)
-    assert not any("Retokenize" in said for said in without.without_effect)
+    assert not any("Retokenize" in said for said in without_effect(tmp_path, FULL))
 
 
 @pytest.mark.parametrize(
@@ -249,12 +256,21 @@ def test_rows_cannot_be_left_out_of_one_file_of_two(corpus: dict[str, Any], said
             BitextCorpus.model_validate({"path": "a.tsv", **corpus})
 
 
-def test_no_such_file_and_what_it_would_replace(tmp_path: Path) -> None:
-    section = {"source_language": "de", "target_language": "en", "store": "store"}
-    with pytest.raises(ConfigError, match=r"none\.yml: no such OpusTrainer file"):
-        DataConfig.model_validate({**section, "opustrainer": str(tmp_path / "none.yml")})
-    with pytest.raises(ValueError, match="`opustrainer` gives `modifiers` as well"):
-        read(tmp_path, FULL, modifiers={"upper_case": {"probability": 0.1}})
+def test_the_verb_prints_the_section_and_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def status(*arguments: object) -> int:
+        with pytest.raises(SystemExit) as stop:
+            main(["recipes", *map(str, arguments)])
+        return int(stop.value.code or 0)
+
+    (tmp_path / "trainer.yml").write_text(FULL)
+    assert status("--from", tmp_path / "trainer.yml") == 0
+    printed = capsys.readouterr().out
+    comments = " ".join(line.removeprefix("# ") for line in printed.splitlines() if line.startswith("#"))
+    assert "data.source_language, data.target_language, data.store" in comments
+    assert "`trainer` has no effect" in comments
+    assert status("--from", tmp_path / "none.yml") == 2
+    assert "none.yml: no such OpusTrainer file" in capsys.readouterr().err
+    assert status("demo", "--from", tmp_path / "trainer.yml") == 2
 
 
 def test_unknown_modifiers_are_told_with_the_known_ones() -> None:

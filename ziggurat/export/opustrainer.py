@@ -1,4 +1,4 @@
-"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as the corpora, stages and modifiers of our own.
+"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as corpora, stages and modifiers of our own.
 
 `trainer` and `seed` are passed over: training is `ziggurat train`, its seed `training.seed`. Text is taken as it is:
 files that are to be detokenised first are refused (`Retokenize`, `custom_detok_src`, `custom_detok_trg`).
@@ -14,11 +14,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
-from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, parse_yaml
+from ziggurat.config.papers import as_comments
+from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, parse_yaml, to_yaml
 from ziggurat.errors import ConfigError, printable
 from ziggurat.small_files import read_bounded
 
-__all__ = ["read_opustrainer"]
+__all__ = ["opustrainer_text", "read_opustrainer"]
 
 _ALIGNMENT_COLUMN = 2
 _NAMES = {
@@ -51,6 +52,22 @@ _SIDES = ("src", "trg")
 _TAG_SHARES = {"augment": 0.0, "replace": 0.0, "tag": 1.0}
 _DETOKENISERS = ("custom_detok_src", "custom_detok_trg")
 _VOCABULARIES = ("spm_vocab", "spm_vocab_src", "spm_vocab_trg")
+
+
+def opustrainer_text(path: str) -> str:
+    """Return an OpusTrainer file as YAML of our section `data`; comments name what of it has no effect here.
+
+    Languages and the store are not in such a file; comments say where they go. Raises ConfigError as read_opustrainer.
+    """
+    found = read_opustrainer(path)
+    said = found.pop("said")
+    lines = [
+        f"The corpora, stages and modifiers of {path}.",
+        "To be added: data.source_language, data.target_language, data.store, data.dev; model and training.",
+        *said,
+    ]
+    section = {key: value for key, value in found.items() if value}
+    return as_comments(lines) + to_yaml({"data": section}, compact=True)
 
 
 def read_opustrainer(path: str) -> dict[str, Any]:
