@@ -78,7 +78,7 @@ def test_every_setting_but_the_scaled_ones_is_the_papers(key: str) -> None:
 
 
 @pytest.mark.parametrize("key", paper_keys())
-def test_the_highest_rate_is_the_papers_at_a_quarter_of_the_width(key: str) -> None:
+def test_the_highest_rate_is_the_papers_or_half_of_it_at_a_quarter_of_the_width(key: str) -> None:
     for name in paper_recipes(key):
         full, made = load_once(name), small(name)
         peaks = [
@@ -88,7 +88,8 @@ def test_the_highest_rate_is_the_papers_at_a_quarter_of_the_width(key: str) -> N
             for one in (full, made)
         ]
         narrower = full.model.d_model / made.model.d_model
-        assert peaks[1] == pytest.approx(peaks[0], rel=1e-3), name
+        halved = full.training.schedule.kind == "noam" and full.model.decoder.layers > 12
+        assert peaks[1] == pytest.approx(peaks[0] / (2 if halved else 1), rel=1e-3), name
         assert full.model.encoder_width / made.model.encoder_width == narrower == 4
         assert full.model.heads / made.model.heads == full.model.encoder_heads / made.model.encoder_heads == 2, name
         assert made.model.d_model % made.model.heads == made.model.encoder_width % made.model.encoder_heads == 0
