@@ -11,7 +11,9 @@ import time
 
 import torch
 
-from ziggurat.nn.attention import attend, base, padding_mask
+from ziggurat.nn.attention import base
+from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.mask import padding_mask
 from ziggurat.nn.dropout import Dropout
 
 

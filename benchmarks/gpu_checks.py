@@ -23,8 +23,6 @@ from ziggurat.nn.attention import mask
 from ziggurat.training.feeding import send_ahead
 from ziggurat.training.objective import autocast, batch_loss
 
-__all__ = ["Check", "checks"]
-
 LENGTHS = [(30, 25), (7, 31), (22, 3), (15, 15), (30, 31), (1, 2)]
 NO_DROPOUT = {"residual": 0.0, "embedding": 0.0, "attention": 0.0, "activation": 0.0}
 

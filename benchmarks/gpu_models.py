@@ -18,15 +18,13 @@ from ziggurat.data.batching import make_batches
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import CrossAttention, SelfAttention
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.nn.embedding import sinusoids
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.objective import autocast
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.update import train_update
-
-__all__ = ["MODELS", "Ours", "Plain", "batches_of", "config_of", "operations", "random_batch"]
 
 MODELS: dict[str, dict[str, Any]] = {
     "base 6-6": {"encoder": {"layers": 6}, "decoder": {"layers": 6}},

@@ -27,8 +27,6 @@ from ziggurat.models.tensors import weights
 from ziggurat.nn.compiled import Precision
 from ziggurat.nn.packed import make_fast
 
-__all__ = ["translation"]
-
 DECODED, LENGTH, BEAM, BATCH = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4, 64
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
 PEER_TYPES = {"cuda": ("float16", "bfloat16", "int8_float16"), "cpu": ("float32", "int8_float32")}

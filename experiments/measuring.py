@@ -17,8 +17,6 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.memory import keep_freed_memory
 from ziggurat.training.update import train_update
 
-__all__ = ["commit", "processor", "seconds_in_turns"]
-
 _HERE = Path(__file__).resolve().parent
 
 

@@ -22,8 +22,6 @@ from ziggurat.config.kinds import (
 )
 from ziggurat.config.model import ModelConfig
 
-__all__ = ["AXES", "covering", "model", "refusal", "refused_by_rnmt", "refused_pairs"]
-
 Choice = tuple[str, Any]
 
 AXES: dict[str, list[Any]] = {

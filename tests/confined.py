@@ -18,8 +18,6 @@ import torch
 
 from ziggurat.errors import ZigguratError
 
-__all__ = ["Outcome", "cli", "confined", "refusal"]
-
 
 @dataclass(frozen=True)
 class Outcome:

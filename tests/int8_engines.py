@@ -12,8 +12,6 @@ from torch import Tensor
 
 from ziggurat.nn import compiled, packed
 
-__all__ = ["ENGINES", "engine"]
-
 ENGINES = [
     "arithmetic",
     *(["oneDNN"] if packed.available("int8") else []),

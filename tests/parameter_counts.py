@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["decoder", "encoder", "rnmt"]
-
 
 def encoder(d: int, f: int) -> int:
     """A layer: four maps with biases, a feed-forward network, two norms."""

@@ -11,8 +11,6 @@ from ziggurat.config import ModelConfig
 from ziggurat.models.run_folder import CHECKPOINT_FORMAT
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["checkpoint_meta", "merged", "moved", "small_config"]
-
 
 def merged(defaults: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
     """Return `defaults` with `choices`; sections are merged key by key, one that is None as an empty one."""

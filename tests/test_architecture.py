@@ -118,29 +118,19 @@ def test_modules_stay_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 500)
 
 
-def offered(tree: ast.Module) -> set[str]:
-    """Names in a module's `__all__`."""
-    lists = [
-        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-    ]
-    return set(ast.literal_eval(lists[0])) if lists else set()
-
-
-def test_modules_offer_what_others_import() -> None:
-    files = {".".join(("ziggurat", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES}
-    files = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in files.items()}
-    offers = {name: offered(tree) for name, tree in trees.items()}
-    hidden = {
-        f"{node.module}.{alias.name}, imported by {name}"
-        for name, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and node.module in trees
+def test_no_module_imports_anothers_underscore_name() -> None:
+    """A name without an underscore is public; there is no `__all__`."""
+    taken = {
+        f"{path.relative_to(PACKAGE)}: {node.module}.{alias.name}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("ziggurat")
         for alias in node.names
-        if alias.name not in offers[node.module] and f"{node.module}.{alias.name}" not in trees
+        if alias.name.startswith("_") and not alias.name.startswith("__")
     }
-    assert len(trees) > 200
-    assert not hidden
+    assert not taken
+    lists = [path for path in MODULES if "\n__all__ = " in path.read_text(encoding="utf-8")]
+    assert not lists
 
 
 def test_the_order_of_reading_has_every_module_of_data() -> None:

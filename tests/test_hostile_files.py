@@ -31,7 +31,8 @@ from ziggurat.diagnosis.records import read_records
 from ziggurat.diagnosis.watch import read_warnings
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import open_model, read_meta, write_model_directory
+from ziggurat.models.directory import open_model, write_model_directory
+from ziggurat.models.run_folder import read_meta
 from ziggurat.models.tensors import weights
 
 GIB = 1 << 30

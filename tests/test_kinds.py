@@ -30,10 +30,10 @@ from ziggurat.config.kinds import (
 )
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import DecoderConfig, EncoderConfig, InitConfig, StackConfig
-from ziggurat.init import INIT, ModelDepth, Role, Slot
-from ziggurat.init.schemes import Distribution, Normal, Uniform
+from ziggurat.init.schemes import INIT, Distribution, ModelDepth, Normal, Uniform
 from ziggurat.models.attention import ATTENTION, ENCODER_ATTENTION
 from ziggurat.models.kinds import HISTORY, RESIDUAL
+from ziggurat.nn.roles import Role, Slot
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -14,7 +14,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
-from ziggurat.init import profile_omega
+from ziggurat.init.admin import profile_omega
 from ziggurat.models.build import build_model, stack_residuals
 
 # The residual kind each initialisation is made for.

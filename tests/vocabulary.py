@@ -9,8 +9,6 @@ import sentencepiece
 
 from ziggurat.data.subword import SentencePieceTokenizer
 
-__all__ = ["SENTENCES", "trained_tokenizer"]
-
 SENTENCES = (
     "The little house stands by the river.",
     "A dog runs over the green meadow!",

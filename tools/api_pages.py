@@ -2,8 +2,8 @@
 
     python -m tools.api_pages build/api
 
-Nothing of the package is loaded, so that the site builds without PyTorch. What `__all__` names is shown, or what has no
-leading underscore in a module without one.
+Nothing of the package is loaded, so that the site builds without PyTorch. What has no leading
+underscore is shown.
 """
 
 from __future__ import annotations
@@ -93,12 +93,7 @@ def _arguments(arguments: ast.arguments) -> list[str]:
 
 def _public(tree: ast.Module) -> list[Definition]:
     """Return the definitions of a module that others may use, in the order of the file."""
-    names: set[str] | None = None
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
-            names = set(ast.literal_eval(node.value))
-    found = [node for node in tree.body if isinstance(node, Definition)]
-    return [node for node in found if (node.name in names if names is not None else not node.name.startswith("_"))]
+    return [node for node in tree.body if isinstance(node, Definition) and not node.name.startswith("_")]
 
 
 def _definition(node: Definition, prefix: str = "", level: int = 3) -> list[str]:

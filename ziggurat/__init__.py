@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load"]
 
 
 def load(path: str | Path | Sequence[str | Path], **options: Any) -> Translator:

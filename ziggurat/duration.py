@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["duration"]
-
 
 def duration(seconds: float) -> str:
     """Return a time span as `42 s`, `3:07` or `2:05:09`."""

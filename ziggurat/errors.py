@@ -13,25 +13,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "DamageError",
-    "DataError",
-    "ExportError",
-    "MachineError",
-    "TrainingError",
-    "ZigguratError",
-    "is_full_disk",
-    "other_format",
-    "out_of_memory",
-    "printable",
-    "refuse_passing",
-    "shortage",
-    "why_unwritten",
-    "written_whole",
-]
-
 
 class ZigguratError(Exception):
     """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2."""

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 
 from ziggurat.errors import DataError
 
-__all__ = ["in_order", "worker_pool"]
-
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 

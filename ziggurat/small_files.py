@@ -22,23 +22,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from ziggurat.errors import ConfigError, DataError, ZigguratError, printable, refuse_passing
 
-__all__ = [
-    "MAX_BYTES",
-    "Form",
-    "built",
-    "check_name",
-    "check_opens",
-    "check_regular",
-    "inside",
-    "json_safe",
-    "parse_json",
-    "read_bounded",
-    "read_json",
-    "read_json_lines",
-    "shaped",
-    "with_sorted_header",
-]
-
 MAX_BYTES = 1 << 24
 """Most bytes (16 MiB) of a document, or of a line of JSON lines. The largest genuine ones are vocabularies of 250,000
 pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""

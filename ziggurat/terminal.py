@@ -17,8 +17,6 @@ from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 
-__all__ = ["Messages", "let_go", "safe", "say_at_once", "signals_waiting", "standard_streams", "stop_signals", "why"]
-
 
 class Messages(io.TextIOBase):
     """A text stream on top of another one that never fails: text that cannot be written is lost.

@@ -24,8 +24,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Crowd", "Load", "idle_team", "share_cores", "sleeping_at_once", "usable_cpus"]
-
 _STAT = Path("/proc/stat")
 _MAPS = Path("/proc/self/maps")
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

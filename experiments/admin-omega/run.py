@@ -14,7 +14,7 @@ import torch
 
 from ziggurat.config import ModelConfig
 from ziggurat.data.corpus import Store
-from ziggurat.init import profile_omega
+from ziggurat.init.admin import profile_omega
 from ziggurat.models.build import build_model, count_parameters, stack_residuals
 from ziggurat.training.profile import profile_batch
 

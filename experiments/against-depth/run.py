@@ -35,7 +35,7 @@ import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.config.small import SUFFIX  # noqa: E402
 from ziggurat.data.files import write_atomically  # noqa: E402
-from ziggurat.decoding.translator import TranslationWarning  # noqa: E402
+from ziggurat.decoding.lines import TranslationWarning  # noqa: E402
 from ziggurat.models.run_measures import SCORES, DecodingSpeed, keep_speed  # noqa: E402
 
 

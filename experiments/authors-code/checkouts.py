@@ -20,8 +20,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Checkouts", "as_precise_as"]
-
 # Imported by the authors' modules, and used by nothing that is compared: images, cloud storage, data.
 _ABSENT = frozenset({"timm", "boto3", "botocore", "google", "cached_path", "datasets", "importlib_resources"})
 

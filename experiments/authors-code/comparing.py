@@ -17,26 +17,8 @@ from ziggurat.models import transformer
 from ziggurat.models.build import assemble
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Encoder
-from ziggurat.nn.attention import causal_mask
+from ziggurat.nn.attention.mask import causal_mask
 from ziggurat.nn.roles import Role, assign_roles, place_of
-
-__all__ = [
-    "BATCH",
-    "LENGTH",
-    "Case",
-    "Pair",
-    "View",
-    "compared",
-    "config_of",
-    "differences",
-    "drawn",
-    "encoded",
-    "encoder_of",
-    "matching",
-    "model_of",
-    "prepare",
-    "rows",
-]
 
 BATCH, LENGTH = 3, 11
 

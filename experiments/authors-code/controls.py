@@ -23,8 +23,6 @@ from ziggurat.nn.residual import base
 from ziggurat.nn.residual import kinds as residual
 from ziggurat.nn.residual import streams as connections
 
-__all__ = ["controls"]
-
 
 class Control(NamedTuple):
     """A mistake, and the comparison that is to notice it.

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from ziggurat.config import ModelConfig
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["BASE_WIDTH", "PATH", "completep_config", "gpt", "transfer", "transfer_case"]
-
 PATH = "nanoGPT-mup/model.py"
 BASE_WIDTH, BASE_LAYERS, D_HEAD = 16, 2, 8
 VOCABULARY = 8

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from ziggurat.models.transformer import Encoder
 
-__all__ = ["gpas", "value_residual"]
-
 
 def _llama(ours: Encoder, theirs: nn.Module) -> list[Pair]:
     """Return the pairs of linear maps and of the final norm of LLaMA's stack."""

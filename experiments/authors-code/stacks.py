@@ -11,8 +11,6 @@ from checkouts import Checkouts, TwoMaps, as_precise_as
 from comparing import Case, Pair, encoded, encoder_of, matching, rows
 from torch import Tensor, nn
 
-__all__ = ["GATED", "HEADS", "INNER", "LAYERS", "ROTARY", "D", "hybrid", "siamese"]
-
 D, HEADS, INNER, LAYERS = 32, 4, 64, 6
 GATED = {"d_model": D, "d_ff": 96, "heads": HEADS, "activation": "swiglu", "norm": "rms", "layer_norm_epsilon": 1e-5}
 ROTARY = {"embedding": {"positions": "rotary"}}

@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.models.transformer import Encoder
-from ziggurat.nn.residual import Residual
-
-__all__ = ["hyper", "manifold"]
+from ziggurat.nn.residual.base import Residual
 
 N, LAYERS = 4, 3
 

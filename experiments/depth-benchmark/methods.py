@@ -2,23 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BEYOND",
-    "CLIMBED",
-    "DEPTHS",
-    "LEAN",
-    "LONG",
-    "METHODS",
-    "PRECISION",
-    "RATES",
-    "SLOWER",
-    "SWEEP",
-    "SWEPT_AT",
-    "TIE",
-    "UPDATES",
-    "common",
-]
-
 _BOTH = "model.encoder.history={0} model.decoder.history={0}"
 
 

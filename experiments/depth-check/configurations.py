@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CALIBRATION", "CONFIGURATIONS", "SHARED", "Configuration"]
-
 SHARED: list[str] = [
     "model.preset=tiny",
     "model.d_model=128",

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from configurations import CONFIGURATIONS, Configuration
 
-__all__ = ["ADDED", "DATA", "SHALLOW", "TRAINS", "languages"]
-
 SHALLOW = Configuration("3-3", "pre", "2e-3")
 """The real run of each data set that the others are compared with (that of ziggurat/trainability/reference.py)."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["DEPTHS", "INITIALISATIONS", "METHODS", "UNEQUAL", "common", "growth"]
-
 METHODS: dict[str, list[str]] = {
     # Post-norm family: peak 1e-3, the rate of the ADMIN recipes (En-De).
     "post": ["model.residual=post", "training.schedule.peak=1e-3"],

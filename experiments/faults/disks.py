@@ -18,8 +18,6 @@ from tests.faults.nursery import Nursery
 from tests.faults.trials import Bench
 from tests.faults.verbs import EXPORTS, VERBS
 
-__all__ = ["fill_disks", "mountable", "sizes"]
-
 _STEPS = 8
 _PAGE = 4096
 _ROOM = 1 << 28

@@ -27,8 +27,6 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-__all__ = ["READERS", "Count", "Damage", "Subject", "campaign", "damages", "subjects"]
-
 SENTENCES = ["koto lu mire", "sa vena", "to ki ra lumo deni"]
 _SECONDS = 120.0
 

@@ -14,8 +14,6 @@ import psutil
 
 from tests.faults.nursery import Nursery, Started
 
-__all__ = ["Job", "JobEnded"]
-
 _ORPHANS = 20.0
 """Seconds that a process may outlive the first of its job to end, or the launcher."""
 

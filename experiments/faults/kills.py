@@ -23,8 +23,6 @@ from tests.faults.trials import Outcome, bad_end, last_line
 from tests.faults.verbs import TORCH
 from tests.small import merged
 
-__all__ = ["CONFIGURATIONS", "Configuration", "kill_training"]
-
 UPDATES = 24
 _MOST_KILLS = 15
 """Of one run; then it may end."""

@@ -12,8 +12,6 @@ from experiments.faults.ledger import Ledger
 from tests.faults.fuzzing import FAULTS, Outcome, fuzz, starve
 from tests.faults.readers import READERS
 
-__all__ = ["TESTS", "flip_bits", "fuzz_readers", "run_tests"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 TESTS: dict[str, tuple[str, ...]] = {

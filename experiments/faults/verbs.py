@@ -14,8 +14,6 @@ from tests.faults.operations import Fault, Operation
 from tests.faults.trials import Bench, faults_of
 from tests.faults.verbs import EXPORTS, VERBS
 
-__all__ = ["disturb_verbs"]
-
 
 def disturb_verbs(
     ledger: Ledger, folder: Path, names: Sequence[str], *, errors: bool, brief: bool, every: int = 1

@@ -37,7 +37,7 @@ from ziggurat.data.units import PieceUnits, Words
 from ziggurat.evaluation.scores import evaluate
 from ziggurat.models.directory import open_model
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.nn.attention import KeptWeights
+from ziggurat.nn.attention.cache import KeptWeights
 from ziggurat.training.loop import train
 
 HERE = Path(__file__).resolve().parent

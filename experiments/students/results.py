@@ -13,8 +13,6 @@ matplotlib.rcParams["svg.hashsalt"] = "students"
 
 from matplotlib import pyplot as plt  # noqa: E402
 
-__all__ = ["draw", "front", "print_tables"]
-
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return the indices of the points (speed, quality) that no other one beats in both, fastest first."""

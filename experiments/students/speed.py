@@ -21,8 +21,6 @@ from ziggurat.models.build import assemble, count_parameters
 from ziggurat.models.directory import open_model
 from ziggurat.nn.packed import available
 
-__all__ = ["measure"]
-
 BEAMS = (1, 4)
 _WARM_UP = 64
 """Lines that are translated before the clock starts."""

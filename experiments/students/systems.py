@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DECODING", "FULL", "SEED", "TINY", "Plan", "System", "training"]
-
 SEED = 1
 DECODING: dict[str, Any] = {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}}
 

@@ -20,7 +20,8 @@ from ziggurat.backtranslation.lines import count_lines
 from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.backtranslation.stages import add_noise
 from ziggurat.data import files
-from ziggurat.decoding.translator import TranslationWarning, load_translator
+from ziggurat.decoding.lines import TranslationWarning
+from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.exporter import export_model
 from ziggurat.jobs import launchers

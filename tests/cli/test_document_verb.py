@@ -12,7 +12,8 @@ from tests.cli.conftest import Ziggurat
 from tests.text.files import docx, members, odt
 from ziggurat.decoding.translator import load_translator
 from ziggurat.text.alignment import control_pieces, rendered
-from ziggurat.text.documents.kinds import Settings, document
+from ziggurat.text.documents.kinds import document
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Rendered, Sentence, run

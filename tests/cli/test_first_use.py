@@ -23,7 +23,7 @@ from ziggurat.config import load_experiment
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named
 from ziggurat.data.babel import generate
-from ziggurat.training.loop import TrainingResult
+from ziggurat.training.schedule import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -11,8 +11,6 @@ from random import Random
 
 from ziggurat.data.edits import Pair, Span
 
-__all__ = ["KEYS", "MARKS", "check", "check_apart", "marked_pair"]
-
 Letters = tuple[str, str]
 
 MARKS: Letters = ("".join(map(chr, range(0x10428, 0x1043C))), "".join(map(chr, range(0x1043C, 0x10450))))

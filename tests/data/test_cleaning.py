@@ -17,7 +17,8 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaner import Examples
 from ziggurat.data.corpus import Store
-from ziggurat.data.prepare import CLEANING, PrepareReport, prepare
+from ziggurat.data.prepare import CLEANING, prepare
+from ziggurat.data.prepare_report import PrepareReport
 from ziggurat.errors import ConfigError, DataError
 
 Pairs = list[tuple[str, str]]

@@ -19,7 +19,8 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
-from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.prepare import prepare
+from ziggurat.data.prepare_report import PrepareReport
 from ziggurat.data.store_checks import other_files
 from ziggurat.data.workspace import building
 from ziggurat.errors import ConfigError, DataError

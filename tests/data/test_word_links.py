@@ -22,7 +22,8 @@ from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import Loader, LoaderState, fixed_batches
-from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.prepare import prepare
+from ziggurat.data.prepare_report import PrepareReport
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.word_links import spread_pairs
 from ziggurat.errors import ConfigError, DataError

@@ -22,6 +22,7 @@ from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.lines import TranslationWarning
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import (
     EnsembleScorer,
@@ -33,7 +34,7 @@ from ziggurat.decoding.scorers import (
 )
 from ziggurat.decoding.search import search
 from ziggurat.decoding.state import padded
-from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
+from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import write_model_directory

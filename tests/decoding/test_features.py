@@ -19,9 +19,10 @@ from ziggurat.config import DecodingConfig, MaxLengthConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.decoding.assembler import mean_chrf
+from ziggurat.decoding.lines import TranslationWarning
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.terminology import Terminology, read_constraints, read_terminology, unmet
-from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 

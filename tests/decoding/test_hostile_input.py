@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tests.decoding.doubles import CopyModel
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
-from ziggurat.decoding.lines import read_lines
-from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.decoding.lines import TranslationWarning, read_lines
+from ziggurat.decoding.translator import Translator
 from ziggurat.models.seq2seq import Seq2Seq
 
 HOSTILE = {

@@ -16,7 +16,8 @@ from tests.decoding.doubles import CopyModel
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
-from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
+from ziggurat.decoding.lines import TranslationWarning
+from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import write_model_directory
 from ziggurat.models.seq2seq import DecoderState, Seq2Seq

@@ -16,8 +16,10 @@ from ziggurat.diagnosis.layer_worth import LAYER_MEASURES, effective_depth, laye
 from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Memory, Seq2Seq
 from ziggurat.models.transformer import Decoder
-from ziggurat.nn.attention import FirstValues, WholeTarget, causal_mask, padding_mask
-from ziggurat.nn.history import HistoryState
+from ziggurat.nn.attention.mask import causal_mask, padding_mask
+from ziggurat.nn.attention.target import WholeTarget
+from ziggurat.nn.attention.values import FirstValues
+from ziggurat.nn.history.base import HistoryState
 
 SOME = batch()
 

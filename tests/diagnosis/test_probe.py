@@ -22,7 +22,8 @@ from ziggurat.diagnosis.probe import MEASURES, measure
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.attention import WholeTarget, causal_mask, padding_mask
+from ziggurat.nn.attention.mask import causal_mask, padding_mask
+from ziggurat.nn.attention.target import WholeTarget
 from ziggurat.training.depth_records import measured
 from ziggurat.training.objective import batch_loss, probe_loss
 

@@ -22,7 +22,8 @@ from ziggurat.diagnosis.perturbation import SIZE, perturbed
 from ziggurat.diagnosis.probe import measure
 from ziggurat.models.build import build_model, stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.history import Blocks, DepthWeighted, Dlcl, History, HistoryOptions, Latest, TopOnly
+from ziggurat.nn.history.base import History, HistoryOptions
+from ziggurat.nn.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
 
 
 def rnmt(**choices: Any) -> Seq2Seq:

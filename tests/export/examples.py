@@ -13,8 +13,6 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["SENTENCES", "SMALL", "random_model"]
-
 SENTENCES = [
     *vocabulary.SENTENCES,
     "  spare   blanks ",

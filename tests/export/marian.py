@@ -14,16 +14,6 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-__all__ = [
-    "POST_NORM",
-    "PRE_NORM",
-    "log_probabilities",
-    "position_table",
-    "random_arrays",
-    "write_npz",
-    "write_vocabulary",
-]
-
 Array = NDArray[np.float32]
 
 POST_NORM: dict[str, Any] = {

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from ziggurat.decoding.state import padded
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import KeptWeights
-
-__all__ = ["worst_difference"]
+from ziggurat.nn.attention.cache import KeptWeights
 
 BOS = 1
 

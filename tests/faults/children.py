@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["Told", "in_child", "in_children", "limited"]
-
 Case = TypeVar("Case")
 Told = dict[str, str]
 """The answers of a child on a case: first what it is about to do, at last its outcome, with the key `kind`."""

@@ -7,8 +7,6 @@ from pathlib import Path
 from tests.export.test_import import dictionary, fairseq_checkpoint
 from ziggurat.data.subword import load_tokenizers
 
-__all__ = ["write_fairseq"]
-
 
 def write_fairseq(run: Path, folder: Path) -> None:
     """Write `checkpoint.pt` and `dict.txt` of the model of `run` into `folder`."""

@@ -26,8 +26,6 @@ from tests.faults.mutations import damage
 from tests.faults.readers import READERS, FailedError, Reader, RefusedError
 from ziggurat.errors import ZigguratError, shortage
 
-__all__ = ["FAULTS", "OUTCOMES", "Outcome", "fuzz", "starve", "table"]
-
 OUTCOMES = ("refused", "equal", "differs", "silent", "unnamed", "leftover", "internal", "memory", "hang", "crash")
 """`refused`: with a message that names a file (too little memory: that says so); `unnamed`: with one that does not.
 `equal`: the result is that of the undamaged file. `differs`: it is another, and nothing could have told (no checksum);

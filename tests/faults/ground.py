@@ -19,8 +19,6 @@ from tests.small import merged
 from ziggurat.config import Experiment, dump
 from ziggurat.data.babel import generate
 
-__all__ = ["Ground", "in_one_process", "on_a_small_corpus", "on_ready_graphs", "with_a_server"]
-
 
 def in_one_process() -> None:
     """Let jobs be done in the process of the verb: operations of others are not seen."""

@@ -32,8 +32,6 @@ from ziggurat.jobs.shards import cut
 from ziggurat.models.directory import open_model
 from ziggurat.models.tensors import weights
 
-__all__ = ["newest_set", "write_material"]
-
 
 def newest_set() -> Path:
     """Return the newest set of tests/golden."""

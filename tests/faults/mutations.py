@@ -16,8 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["damage"]
-
 Change = Callable[[random.Random, bytes], bytes]
 
 _PAGE = 4096

@@ -22,8 +22,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, Self
 
-__all__ = ["Ended", "Nursery", "Started"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 
 

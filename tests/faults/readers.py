@@ -29,8 +29,6 @@ from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.models.tensors import read_tensors
 from ziggurat.training.checkpoint import load_checkpoint
 
-__all__ = ["READERS", "FailedError", "Reader", "RefusedError"]
-
 
 class RefusedError(Exception):
     """A verb ended with status 2; what it said."""

@@ -11,8 +11,6 @@ from typing import Any
 
 from ziggurat.training.metrics import CLOCK_FIELDS
 
-__all__ = ["CLOCK", "differences", "leftovers", "snapshot"]
-
 CLOCK = CLOCK_FIELDS | {"data_wait"}
 """Fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides rates
 (`..._per_second`)."""

@@ -16,8 +16,6 @@ from tests.faults.operations import ERRORS, Fault, Operation
 from tests.faults.trees import differences, leftovers, snapshot
 from tests.faults.verbs import Verb
 
-__all__ = ["Bench", "Outcome", "bad_end", "chosen", "faults_of", "last_line"]
-
 _UNTOLD = re.compile(r"internal error|Traceback \(most recent|Fatal Python error|Segmentation fault")
 _SET_ASIDE = re.compile(r"damaged-step-\d+")
 _GAPPED = {"metrics.jsonl", "log.txt", "depth.jsonl"}

@@ -9,8 +9,6 @@ from typing import Any
 
 from tests.small import merged
 
-__all__ = ["EXPORTS", "GROUND_TRAINING", "TORCH", "TRAININGS", "VERBS", "Verb"]
-
 UPDATES = 8
 """Of a training that is disturbed."""
 _GROUND_UPDATES = 60

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.fetch.server import Server
 
-__all__ = ["PAIRS", "contents", "packed_tar", "packed_zip", "registry", "serve"]
-
 PAIRS = [("Ein Haus .", "A house ."), ("Zwei Bäume & ein Fluß .", "Two trees & a river ."), ("Drei .", "Three .")]
 """German and English."""
 

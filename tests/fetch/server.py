@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["File", "Request", "Server", "serving"]
-
 
 @dataclass
 class File:

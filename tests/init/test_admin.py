@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.errors import ConfigError
-from ziggurat.init import constant_omega, profile_omega
+from ziggurat.init.admin import constant_omega, profile_omega
 from ziggurat.models.build import build_model, stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.residual import Residual
+from ziggurat.nn.residual.base import Residual
 
 V = 53
 LENGTHS = [17, 9, 13, 17, 5, 11]

@@ -8,9 +8,10 @@ import torch
 
 from ziggurat.config import ModelConfig
 from ziggurat.config.model_sections import InitConfig
-from ziggurat.init import INIT, ModelDepth, Role, Slot, initialise
+from ziggurat.init.schemes import INIT, ModelDepth, initialise
 from ziggurat.models.build import build_model, model_slots
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.roles import Role, Slot
 
 OUT, IN = 300, 200
 DEPTH = ModelDepth(encoder_layers=12, decoder_layers=5)

@@ -11,15 +11,6 @@ from torch.nn import functional as F
 
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = [
-    "EXACT",
-    "V",
-    "batch",
-    "check_every_source_token_reaches_every_output",
-    "check_padding_and_batch_order",
-    "check_steps_equal_full_decoding",
-]
-
 V = 23
 EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 0.0}
 

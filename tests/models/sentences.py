@@ -10,8 +10,6 @@ from tests.composition import model as small_model
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["MASK", "SOURCE", "TARGET", "V", "built"]
-
 V = 11
 SOURCE = torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]])
 MASK = SOURCE != 0

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.models.sentences import MASK, SOURCE, TARGET, built
 from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import padding_mask
+from ziggurat.nn.attention.mask import padding_mask
 
 
 def hidden(model: Seq2Seq) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,8 @@ from tests.models.sentences import built as small_model
 from tests.small import moved
 from ziggurat.config.kinds import ResidualKind
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import Mask, WholeTarget
+from ziggurat.nn.attention.mask import Mask
+from ziggurat.nn.attention.target import WholeTarget
 
 N, M = 3, 2
 HIDDEN = Mask(torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.inf)[:, None, None, :])

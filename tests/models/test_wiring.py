@@ -19,9 +19,9 @@ from ziggurat.config.kinds import HISTORIES, HistoryKind, InitKind, ResidualKind
 from ziggurat.models.build import build_model
 from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import padding_mask
+from ziggurat.nn.attention.mask import padding_mask
 from ziggurat.nn.dropout import Dropout, StochasticBranch
-from ziggurat.nn.residual import Residual
+from ziggurat.nn.residual.base import Residual
 from ziggurat.training.objective import as_trained
 
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # of tests.composition

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.history import History, HistoryOptions
+from ziggurat.nn.history.base import History, HistoryOptions
 
 Layer = Callable[[Tensor], Tensor]
 D = 6

@@ -9,7 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import LiveBeams, Mask, OwnAttention, WholeTarget, causal_mask
+from ziggurat.nn.attention.base import OwnAttention
+from ziggurat.nn.attention.live import LiveBeams
+from ziggurat.nn.attention.mask import Mask, causal_mask
+from ziggurat.nn.attention.target import WholeTarget
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]

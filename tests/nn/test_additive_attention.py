@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.nn.stepping import draw, randomised
-from ziggurat.nn.attention import KeptWeights, padding_mask
 from ziggurat.nn.attention.additive import AdditiveAttention
+from ziggurat.nn.attention.cache import KeptWeights
+from ziggurat.nn.attention.mask import padding_mask
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.roles import Role
 

@@ -9,22 +9,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
-from ziggurat.init import Role, assign_roles
-from ziggurat.nn.attention import (
-    CrossAttention,
-    KeptWeights,
-    LiveBeams,
-    Mask,
-    SelfAttention,
-    SelfAttentionCache,
-    attend,
-    base,
-    causal_mask,
-    padding_mask,
-)
+from ziggurat.nn.attention import base
 from ziggurat.nn.attention import cache as cache_module
 from ziggurat.nn.attention import live as live_module
+from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.cache import KeptWeights, SelfAttentionCache
+from ziggurat.nn.attention.live import LiveBeams
+from ziggurat.nn.attention.mask import Mask, causal_mask, padding_mask
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, assign_roles
 
 NO_DROPOUT = Dropout(0.0)
 

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from tests.nn.stepping import assert_steps_equal_whole, causal, draw, linear, randomised
-from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
-from ziggurat.nn.attention import AverageAttention, LiveBeams, SelfAttention, SimplifiedAverageAttention
-from ziggurat.nn.attention.average import AverageCache, causal_average
+from ziggurat.nn.attention.average import AverageAttention, AverageCache, SimplifiedAverageAttention, causal_average
+from ziggurat.nn.attention.live import LiveBeams
+from ziggurat.nn.attention.multihead import SelfAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
-from ziggurat.nn.residual import Residual, ShiftedLinear
+from ziggurat.nn.residual.base import Residual
+from ziggurat.nn.residual.fixup import ShiftedLinear
+from ziggurat.nn.roles import Role, assign_roles
 
 D_MODEL = 6
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tests.nn.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
 from ziggurat.errors import ConfigError
-from ziggurat.nn.history import Dlcl, average, dense
 from ziggurat.nn.history.combination import weighted_sum
+from ziggurat.nn.history.kinds import Dlcl, average, dense
 from ziggurat.nn.roles import Role, assign_roles
 
 L = 4

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
-from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.residual.fixup import ShiftedLinear
 from ziggurat.nn.roles import Role, assign_roles
 
 

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from tests.nn.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
 from ziggurat.errors import ConfigError
 from ziggurat.models.kinds import HISTORY
-from ziggurat.nn.history import Blocks, DepthWeighted, Dlcl, History, Latest, TopOnly, Transparent
+from ziggurat.nn.history.base import History
+from ziggurat.nn.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
+from ziggurat.nn.history.transparent import Transparent
 from ziggurat.nn.roles import Role, assign_roles
 
 L = 7

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.low_rank import Factors, LowRank
-from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.residual.fixup import ShiftedLinear
 
 RANK, SCALE = 2, 1.5
 

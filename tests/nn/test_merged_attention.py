@@ -12,26 +12,19 @@ from torch import Tensor
 from tests.nn.stepping import causal, draw, linear, randomised, weights_of, whole
 from ziggurat.config import ModelConfig
 from ziggurat.errors import ConfigError
-from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
 from ziggurat.models.layers import DecoderLayerCache
-from ziggurat.nn.attention import (
-    AverageAttention,
-    CrossAttention,
-    LiveBeams,
-    LiveMemory,
-    Mask,
-    MergedAttention,
-    MergedAverageAttention,
-    RelativeAttention,
-    SelfAttention,
-    SimplifiedAverageAttention,
-    padding_mask,
-)
-from ziggurat.nn.attention.average import causal_average
+from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention, causal_average
+from ziggurat.nn.attention.cache import LiveMemory
+from ziggurat.nn.attention.live import LiveBeams
+from ziggurat.nn.attention.mask import Mask, padding_mask
+from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.relative import RelativeAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
-from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.residual.fixup import ShiftedLinear
+from ziggurat.nn.roles import Role, assign_roles
 
 D_MODEL, HEADS, D_HEAD = 6, 2, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}

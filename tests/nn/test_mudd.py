@@ -16,9 +16,9 @@ from ziggurat.models.build import build_model
 from ziggurat.models.grow import at_depth, deepening, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import weights
-from ziggurat.nn.attention import SelfAttention
+from ziggurat.nn.attention.multihead import SelfAttention
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.history import HistoryOptions
+from ziggurat.nn.history.base import HistoryOptions
 from ziggurat.nn.history.mudd import Mudd
 
 D = 6

@@ -13,7 +13,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tests.small import moved, small_config
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import attend, base, causal_mask, mask, padding_mask
+from ziggurat.nn.attention import base, mask
+from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.mask import causal_mask, padding_mask
 from ziggurat.nn.dropout import Dropout
 
 REAL = torch.tensor([[True] * 4, [True] * 1 + [False] * 3, [True] * 3 + [False]])

@@ -8,10 +8,13 @@ from torch import Tensor, nn
 
 from ziggurat.models.kinds import RESIDUAL
 from ziggurat.models.layers import DecoderLayer, EncoderLayer, SourceView
-from ziggurat.nn.attention import CrossAttention, SelfAttention, WholeTarget, base, causal_mask, padding_mask
+from ziggurat.nn.attention import base
+from ziggurat.nn.attention.mask import causal_mask, padding_mask
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.target import WholeTarget
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
-from ziggurat.nn.residual import Residual, ResidualOptions, SublayerPosition
+from ziggurat.nn.residual.base import Residual, ResidualOptions, SublayerPosition
 
 D_MODEL, D_FF, HEADS = 12, 20, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}

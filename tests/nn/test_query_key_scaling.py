@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, causal, draw, linear, randomised, weights_of
-from ziggurat.init import Role, assign_roles
-from ziggurat.nn.attention import CrossAttention, QueryKeyScaling, RelativeAttention, SelfAttention, padding_mask
+from ziggurat.nn.attention.mask import padding_mask
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.relative import RelativeAttention
+from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, assign_roles
 
 D_MODEL, HEADS, D_HEAD, EPSILON = 8, 2, 4, 1e-3
 KINDS = [("layer", False), ("rms", False), ("l2", False), ("none", True), ("layer", True), ("l2", True)]

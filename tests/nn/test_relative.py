@@ -10,10 +10,13 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from tests.nn.stepping import assert_steps_equal_whole, causal, draw, linear, randomised, weights_of
-from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
-from ziggurat.nn.attention import RelativeAttention, SelfAttention, base, padding_mask
+from ziggurat.nn.attention import base
+from ziggurat.nn.attention.mask import padding_mask
+from ziggurat.nn.attention.multihead import SelfAttention
+from ziggurat.nn.attention.relative import RelativeAttention
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, assign_roles
 
 D_MODEL, HEADS, D_HEAD = 6, 2, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}

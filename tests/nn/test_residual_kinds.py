@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ziggurat.config.kinds import ResidualKind
 from ziggurat.models.kinds import RESIDUAL
 from ziggurat.nn.dropout import Dropout, StochasticBranch
-from ziggurat.nn.residual import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
 from ziggurat.nn.residual import kinds as residual
+from ziggurat.nn.residual.base import Residual, ResidualOptions, SublayerPosition
+from ziggurat.nn.residual.fixup import ShiftedLinear, ShiftScale
 from ziggurat.nn.residual.kinds import deepnorm_constants
 from ziggurat.nn.roles import Role, assign_roles
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, causal, draw, randomised
-from ziggurat.nn.attention import Rotary, SelfAttention
+from ziggurat.nn.attention.multihead import SelfAttention
+from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.dropout import Dropout
 
 D_HEAD = 6

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.nn.stepping import assert_steps_equal_whole, draw, linear, randomised
-from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
-from ziggurat.nn.attention import Ssru
+from ziggurat.nn.attention.ssru import Ssru
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.recurrence import decayed_sum
-from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.residual.fixup import ShiftedLinear
+from ziggurat.nn.roles import Role, assign_roles
 
 D_MODEL = 6
 TOLERANCE = {"atol": 1e-12, "rtol": 0.0}

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.nn.histories import D, layers, stirred, stream
-from ziggurat.nn.history import Transparent
+from ziggurat.nn.history.transparent import Transparent
 from ziggurat.nn.roles import Role, assign_roles
 
 N, J = 4, 3

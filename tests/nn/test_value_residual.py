@@ -13,7 +13,9 @@ from tests.nn.stepping import draw, randomised
 from ziggurat.config.growth import GrowthConfig, growth_refused
 from ziggurat.config.train import RecomputeConfig
 from ziggurat.models.build import build_model, set_recompute
-from ziggurat.nn.attention import CrossAttention, FirstValues, RelativeAttention, SelfAttention, ValueResidual
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.relative import RelativeAttention
+from ziggurat.nn.attention.values import FirstValues, ValueResidual
 from ziggurat.nn.dropout import Dropout
 
 D, HEADS, KINDS = 8, 2, ("half", "learned", "single")

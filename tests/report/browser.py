@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["Shown", "chromium", "contrasts", "opened", "shown"]
-
 _QUIET = (
     "--no-sandbox",  # tests may run as root
     "--disable-gpu",

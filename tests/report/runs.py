@@ -12,8 +12,6 @@ from ziggurat.config import Experiment, dump
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 
-__all__ = ["train_record", "validation_record", "write_run"]
-
 
 def train_record(update: int, **values: Any) -> dict[str, Any]:
     """A record as training writes it."""

@@ -23,8 +23,6 @@ from starlette.routing import Route
 
 from ziggurat.serving.interfaces.page import page_routes
 
-__all__ = ["FakeServer", "served"]
-
 LANGUAGES = {"de": "German", "en": "English", "ar": "Arabic", "qlo": "Qlo"}
 PAIRS = {"de": ["en"], "en": ["de", "ar", "qlo"], "ar": ["en"]}
 

@@ -14,8 +14,6 @@ from tests.serving.programs import head
 from tests.text.files import FILES, members, packed
 from tests.text.test_hostile_documents import XML_ATTACKS, with_part
 
-__all__ = ["GOOD", "KINDS", "Attack"]
-
 PATHS = ("/translate", "/detect", "/languages", "/suggest", "/v2/translate", "/v2/languages", "/v1/chat/completions",
          "/v1/translate", "/v1/settings", "/translate_file", "/v1/documents", "/v1/documents/x", "/v1/documents/x/file",
          "/download_file/x", "/v2/document", "/v2/document/x", "/v2/document/x/result", "/v2/glossaries",

@@ -7,8 +7,6 @@ import io
 import zipfile
 from collections.abc import Mapping
 
-__all__ = ["docx", "epub", "members", "odt", "packed", "pptx"]
-
 PICTURE = bytes(range(256)) * 4
 _W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 _XML = '<?xml version="1.0" encoding="UTF-8" standalone="yes"?>\r\n'

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.text.fakes import Translate, identity
 from tests.text.files import FILES, TEXTS
 from ziggurat.errors import DataError
-from ziggurat.text.documents.kinds import Settings, document
+from ziggurat.text.documents.kinds import document
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Rendered, Sentence, run

@@ -15,7 +15,8 @@ from tests.text.fakes import Translate, identity, permuting, swapped
 from tests.text.files import FILES, PICTURE, TEXTS, docx, members
 from tests.text.files import run as word_run
 from ziggurat.errors import DataError
-from ziggurat.text.documents.kinds import KINDS, Settings, document, document_kind
+from ziggurat.text.documents.kinds import KINDS, document, document_kind
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Rendered, Sentence, run

@@ -14,7 +14,8 @@ import pytest
 from tests.text.fakes import identity, permuting, steps
 from tests.text.files import BODY, FILES, docx, members, packed
 from ziggurat.errors import DataError
-from ziggurat.text.documents.kinds import Limits, Settings, document
+from ziggurat.text.documents.kinds import document
+from ziggurat.text.documents.settings import Limits, Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import run

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.text.fakes import upper
-from ziggurat.text.documents.kinds import Settings, document
+from ziggurat.text.documents.kinds import document
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Link, Rendered, Sentence, run

@@ -12,7 +12,8 @@ from markdown_it import MarkdownIt
 from tests.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.errors import ConfigError
 from ziggurat.text.documents import markdown
-from ziggurat.text.documents.kinds import Settings, document
+from ziggurat.text.documents.kinds import document
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Rendered, Sentence, run

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.text.fakes import identity, permuting, swapped
 from ziggurat.errors import DataError
-from ziggurat.text.documents.kinds import Settings, document
+from ziggurat.text.documents.kinds import document
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import run

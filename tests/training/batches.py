@@ -9,8 +9,6 @@ import numpy as np
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.units import PieceLinks
 
-__all__ = ["LENGTHS", "LINKS", "batches"]
-
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 LENGTHS = [(3, 4), (5, 2), (1, 6), (4, 4), (2, 1), (6, 5), (3, 3)]
 """Source and target tokens of each pair, without end-of-sentence."""

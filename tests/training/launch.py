@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from tests.conftest import forkserver
 
-__all__ = ["ROOT", "Started", "finish", "launch", "run_together"]
-
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,8 +16,6 @@ from ziggurat.data.loader import Group, LoaderState
 from ziggurat.models.build import build_model
 from ziggurat.training.feeding import loader_of
 
-__all__ = ["planned", "poison"]
-
 
 def planned(experiment: Experiment, first: int, last: int) -> list[Group]:
     """What updates `first` to `last` of the run are made of, when it starts from the beginning."""

@@ -23,18 +23,6 @@ from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import CLOCK_FIELDS
 
-__all__ = [
-    "QUIET",
-    "Case",
-    "assert_resumed_equals_whole",
-    "final_bytes",
-    "outcome",
-    "records",
-    "same_records",
-    "timeless_progress",
-    "train_part",
-]
-
 QUIET = Console(file=io.StringIO())
 """Takes what a run would print."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.conftest import tiny_experiment
 from tests.training.launch import run_together
-from tests.training.runs import QUIET, outcome, records, same_records, train_part
+from tests.training.runs import QUIET, outcome, records, same_records
 from ziggurat.config import Experiment
 from ziggurat.config.load import load_experiment
 from ziggurat.config.notices import notices
@@ -252,6 +252,3 @@ def test_a_model_without_some_layers_freezes_none(tiny_folder: Path) -> None:
     smaller = experiment.model.model_copy(update={"encoder": experiment.model.encoder.model_copy(update={"layers": 1})})
     pruned = pruned_experiment(experiment, smaller, LeftOut.parse("encoder.1"))
     assert Experiment.model_validate(pruned.model_dump()).training.freeze == []
-
-
-__all__ = ["train_part"]  # run in other processes

@@ -33,7 +33,7 @@ from ziggurat.models.build import build_model, parameter_roles, set_recompute
 from ziggurat.models.directory import open_model
 from ziggurat.models.prune import pruned_experiment
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.nn.attention import KeptWeights
+from ziggurat.nn.attention.cache import KeptWeights
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.loop import train
 from ziggurat.training.objective import autocast, batch_loss

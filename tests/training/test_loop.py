@@ -35,10 +35,10 @@ from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import Checkpoint, save_checkpoint
 from ziggurat.training.directions import Validation
 from ziggurat.training.learner import Learner
-from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.loop import train
 from ziggurat.training.retention import prune
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import how_to_go_on, share_done, time_left
+from ziggurat.training.schedule import TrainingResult, how_to_go_on, share_done, time_left
 from ziggurat.training.selection import CheckpointSelection, regular_checkpoints
 from ziggurat.training.setup import position_limit
 from ziggurat.training.update import UpdateResult, train_update

@@ -23,18 +23,18 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint
 from ziggurat.data.loader import LoaderState
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
-from ziggurat.models.run_folder import checkpoint_folders, read_meta, write_meta
+from ziggurat.models.run_folder import CHECKPOINT_FORMAT, checkpoint_folders, read_meta, write_meta
 from ziggurat.models.tensors import read_tensors, write_tensors
-from ziggurat.training.checkpoint import CHECKPOINT_FORMAT, Checkpoint, load_checkpoint, read_progress
+from ziggurat.training.checkpoint import Checkpoint, load_checkpoint, read_progress
 from ziggurat.training.depth_records import DepthProbe
 from ziggurat.training.divergence import Fault
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.growth import after_growth
 from ziggurat.training.learner import Learner
-from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.loop import train
 from ziggurat.training.recovery import Recovery
 from ziggurat.training.run_state import Progress
-from ziggurat.training.schedule import learning_rate
+from ziggurat.training.schedule import TrainingResult, learning_rate
 from ziggurat.training.update import UpdateResult, train_update
 
 LAYER = "decoder.layers.1.ffn.in_proj"

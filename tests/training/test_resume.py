@@ -29,8 +29,9 @@ from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.tracking.tracker import keep
 from ziggurat.training import setup
 from ziggurat.training.checkpoint import load_checkpoint
-from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.loop import train
 from ziggurat.training.run import create_run, reopen_run
+from ziggurat.training.schedule import TrainingResult
 from ziggurat.training.update import train_update
 
 MATRIX = [Case(*cell) for cell in product(("fp32", "bf16"), (False, True), (1, 2), ("none", "layers"))]

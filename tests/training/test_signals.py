@@ -27,8 +27,9 @@ from ziggurat.models.run_folder import checkpoint_folders
 from ziggurat.training import saving
 from ziggurat.training.checkpoint import load_checkpoint, read_progress
 from ziggurat.training.directions import Validation
-from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.loop import train
 from ziggurat.training.objective import batch_loss
+from ziggurat.training.schedule import TrainingResult
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
 from ziggurat.training.validate import Validator

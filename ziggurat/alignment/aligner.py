@@ -21,8 +21,6 @@ from ziggurat.alignment.words import WordRule, split_words
 from ziggurat.errors import DataError, refuse_passing
 from ziggurat.small_files import check_opens, check_regular, with_sorted_header
 
-__all__ = ["MOST_WORDS", "TRAINING_WORDS", "Aligner", "read_aligner"]
-
 MOST_WORDS = 1000
 """A pair with more words on a side is not aligned: time grows with the square of one side times the other."""
 TRAINING_WORDS = 200

@@ -12,8 +12,6 @@ from ziggurat.alignment.hmm import Emissions, JumpCounts, Jumps, Posteriors, pos
 from ziggurat.alignment.lexicon import Lexicon
 from ziggurat.alignment.model1 import translation_table
 
-__all__ = ["Direction", "Sentences", "TrainingOptions", "train_direction"]
-
 Sentences = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the model does not know."""
 

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["JUMPS", "Emissions", "JumpCounts", "Jumps", "Posteriors", "digamma", "posteriors"]
-
 Floats = NDArray[np.float64]
 
 JUMPS = 100

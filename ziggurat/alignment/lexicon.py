@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from ziggurat.alignment.hmm import digamma
 from ziggurat.alignment.model1 import Row
 
-__all__ = ["Lexicon"]
-
 _UNSEEN = 1e-9
 """Probability of a pair of words that the table does not have."""
 _LEAST = 1e-12

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 from ziggurat.errors import DataError, printable
 
-__all__ = ["AlignmentScore", "Link", "error_rate", "format_links", "parse_links"]
-
 Link = tuple[int, int]
 """Number of a source word and of a target word, both from 0."""
 

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Ids", "Row", "translation_table"]
-
 Ids = NDArray[np.integer[Any]]
 Floats = NDArray[np.float64]
 

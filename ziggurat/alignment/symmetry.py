@@ -7,8 +7,6 @@ from typing import Literal, get_args
 
 from ziggurat.alignment.links import Link
 
-__all__ = ["SYMMETRISATIONS", "Symmetrisation", "symmetrise"]
-
 Symmetrisation = Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"]
 """`intersection`: links that both directions have. `union`: those that any has. `grow-diag`: the intersection, and
 links of the union beside links so far, diagonals included, where one of the two words has none. `-final`: and links of

@@ -9,8 +9,6 @@ from typing import Literal
 
 import regex
 
-__all__ = ["WordRule", "split_words", "word_spans"]
-
 WordRule = Literal["split", "blanks"]
 """`split`: by white space and punctuation, for text as people write it. `blanks`: text that is already tokenised."""
 

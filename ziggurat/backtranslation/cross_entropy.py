@@ -32,8 +32,6 @@ from ziggurat.jobs.plan import Plan, fix_plan
 from ziggurat.jobs.run import JobOutcome, Work, complete_shards, run_job
 from ziggurat.jobs.shards import Manifest, Shard, StageFiles
 
-__all__ = ["KEEP", "FilterJob", "filter_pairs"]
-
 KEEP = 0.95
 """Share of the pairs that is kept."""
 _SHARD_LINES = 2000

@@ -9,8 +9,6 @@ from ziggurat.config.filters import FilterConfig
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
 from ziggurat.data.lines import normalise
 
-__all__ = ["MAX_CHARACTERS", "PairFilter", "Reason", "readable"]
-
 Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy", "cross_entropy"]
 """Reason why a line gives no pair:
 

@@ -12,8 +12,6 @@ from ziggurat.backtranslation.filters import MAX_CHARACTERS, Reason, readable
 from ziggurat.data.compressed import byte_blocks
 from ziggurat.errors import DataError
 
-__all__ = ["Line", "count_lines", "raw_lines", "readable_lines"]
-
 _MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a byte order mark 3, CR and LF 2
 
 

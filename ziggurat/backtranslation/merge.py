@@ -21,8 +21,6 @@ from ziggurat.jobs.run import complete_shards
 from ziggurat.jobs.shards import Manifest
 from ziggurat.small_files import built, parse_json, read_bounded
 
-__all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "dropped_text", "merge", "merged", "write_corpus", "write_snippet"]
-
 CORPUS_FILE = "corpus.yaml"
 MANIFEST_FILE = "manifest.json"
 _SIDES = ("source.txt", "target.txt")

@@ -20,17 +20,6 @@ from ziggurat.evaluation.scores import sacrebleu_metric
 from ziggurat.jobs.models import ModelChoice
 from ziggurat.jobs.plan import Plan, fix_plan
 
-__all__ = [
-    "METHODS",
-    "N_BEST",
-    "SHARD_LINES",
-    "BackTranslationJob",
-    "Nearest",
-    "make_plan",
-    "sentence_metric",
-]
-
-
 _SAMPLE = {"search": "sample", "mbr": 0, "n_best": 1, **WITHOUT_BEAM}
 _BEAM = {"search": "beam", "n_best": 1, **WITHOUT_SAMPLING}
 

@@ -10,8 +10,6 @@ from ziggurat.backtranslation.plan import BackTranslationJob, make_plan
 from ziggurat.backtranslation.stages import filtered_files, make_shard
 from ziggurat.jobs.run import JobOutcome, Work, run_job
 
-__all__ = ["back_translate"]
-
 
 def back_translate(job: BackTranslationJob, work: Work) -> JobOutcome[Report]:
     """Do what `work` says of `job`; the corpus does not depend on interruptions or on the number of workers.

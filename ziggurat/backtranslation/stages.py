@@ -17,25 +17,12 @@ from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import Line
 from ziggurat.backtranslation.plan import BackTranslationJob, sentence_metric
 from ziggurat.data.lines import normalise
+from ziggurat.decoding.lines import TranslationWarning
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.decoding.translator import Translator
 from ziggurat.jobs.models import ModelChoice, opened
 from ziggurat.jobs.shards import Manifest, Shard, StageFiles
-
-__all__ = [
-    "DROP",
-    "FILLER",
-    "REACH",
-    "REPLACE",
-    "Stages",
-    "add_noise",
-    "content_of",
-    "filtered_files",
-    "make_shard",
-    "rows_of",
-]
-
 
 DROP = 0.1
 """Probability that a word is dropped."""

@@ -11,15 +11,6 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-__all__ = [
-    "addresses_differ",
-    "email_addresses",
-    "greek_questions",
-    "number_share",
-    "unmatched_marks",
-    "web_addresses",
-]
-
 Mask = NDArray[np.bool_]
 
 _WORDS = 12

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from ziggurat.cleaning.sketches import folded
 from ziggurat.config.languages import main_language
 
-__all__ = ["NOTHING", "HeldOut", "Overlap", "SentenceSet", "sentence_hashes", "side_hashes"]
-
 Languages = tuple[str, str]
 Mask = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from ziggurat.config.languages import main_language
 from ziggurat.errors import ConfigError
 
-__all__ = ["MOST_CHARACTERS", "OTHER_SCRIPT", "confidences", "identifier", "known_language", "likeliest", "scripts"]
-
 MOST_CHARACTERS = 2000
 """Characters of a text that are looked at."""
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ziggurat.alignment.lexicon import Lexicon
 from ziggurat.alignment.model1 import translation_table
 
-__all__ = ["FEATURES", "Corpus", "Half", "Order", "Sides", "features", "usual_ratio", "vocabulary"]
-
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the vocabulary does not have."""

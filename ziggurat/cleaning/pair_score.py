@@ -25,8 +25,6 @@ from ziggurat.cleaning.pair_features import FEATURES, Corpus, Half, Sides, featu
 from ziggurat.errors import DataError
 from ziggurat.small_files import check_regular, with_sorted_header
 
-__all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score", "wrong_pairs"]
-
 LEAST_PAIRS = 100
 """Pairs to learn from at least."""
 _MOST_WORDS = 250  # of a side, for training and scoring: the rest of a longer one is not looked at

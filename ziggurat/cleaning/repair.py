@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["repair_with"]
-
 # Text of plain ASCII without entities has nothing that is repaired; most lines of English are looked at only so far.
 _SUSPICIOUS = regex.compile(r"[^\x20-\x7E\t]|&")
 

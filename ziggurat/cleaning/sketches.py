@@ -15,8 +15,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BANDS", "NearDuplicates", "folded", "rows_for", "sketches"]
-
 Keys = NDArray[np.uint64]
 
 BANDS = 8

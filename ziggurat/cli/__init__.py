@@ -21,9 +21,6 @@ from ziggurat.cli.hints import option_hint, single_hyphen_hint
 from ziggurat.errors import ZigguratError, is_full_disk, shortage, why_unwritten
 from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 
-__all__ = ["importing", "main"]
-
-
 _CLOSED = "standard output is closed, so results would be lost; redirect it to a file or to /dev/null"
 
 

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from ziggurat.data.readers import CorpusReader
     from ziggurat.jobs.plan import Plan
 
-__all__ = ["align"]
-
 _MODEL_FILE = "aligner"  # in the folder of a job
 _SHARD_PAIRS = 10_000  # of a shard of a job
 _TRAINING, _FORM = "Training", "Form of the alignments"

@@ -27,8 +27,6 @@ from ziggurat.cli import (
     tuning,
 )
 
-__all__ = ["app"]
-
 app = typer.Typer(
     name="ziggurat",
     help="Machine translation with very deep Transformers: prepare, train, translate, evaluate.",

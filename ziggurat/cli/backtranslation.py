@@ -19,8 +19,6 @@ from ziggurat.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.backtranslation.merge import Report
 
-__all__ = ["backtranslate", "filter_corpus"]
-
 _UNLIKELY = -4.0
 """Median score, nats per token, below which the text is probably not what the model translates."""
 

@@ -23,8 +23,6 @@ from ziggurat.cli.output import (
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["CompareOptions", "compare_systems", "parse_systems"]
-
 
 @dataclass(frozen=True)
 class CompareOptions:

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ziggurat.evaluation.comparison import Comparison
     from ziggurat.evaluation.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
 
-__all__ = ["aligned", "comparison_text"]
-
 _EXAMPLES = 3  # sentences shown for each of two systems; the JSON has more
 _LINE = 4096  # characters shown of a sentence
 

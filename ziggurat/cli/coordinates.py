@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ziggurat.trainability.coordinates import Coordinates
     from ziggurat.trainability.tuning import Size
 
-__all__ = ["check_coordinates"]
-
 _LAYERS = 3
 """Of the smallest model, where no base is given."""
 _FLAT = 2.5

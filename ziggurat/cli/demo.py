@@ -23,8 +23,6 @@ from ziggurat.errors import ConfigError
 if TYPE_CHECKING:
     from ziggurat.report.translations import Sentences
 
-__all__ = ["demo"]
-
 
 def demo(
     folder: Annotated[

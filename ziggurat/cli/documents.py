@@ -26,8 +26,6 @@ from ziggurat.small_files import read_bounded
 if TYPE_CHECKING:
     from ziggurat.text.work import Rendered, Sentence
 
-__all__ = ["refuse_for_documents", "translate_documents"]
-
 _NOTICES = {
     "unaligned": "translated by segments for lack of an alignment",
     "protected_again": "translated again since something was missing",
@@ -51,7 +49,8 @@ def translate_documents(
 
     `extras` are further arguments of the translator: `tag`, `terminology`.
     """
-    from ziggurat.text.documents.kinds import Settings, document, document_kind
+    from ziggurat.text.documents.kinds import document, document_kind
+    from ziggurat.text.documents.settings import Settings
     from ziggurat.text.sentences import Options
     from ziggurat.text.splitting import sentencex_splitter
     from ziggurat.text.work import run

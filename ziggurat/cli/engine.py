@@ -25,17 +25,6 @@ if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
 
-__all__ = [
-    "HINT_LINES",
-    "ModelOptions",
-    "notices_text",
-    "open_engine",
-    "open_model",
-    "say_hint",
-    "warnings_shown",
-    "worker_count",
-]
-
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
 _BYTES_PER_WORKER = 2 << 30

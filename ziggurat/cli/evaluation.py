@@ -60,8 +60,6 @@ from ziggurat.cli.scoring import (
 from ziggurat.cli.series import score_checkpoints, score_test_sets
 from ziggurat.errors import ConfigError
 
-__all__ = ["evaluate", "score"]
-
 
 def evaluate(
     model: Annotated[

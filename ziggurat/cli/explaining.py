@@ -24,8 +24,6 @@ from ziggurat.config.recipes import find_small_recipe, recipe_names
 from ziggurat.config.reference import Entry
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["explain"]
-
 _SHOWN = 3
 """Names of a list that are printed where it is long; `--json` has all."""
 

@@ -16,8 +16,6 @@ from ziggurat.data.checksums import check_file
 from ziggurat.errors import ConfigError
 from ziggurat.models.run_folder import refuse_missing
 
-__all__ = ["export", "import_model"]
-
 
 def export(
     model: Annotated[str | None, typer.Argument(help="Run or model directory.")] = None,

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ziggurat.fetch.indexes import Listed, Names
     from ziggurat.fetch.plan import FetchTask
 
-__all__ = ["fetch"]
-
 NETWORK = "Network"
 EMBEDDED = "babel"
 """Name of the embedded language pair (docs/embedded-data.md), which is made and not downloaded."""

@@ -9,8 +9,6 @@ from types import MappingProxyType
 
 from ziggurat.errors import printable
 
-__all__ = ["hints", "option_hint", "single_hyphen_hint"]
-
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "translate": ("search", "model", "text"),
     "evaluate": ("search", "model", "evaluate"),

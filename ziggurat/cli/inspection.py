@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ziggurat.cost.estimate import Cost
     from ziggurat.models.inspection import Inspection
 
-__all__ = ["inspect"]
-
 
 def inspect(
     config: Annotated[str, typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.")],

@@ -25,20 +25,6 @@ if TYPE_CHECKING:
     from ziggurat.jobs.run import JobOutcome, Work
     from ziggurat.jobs.text import Line, Merged, Task
 
-__all__ = [
-    "JobFolder",
-    "JobOptions",
-    "JobWorkers",
-    "MergeOnly",
-    "RayAddress",
-    "ShardPart",
-    "finished",
-    "line_job",
-    "lines_beside",
-    "model_choice",
-    "translation_job",
-]
-
 Report = TypeVar("Report")
 
 _BULK = "Bulk work on many machines"

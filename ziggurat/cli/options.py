@@ -11,27 +11,6 @@ import typer
 from ziggurat.config.load import apply_override
 from ziggurat.errors import ConfigError, printable
 
-__all__ = [
-    "HOW",
-    "WHAT",
-    "WHO",
-    "Checkpoints",
-    "ConfigArgument",
-    "DecodingOverrides",
-    "Device",
-    "Engine",
-    "Ensemble",
-    "Json",
-    "Model",
-    "Overrides",
-    "Tag",
-    "Threads",
-    "Which",
-    "WithoutLayers",
-    "decoding_settings",
-    "is_setting",
-]
-
 WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
 """Groups of options in the help of verbs."""
 

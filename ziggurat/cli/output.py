@@ -27,32 +27,6 @@ from ziggurat.report.mark import may_be_replaced
 from ziggurat.small_files import json_safe
 from ziggurat.terminal import safe
 
-__all__ = [
-    "OUT",
-    "check_input",
-    "check_one_stream",
-    "check_output",
-    "check_page",
-    "console",
-    "counted",
-    "file_named",
-    "input_stream",
-    "is_first_process",
-    "line_count",
-    "line_progress",
-    "output_folder",
-    "output_stream",
-    "pair_up",
-    "print_json",
-    "progress_bars",
-    "read_text",
-    "refuse_empty",
-    "refuse_overwriting",
-    "say",
-    "shell_paths",
-    "write_parts",
-]
-
 OUT = ("--output", "-o", "--out")
 """Names of the option that says where to write, for every verb; some verbs called it `--out` before version 0.2."""
 

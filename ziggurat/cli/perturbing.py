@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ziggurat.evaluation.robustness import Contest, Effect, EffectDifference, Robustness
     from ziggurat.report.disturbed import DisturbedSet, SystemOutputs
 
-__all__ = ["PerturbOptions", "perturb_systems", "perturbation_names"]
-
 _SIGNIFICANT = 0.05
 _LINE = 4096  # characters shown of a path or signature
 

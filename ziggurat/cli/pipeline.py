@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ziggurat.pipeline.standing import StepState
     from ziggurat.pipeline.step import Expected, Selection
 
-__all__ = ["pipeline"]
-
 _CHOICE, _LOOK = "Which steps", "Only look"
 
 

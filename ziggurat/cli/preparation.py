@@ -27,13 +27,7 @@ from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from ziggurat.data.prepare import PrepareReport
-
-__all__ = [
-    "prepare",
-    "recipes",
-    "shortlist",
-]
+    from ziggurat.data.prepare_report import PrepareReport
 
 
 def recipes(

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ziggurat.report.runs import ReportRun
     from ziggurat.report.translations import Sentences
 
-__all__ = ["diagnose", "report"]
-
 
 def diagnose(
     run: Annotated[

@@ -34,22 +34,6 @@ if TYPE_CHECKING:
 
     AnyTranslator = Translator | ServedTranslator | WorkerTranslator
 
-__all__ = [
-    "COMET_PYTHON",
-    "PERPLEXITY",
-    "ScoreOptions",
-    "Texts",
-    "check_test_set",
-    "comet_environment",
-    "metric_names",
-    "model_scores",
-    "read_texts",
-    "score_outputs",
-    "score_system",
-    "translated",
-    "warn_of_sides",
-]
-
 COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
 """Environment variable that stands in for `--comet-python`."""
 

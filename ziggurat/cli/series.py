@@ -17,8 +17,6 @@ from ziggurat.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.evaluation.scores import Score
 
-__all__ = ["parse_test_sets", "score_checkpoints", "score_test_sets"]
-
 
 @dataclass(frozen=True)
 class _Spread:

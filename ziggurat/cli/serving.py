@@ -14,8 +14,6 @@ from ziggurat.config.base import joined
 from ziggurat.config.load import change_section, parse_as, read_config
 from ziggurat.errors import ConfigError
 
-__all__ = ["serve"]
-
 
 def serve(
     models: Annotated[

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ziggurat.trainability.check import DepthCheck
     from ziggurat.trainability.trial import Trial
 
-__all__ = ["check_text", "run_check", "suggest"]
-
 
 def run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
     """Run the depth check of `experiment`, with a progress bar on a terminal and a message per trial elsewhere.

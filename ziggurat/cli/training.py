@@ -20,8 +20,6 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.terminal import let_go, why
 from ziggurat.training.signals import leave_with_launcher
 
-__all__ = ["average", "grow", "train"]
-
 
 def train(
     config: Annotated[

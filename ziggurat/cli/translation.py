@@ -66,8 +66,6 @@ if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
 
-__all__ = ["translate"]
-
 # Group of options in the help, beside those of ziggurat.cli.options
 _FORM = "Form of the output"
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ziggurat.report.figure import Figure
     from ziggurat.trainability.tuning import Size, Tried
 
-__all__ = ["tune"]
-
 _MOVED = 3.0
 """Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
 _FAR = 4

@@ -5,30 +5,19 @@ in experiment; yaml_text and load read it, edit writes it changed; reference, re
 compatibility, notices, languages and methods judge it.
 """
 
-from ziggurat.config.base import Section
-from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
-from ziggurat.config.decode import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
-from ziggurat.config.experiment import CONFIG_FORMAT, Experiment
-from ziggurat.config.filters import FilterConfig
-from ziggurat.config.load import dump, load_experiment, parse_experiment
-from ziggurat.config.model import ModelConfig
-from ziggurat.config.train import TrainingConfig
-
-__all__ = [
-    "CONFIG_FORMAT",
-    "CorpusConfig",
-    "DataConfig",
-    "DecodingConfig",
-    "Experiment",
-    "FilterConfig",
-    "LengthPenaltyConfig",
-    "MaxLengthConfig",
-    "ModelConfig",
-    "RegularisationConfig",
-    "Section",
-    "SubwordConfig",
-    "TrainingConfig",
-    "dump",
-    "load_experiment",
-    "parse_experiment",
-]
+from ziggurat.config.base import Section as Section
+from ziggurat.config.data import CorpusConfig as CorpusConfig
+from ziggurat.config.data import DataConfig as DataConfig
+from ziggurat.config.data import RegularisationConfig as RegularisationConfig
+from ziggurat.config.data import SubwordConfig as SubwordConfig
+from ziggurat.config.decode import DecodingConfig as DecodingConfig
+from ziggurat.config.decode import LengthPenaltyConfig as LengthPenaltyConfig
+from ziggurat.config.decode import MaxLengthConfig as MaxLengthConfig
+from ziggurat.config.experiment import CONFIG_FORMAT as CONFIG_FORMAT
+from ziggurat.config.experiment import Experiment as Experiment
+from ziggurat.config.filters import FilterConfig as FilterConfig
+from ziggurat.config.load import dump as dump
+from ziggurat.config.load import load_experiment as load_experiment
+from ziggurat.config.load import parse_experiment as parse_experiment
+from ziggurat.config.model import ModelConfig as ModelConfig
+from ziggurat.config.train import TrainingConfig as TrainingConfig

@@ -13,25 +13,6 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = [
-    "Beams",
-    "Count",
-    "Fraction",
-    "Layers",
-    "Length",
-    "Minutes",
-    "PathText",
-    "Real",
-    "Section",
-    "Seed",
-    "Size",
-    "Threads",
-    "Vocabulary",
-    "Width",
-    "inner_section",
-    "joined",
-]
-
 Count = Annotated[int, Field(le=10**12)]
 """Numbers that are only compared with: updates, epochs, validations."""
 Size = Annotated[int, Field(le=2**31 - 1)]

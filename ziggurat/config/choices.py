@@ -25,17 +25,6 @@ from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import load_named, plain_recipe_names
 from ziggurat.config.reference import Entry, entries
 
-__all__ = [
-    "ALIASES",
-    "Choice",
-    "choices",
-    "choices_named",
-    "methods_of_paper",
-    "names_like",
-    "recipes_with",
-    "refused_with",
-]
-
 _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "residual": RESIDUALS,
     "history": HISTORIES,

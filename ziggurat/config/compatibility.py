@@ -8,8 +8,6 @@ from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORI
 from ziggurat.config.model import PRESETS, ModelConfig
 from ziggurat.config.model_sections import InitConfig
 
-__all__ = ["depth_matters", "unheeded", "unlike"]
-
 _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
 _PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})

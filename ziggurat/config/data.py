@@ -10,16 +10,6 @@ from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabular
 from ziggurat.config.filters import FilterConfig, ScoreConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 
-__all__ = [
-    "AlignmentConfig",
-    "CorpusConfig",
-    "DataConfig",
-    "Language",
-    "RegularisationConfig",
-    "SubwordConfig",
-    "Symmetrisation",
-]
-
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
 Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*$")]

@@ -9,8 +9,6 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
 
-__all__ = ["WITHOUT_BEAM", "WITHOUT_SAMPLING", "DecodingConfig", "LengthPenaltyConfig", "MaxLengthConfig"]
-
 
 class LengthPenaltyConfig(Section):
     """Length normalisation: a hypothesis scores log-probability / penalty(length), end-of-sentence counted."""

@@ -19,9 +19,6 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.errors import printable
 
-__all__ = ["CONFIG_FORMAT", "Experiment", "changed", "settings_by_key", "shown"]
-
-
 CONFIG_FORMAT = 1
 """Version of the configuration format, written into every saved config."""
 

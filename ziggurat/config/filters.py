@@ -8,15 +8,6 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Length, PathText, Real, Section
 
-__all__ = [
-    "AgreementConfig",
-    "FilterConfig",
-    "LanguageFilterConfig",
-    "NearDuplicateConfig",
-    "PairScoreConfig",
-    "ScoreConfig",
-]
-
 Share = Annotated[float, Field(ge=0, le=1)]
 Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
 

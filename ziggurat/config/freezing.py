@@ -17,8 +17,6 @@ from ziggurat.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.config.train import TrainingConfig
 
-__all__ = ["PARTS", "Frozen", "freeze_refused"]
-
 PARTS = ("source_embedding", "target_embedding", "encoder", "decoder", "output")
 """Names of the parts that make up a model, and of its modules."""
 _OUTSIDE = frozenset({"source_embedding", "target_embedding", "output"})

@@ -16,20 +16,6 @@ from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.model import ModelConfig
 
-__all__ = [
-    "BETWEEN",
-    "CopyStrategy",
-    "GrowthConfig",
-    "GrowthStage",
-    "block_layers",
-    "cut_short",
-    "first_unlike",
-    "growth_refused",
-    "saved_passes",
-    "ungrowable",
-    "unreachable",
-]
-
 CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
 BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate"})
 """Strategies that put new layers between old ones, which get other numbers."""

@@ -9,8 +9,6 @@ from pydantic import Field, field_validator
 from ziggurat.config.base import Layers, Real, Section, Width
 from ziggurat.config.model import ModelConfig
 
-__all__ = ["GuidedAlignmentConfig", "alignment_refused"]
-
 
 class GuidedAlignmentConfig(Section):
     """Guided alignment (Chen et al. 2016; Garg et al. 2019): word alignments teach one head where to look.

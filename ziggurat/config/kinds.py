@@ -11,29 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "ATTENTIONS",
-    "HISTORIES",
-    "INITIALISATIONS",
-    "MEMORIES",
-    "RECIPES_OF",
-    "RESIDUALS",
-    "Activation",
-    "DecoderAttentionKind",
-    "EncoderAttentionKind",
-    "Facts",
-    "Family",
-    "HistoryKind",
-    "HistoryNorm",
-    "InitKind",
-    "MemoryKind",
-    "NormKind",
-    "PositionKind",
-    "ResidualKind",
-    "Sharing",
-    "listed_kinds",
-]
-
 # Names -----------------------------------------------------------------------------------------------------------
 
 Family = Literal["transformer", "rnmt"]

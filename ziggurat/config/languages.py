@@ -9,8 +9,6 @@ import difflib
 
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["check_language_code", "language_doubt", "language_name", "main_language"]
-
 _TABLE = """
 aa aar Afar; ab abk Abkhazian; ae ave Avestan; af afr Afrikaans; ak aka Akan; am amh Amharic; an arg
 Aragonese; ar ara Arabic; as asm Assamese; av ava Avaric; ay aym Aymara; az aze Azerbaijani; ba bak Bashkir;

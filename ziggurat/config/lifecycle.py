@@ -11,18 +11,6 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Count, Length, Minutes, Real, Section, Size
 
-__all__ = [
-    "CheckpointConfig",
-    "DiagnosticsConfig",
-    "DivergenceConfig",
-    "MlflowConfig",
-    "PatienceConfig",
-    "ReferenceLengthConfig",
-    "StopConfig",
-    "ValidationConfig",
-    "WandbConfig",
-]
-
 
 class ReferenceLengthConfig(Section):
     """Longest translation in a validation: ratio * reference tokens + extra, without end-of-sentence.

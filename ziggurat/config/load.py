@@ -21,18 +21,6 @@ from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value
 from ziggurat.errors import ConfigError, printable
 from ziggurat.small_files import read_bounded
 
-__all__ = [
-    "apply_override",
-    "change_section",
-    "dump",
-    "load_experiment",
-    "make_room_for_presets",
-    "parse_as",
-    "parse_experiment",
-    "read_config",
-]
-
-
 _MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
 _MAX_ERRORS = 20  # told one by one: each takes time to word, and thousands help nobody
 AnySection = TypeVar("AnySection", bound=BaseModel)

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from ziggurat.config.experiment import Experiment
     from ziggurat.config.train import TrainingConfig
 
-__all__ = ["LoraConfig", "LoraMap", "lora_refused", "without_lora"]
-
 LoraMap = Literal["query", "key", "value", "output", "feed_forward", "gate"]
 
 

@@ -11,8 +11,6 @@ from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import ModelConfig
 
-__all__ = ["KEYS", "METHODS", "Method", "axis_of", "kinds_in_use", "methods_in_use"]
-
 
 @dataclass(frozen=True)
 class Method:

@@ -33,8 +33,6 @@ from ziggurat.config.model_sections import (
 )
 from ziggurat.config.refusals import refused
 
-__all__ = ["PRESETS", "ModelConfig", "without_sizes"]
-
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 128, "d_ff": 512, "heads": 4},
     "small": {"d_model": 256, "d_ff": 1024, "heads": 4},

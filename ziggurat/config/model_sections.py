@@ -24,20 +24,6 @@ from ziggurat.config.kinds import (
     listed_kinds,
 )
 
-__all__ = [
-    "AttentionConfig",
-    "CombinationConfig",
-    "DecoderConfig",
-    "DropoutConfig",
-    "EmbeddingConfig",
-    "EncoderConfig",
-    "InitConfig",
-    "ResidualRange",
-    "StackConfig",
-    "TransferConfig",
-    "WiringConfig",
-]
-
 
 class InitConfig(Section):
     """Initialisation of the weights."""

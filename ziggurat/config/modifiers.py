@@ -13,21 +13,6 @@ from pydantic import Field, model_validator
 from ziggurat.config.base import Count, Length, Real, Section
 from ziggurat.errors import printable
 
-__all__ = [
-    "TYPO_KINDS",
-    "InlineConfig",
-    "MergeConfig",
-    "ModifierConfig",
-    "ModifiersConfig",
-    "NoiseConfig",
-    "PrefixConfig",
-    "StageConfig",
-    "TermsConfig",
-    "TyposConfig",
-    "UntilConfig",
-    "template_parts",
-]
-
 Probability = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[int, Field(ge=1, le=100)]
 

@@ -14,8 +14,6 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 
-__all__ = ["data_notices", "notices", "warm_up_notice"]
-
 
 def _halves(model: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each method of which the model, or one of its stacks, has half."""

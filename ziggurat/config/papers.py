@@ -21,18 +21,6 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.reference import entries
 from ziggurat.config.yaml_text import parse_yaml, to_yaml
 
-__all__ = [
-    "Paper",
-    "PaperRecipe",
-    "Published",
-    "TableRow",
-    "as_comments",
-    "find_paper_recipe",
-    "ordered",
-    "paper_keys",
-    "paper_recipes",
-]
-
 _FOLDER = resources.files("ziggurat") / "recipes" / "papers"
 _COMMENT_WIDTH = 116
 

@@ -41,17 +41,6 @@ from ziggurat.config.pipeline_models import (
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.errors import ConfigError
 
-__all__ = [
-    "BACK_TRANSLATION",
-    "BITEXT",
-    "DISTILLATION",
-    "HELD_OUT",
-    "MODELS",
-    "PREPARED_BY",
-    "ModelName",
-    "PipelineConfig",
-]
-
 PIPELINE_FORMAT = 1
 ModelName = Literal["backward", "teacher", "student"]
 MODELS: tuple[ModelName, ...] = ("backward", "teacher", "student")

@@ -10,17 +10,6 @@ from ziggurat.config.base import PathText, Real, Section, Size
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.filters import FilterConfig
 
-__all__ = [
-    "BitextConfig",
-    "BitextCorpus",
-    "CleaningConfig",
-    "FetchConfig",
-    "HoldOutConfig",
-    "MonolingualConfig",
-    "MonolingualText",
-    "TestSetConfig",
-]
-
 Name = Annotated[str, Field(pattern=r"^[\w][\w.+-]*$", max_length=100)]
 
 

@@ -19,24 +19,6 @@ from ziggurat.config.unheeded import unread_files
 from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.errors import ConfigError
 
-__all__ = [
-    "MAX_RATIO",
-    "RATIO_SLACK",
-    "AlignmentStepConfig",
-    "BackTranslationConfig",
-    "CorpusName",
-    "DistillationConfig",
-    "EvaluationConfig",
-    "ExportConfig",
-    "ExportTarget",
-    "FilterStepConfig",
-    "Method",
-    "QuantisationConfig",
-    "ShortlistConfig",
-    "TrainedConfig",
-    "TranslationConfig",
-]
-
 Method = Literal["sample", "top-k", "beam", "noised-beam"]
 """Search for the synthetic side of a corpus."""
 CorpusName = Literal["bitext", "back-translation", "distillation"]

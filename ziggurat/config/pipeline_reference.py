@@ -15,8 +15,6 @@ from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.reference import Entry, entries, listed, nearest
 from ziggurat.config.train import TrainingConfig
 
-__all__ = ["explained", "pipeline_markdown", "resembling"]
-
 _OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
     ModelConfig: "model",
     TrainingConfig: "training",

@@ -15,8 +15,6 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["LeftOut", "layers_left", "pruned_config", "unprunable"]
-
 _MOST = 1 << 20
 """Layers that are named one by one; no model has so many."""
 _PART = re.compile(r"(encoder|decoder)\.(\d{1,9})(?:-(\d{1,9}))?")

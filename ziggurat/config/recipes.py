@@ -14,17 +14,6 @@ from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, p
 from ziggurat.config.small import SUFFIX, Corpus, small_text
 from ziggurat.errors import ConfigError, printable
 
-__all__ = [
-    "NamedText",
-    "find_small_recipe",
-    "load_named",
-    "plain_recipe_names",
-    "read_named",
-    "recipe_names",
-    "recipe_summary",
-    "recipe_text",
-]
-
 _FOLDER = resources.files("ziggurat") / "recipes"
 
 

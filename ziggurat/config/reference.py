@@ -14,8 +14,6 @@ from pydantic_core import PydanticUndefined
 from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 
-__all__ = ["Entry", "entries", "listed", "markdown", "nearest"]
-
 
 class Entry(NamedTuple):
     """Description of one key: dotted path, type and default as text, meaning."""

@@ -10,8 +10,6 @@ from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
 if TYPE_CHECKING:
     from ziggurat.config.model import ModelConfig
 
-__all__ = ["refused"]
-
 
 def refused(model: ModelConfig) -> list[str]:
     """Return why `model` cannot be built; nothing when it can."""

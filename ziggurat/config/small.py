@@ -18,8 +18,6 @@ from ziggurat.config.model import PRESETS
 from ziggurat.config.papers import PaperRecipe, as_comments, ordered
 from ziggurat.config.yaml_text import to_yaml
 
-__all__ = ["RULES", "SUFFIX", "Corpus", "Rule", "small_content", "small_text"]
-
 SUFFIX = "-small"
 """End of a small recipe's name."""
 

@@ -10,8 +10,6 @@ from pydantic import BaseModel
 from ziggurat.config.base import inner_section
 from ziggurat.config.yaml_text import dotted
 
-__all__ = ["section_at", "suggested_key"]
-
 _OTHER_NAMES: Mapping[str, str] = {
     name: ours
     for ours, names in {

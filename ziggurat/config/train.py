@@ -27,17 +27,6 @@ from ziggurat.config.lifecycle import (
 )
 from ziggurat.config.lora import LoraConfig
 
-__all__ = [
-    "BatchConfig",
-    "DistributedConfig",
-    "LossConfig",
-    "OptimiserConfig",
-    "Recompute",
-    "RecomputeConfig",
-    "ScheduleConfig",
-    "TrainingConfig",
-]
-
 
 class BatchConfig(Section):
     """Token-bucketed batches."""

@@ -10,8 +10,6 @@ from ziggurat.config.data import DataConfig, SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.train import TrainingConfig
 
-__all__ = ["unheeded_in_data", "unheeded_in_decoding", "unheeded_in_training", "unread_files"]
-
 _FILES = {"existing": ("source_model", "target_model"), "vocabulary": ("source_vocabulary", "target_vocabulary")}
 """Kind of `data.subword` -> the keys of the files that it reads."""
 

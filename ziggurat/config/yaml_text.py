@@ -13,8 +13,6 @@ import yaml
 
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["MAX_YAML_BYTES", "Lines", "dotted", "parse_value", "parse_yaml", "to_yaml"]
-
 Lines = dict[tuple[str | int, ...], int]
 
 MAX_YAML_BYTES = 1 << 20

@@ -19,8 +19,6 @@ from ziggurat.data.store_checks import unlike_store
 from ziggurat.errors import ZigguratError
 from ziggurat.training.feeding import loader_of
 
-__all__ = ["ASSUMED_LENGTH", "Batches", "expected_batches"]
-
 ASSUMED_LENGTH = 30
 """Tokens of a sentence, end-of-sentence included, where there is neither a store nor text."""
 _BYTES_PER_TOKEN = 4

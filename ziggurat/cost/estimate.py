@@ -26,8 +26,6 @@ from ziggurat.nn.precision import precision_notice
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.objective import settle_precision
 
-__all__ = ["Cost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
-
 
 @dataclass(frozen=True)
 class MemoryCost:

@@ -14,10 +14,9 @@ from ziggurat.config import Experiment
 from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.cost.simulation import SimulatedUpdate, without_values
 from ziggurat.models.seq2seq import Memory, Seq2Seq
-from ziggurat.nn.attention import CrossAttention, OwnAttention
 from ziggurat.nn.attention.additive import AdditiveAttention
-
-__all__ = ["TokenFlops", "forward_flops", "training_flops"]
+from ziggurat.nn.attention.base import OwnAttention
+from ziggurat.nn.attention.multihead import CrossAttention
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,6 @@ from torch.utils.flop_counter import flop_registry
 
 from ziggurat.nn import quantised, recurrence
 
-__all__ = [
-    "Ledger",
-    "Product",
-    "Work",
-    "is_batched",
-    "operations",
-]
-
 
 class Product(NamedTuple):
     """A kind of matrix product; each kind has a different speed.

@@ -26,8 +26,6 @@ from ziggurat.threads import Load, sleeping_at_once
 from ziggurat.training.objective import as_trained, every_branch_present
 from ziggurat.training.parallel import Parallel
 
-__all__ = ["Measured", "Speed", "Timer", "measure_machine", "measure_speed", "shallow", "slowness"]
-
 # Rates
 
 _SECONDS = 0.06

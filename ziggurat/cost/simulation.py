@@ -25,8 +25,6 @@ from ziggurat.training.objective import as_trained, every_branch_present
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 
-__all__ = ["PURPOSES", "BatchShape", "SimulatedUpdate", "full_batch", "simulate_update", "without_values"]
-
 PURPOSES = ("weights", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch")
 """Purposes of memory: the weights and their copies in bf16, gradients and the optimiser's moments, the activations that
 encoder and decoder keep for the backward pass, logits and gradients of the loss, temporary memory of the backward pass

@@ -20,9 +20,6 @@ from numpy.typing import NDArray
 from ziggurat.data.checksums import is_intact
 from ziggurat.errors import DataError, printable, refuse_passing
 
-__all__ = ["Shard", "ShardBatch", "allow_open_files", "refuse_damaged"]
-
-
 _SIDES = ("source", "target")
 _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)
 

@@ -35,8 +35,6 @@ from ziggurat.data.babel_lexicon import (
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError, is_full_disk
 
-__all__ = ["SOURCE_LANGUAGE", "TARGET_LANGUAGE", "AlignedPair", "generate", "generate_aligned", "write_corpus"]
-
 SOURCE_LANGUAGE = "qlo"
 """Code of Low Babel; ISO 639-2 keeps qaa to qtz for private use."""
 TARGET_LANGUAGE = "qhi"

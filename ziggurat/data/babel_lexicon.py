@@ -11,30 +11,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = [
-    "ACCUSATIVE",
-    "HIGH_AUXILIARY",
-    "HIGH_NOT",
-    "HIGH_OF",
-    "HIGH_QUESTION",
-    "LEXICON",
-    "LOW_NOT",
-    "LOW_OF",
-    "LOW_PLURAL",
-    "LOW_RELATIVE",
-    "LOW_TO",
-    "NOMINATIVE",
-    "OBLIQUE",
-    "PRESENT",
-    "Adjective",
-    "Adverb",
-    "Homograph",
-    "Lexicon",
-    "Noun",
-    "Ranked",
-    "Verb",
-]
-
 LEXICON_SEED = 20_000  # determines the invented words: another seed is another language pair
 
 MASCULINE, FEMININE, NEUTER = range(3)

@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 
 from ziggurat.errors import DataError
 
-__all__ = ["check_fits", "draw", "epoch_indices", "make_batches", "round_up", "sorted_batches"]
-
-
 Integers = NDArray[np.integer]
 Indices = NDArray[np.int64]
 Lengths = NDArray[np.int32]  # half the memory of int64, which matters for 40 million pairs

@@ -29,18 +29,6 @@ from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.errors import CheckpointError, DataError, ZigguratError, other_format, printable
 from ziggurat.small_files import read_bounded
 
-__all__ = [
-    "CHECKSUMS_FILE",
-    "check_file",
-    "check_folder",
-    "content_checksum",
-    "has_checksum",
-    "is_intact",
-    "made_by",
-    "write_checksums",
-]
-
-
 CHECKSUMS_FILE = "checksums.json"
 """Name of the file; it lists every other file of its folder, not those in folders within."""
 CHECKSUMS_FORMAT = 1

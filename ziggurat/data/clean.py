@@ -16,23 +16,6 @@ from numpy.typing import NDArray
 from ziggurat.config.filters import FilterConfig
 from ziggurat.errors import ConfigError
 
-__all__ = [
-    "HashSet",
-    "Mask",
-    "Predicate",
-    "control_characters",
-    "empty",
-    "identical",
-    "length_ratio",
-    "nul",
-    "pair_hashes",
-    "script_filter",
-    "script_pattern",
-    "too_long",
-    "too_many_words",
-    "wrong_script",
-]
-
 Mask = NDArray[np.bool_]
 """Over the pairs of a block."""
 Predicate = Callable[[Sequence[str], Sequence[str]], Mask]

@@ -34,8 +34,6 @@ from ziggurat.errors import printable
 if TYPE_CHECKING:
     from ziggurat.data.inputs import Corpus  # which has Examples
 
-__all__ = ["Cleaner", "Examples", "Scorers", "cleaner_of", "cleaners_of", "predicates"]
-
 Scorers = Mapping[tuple[str, str], PairScorer]
 """The pair score of each direction that is filtered by it, by the codes of source and target language."""
 

@@ -21,15 +21,6 @@ from ziggurat.data.batching import round_up
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.units import PieceLinks
 
-__all__ = [
-    "Background",
-    "Batch",
-    "Ids",
-    "SpecialIds",
-    "collate",
-]
-
-
 Ids = NDArray[np.int32]
 
 

@@ -23,17 +23,6 @@ from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import PairBlock
 
-__all__ = [
-    "CONTAMINATION",
-    "MANY",
-    "Comparisons",
-    "TraceMaker",
-    "Traces",
-    "overlap_notice",
-    "overlap_notices",
-    "total_overlap",
-]
-
 CONTAMINATION = "CONTAMINATION:"
 """Beginning of a notice on held-out sentences in training pairs."""
 

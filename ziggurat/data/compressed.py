@@ -18,9 +18,6 @@ from typing import Any, BinaryIO
 
 from ziggurat.errors import DamageError, DataError, is_full_disk
 
-__all__ = ["MAX_RATIO", "byte_blocks", "byte_stream", "compression_of", "uncompressed_file"]
-
-
 _BLOCK_BYTES = 1 << 18
 # Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has such a limit itself, a window of 128 MiB (`--long=27`).
 _XZ_MEMORY = 1 << 27

@@ -26,8 +26,6 @@ from ziggurat.data.workspace import recover
 from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
-__all__ = ["STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
-
 STORE_FORMAT = 1
 """STORE_FORMAT is the version of all files in the folder; others are refused."""
 

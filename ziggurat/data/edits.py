@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["SOURCE", "TARGET", "Edit", "Pair", "Span", "moved", "one_to_one_count"]
-
 SOURCE, TARGET = 0, 1
 Span = tuple[int, int]
 """First character and end of a part of a text."""

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from ziggurat.data.cleaner import Examples
 from ziggurat.data.comparisons import Traces
 
-__all__ = ["EncodedBlock", "Lists", "pack", "unpack"]
-
 Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Lists of numbers: all of them, concatenated, and the length of each list."""
 

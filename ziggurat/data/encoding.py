@@ -27,8 +27,6 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
 from ziggurat.errors import DataError
 
-__all__ = ["BlockCleaner", "CleanedBlock", "Encoder", "block_text", "compared", "encode_corpora", "store_block"]
-
 
 class BlockCleaner:
     """Cleans blocks of one split, each by itself.

@@ -21,14 +21,6 @@ from ziggurat.data.temporary import make_temporary, remove_dead, sync_folder
 from ziggurat.errors import DataError, refuse_passing, written_whole
 from ziggurat.small_files import check_regular
 
-__all__ = [
-    "atomic_file",
-    "find_files",
-    "fingerprint",
-    "holds_only",
-    "write_atomically",
-]
-
 
 def find_files(pattern: str, key: str) -> list[Path]:
     """Return the files that match `pattern` (a path or a glob, `**` included), sorted.

@@ -8,8 +8,6 @@ from pathlib import Path
 from ziggurat.errors import DataError, printable
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = ["MANIFEST", "folder_kind", "is_store"]
-
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a store."""
 

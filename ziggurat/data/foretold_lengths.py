@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from ziggurat.data.edits import Pair
 from ziggurat.data.subword import Tokenizer
 
-__all__ = ["SHARE", "ForetoldLength", "foretold_lengths"]
-
 Ids = NDArray[np.int32]
 
 SHARE = 0.95

@@ -27,18 +27,6 @@ from ziggurat.data.units import Words
 from ziggurat.data.word_links import AlignmentFiles, HmmLinks
 from ziggurat.errors import ConfigError, DataError
 
-__all__ = [
-    "Corpus",
-    "Progress",
-    "count_pairs",
-    "exchanged_by_name",
-    "find_corpora",
-    "note_origins",
-    "nothing_left",
-    "short_row_notices",
-    "side_notices",
-]
-
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""
 

@@ -17,14 +17,6 @@ from numpy.typing import NDArray
 from ziggurat.data.compressed import byte_blocks, compression_of
 from ziggurat.errors import DataError
 
-__all__ = [
-    "MAX_LINE_BYTES",
-    "LineStream",
-    "UnicodeForm",
-    "normalise",
-]
-
-
 MAX_LINE_BYTES = 1 << 26
 """Longest line, 64 MiB. It bounds the memory; a file with longer lines is not line-separated text."""
 _BLOCK_BYTES = 1 << 20

@@ -25,8 +25,6 @@ from ziggurat.data.table import PairTable
 from ziggurat.data.units import LinkMapper, PieceLinks
 from ziggurat.errors import DataError
 
-__all__ = ["Group", "Loader", "LoaderState", "fixed_batches"]
-
 
 class LoaderState(NamedTuple):
     """A position in the order of the data: after the first `batch` batches of epoch `epoch`."""

@@ -28,8 +28,6 @@ from ziggurat.data.units import PieceUnits, unit_ends
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 
-__all__ = ["ModifiedPairs", "PairModifier"]
-
 Ids = NDArray[np.int32]
 Indices = NDArray[np.int64]
 

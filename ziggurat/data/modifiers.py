@@ -27,8 +27,6 @@ from ziggurat.config.modifiers import (
 from ziggurat.data.edits import SOURCE, TARGET, Edit, Pair, Span, moved
 from ziggurat.data.typos import TYPOS
 
-__all__ = ["BY_WORD", "MODIFIERS", "PLACEHOLDERS", "TAGS", "inserted_noise", "merged", "next_hit"]
-
 # Characters of the scripts that noise is made of, as OpusTrainer has them, without what is no letter, digit or sign and
 # what normalisation would change.
 _SCRIPTS = (

@@ -22,8 +22,6 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError, ZigguratError
 from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
-__all__ = ["FileOrigin", "Origin", "PartOrigin", "origins_of", "read_origin", "record_of", "set_name", "write_origin"]
-
 ORIGIN_FORMAT = 1
 _ENDING = ".fetched.json"
 

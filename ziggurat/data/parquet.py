@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 from ziggurat.data.compressed import uncompressed_file
 from ziggurat.errors import DataError, printable
 
-__all__ = ["parquet_pairs"]
-
 
 def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:
     """Yield two string columns, so many rows at a time; `a.b` is field b of the struct column a. Raises DataError."""

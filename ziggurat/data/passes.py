@@ -23,8 +23,6 @@ from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.tags import tag_notices
 from ziggurat.data.word_links import train_aligner, words_of
 
-__all__ = ["Learnt", "Parts", "learn", "sample_sentences"]
-
 
 def sample_sentences(
     corpora: Sequence[Corpus],

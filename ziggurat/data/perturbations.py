@@ -21,8 +21,6 @@ from ziggurat.data.edits import SOURCE, TARGET, Pair
 from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, TAGS, inserted_noise
 from ziggurat.data.typos import TYPOS
 
-__all__ = ["PERTURBATIONS", "Case", "Perturbation", "disturbed"]
-
 Ideal = Callable[[str], str]
 
 _EMOJI = ("🙂", "👍", "❤️", "🎉", "😂", "🙏", "🔥", "👩‍👩‍👧", "🇺🇦", "✅", "😢", "🤔")

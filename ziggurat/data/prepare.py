@@ -29,7 +29,7 @@ from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import MANIFEST, is_store
 from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
 from ziggurat.data.passes import Parts, learn
-from ziggurat.data.prepare_report import CorpusReport, PrepareReport, report_of
+from ziggurat.data.prepare_report import PrepareReport, report_of
 from ziggurat.data.rare_pieces import rare_notices
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
@@ -38,9 +38,6 @@ from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.threads import usable_cpus
-
-__all__ = ["CLEANING", "CorpusReport", "Inputs", "PrepareReport", "prepare", "reusable_store"]
-
 
 CLEANING = "cleaning.json"
 """Name of the file of a store with examples of the pairs that were dropped."""

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["CorpusReport", "PrepareReport", "report_of"]
-
 
 @dataclass(frozen=True)
 class CorpusReport:

@@ -18,8 +18,6 @@ from ziggurat.data.lines import LineStream
 from ziggurat.data.parquet import parquet_pairs
 from ziggurat.errors import ConfigError, DataError, printable
 
-__all__ = ["BLOCK_PAIRS", "CorpusReader", "PairBlock", "ReadNotes"]
-
 BLOCK_PAIRS = 16_384
 """Most pairs in a block; blocks of text files also end after about 1 MiB."""
 

@@ -18,8 +18,6 @@ from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
 
-__all__ = ["Picks", "even_shares", "read_pair_scores", "sampled_blocks", "train_pair_scores", "write_pair_scores"]
-
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
 

@@ -24,8 +24,6 @@ from ziggurat.data.lines import LineStream
 from ziggurat.data.readers import CorpusReader
 from ziggurat.errors import ConfigError, DataError, printable
 
-__all__ = ["ScoreColumn", "ScoreStream", "find_scores"]
-
 Floats = NDArray[np.float64]
 _KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 

@@ -16,8 +16,6 @@ import numpy as np
 
 from ziggurat.config.data import RegularisationConfig
 
-__all__ = ["BpeDropout", "UnigramSampler", "make_sampler"]
-
 _UNKNOWN_PENALTY = 10.0
 """SentencePiece scores an unknown character this much below its worst piece."""
 

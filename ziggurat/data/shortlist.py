@@ -27,14 +27,6 @@ from ziggurat.small_files import check_opens, with_sorted_header
 if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
     from ziggurat.data.corpus import Store
 
-__all__ = [
-    "ShortlistTable",
-    "estimate_shortlist",
-    "read_shortlist",
-    "shortlist_bytes",
-    "write_shortlist",
-]
-
 
 _FORMAT = "ziggurat-shortlist-1"
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")

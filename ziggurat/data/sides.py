@@ -15,8 +15,6 @@ from pathlib import Path
 
 from ziggurat.data.compressed import compression_of
 
-__all__ = ["SideSample", "Trigrams", "looks_swapped", "named_language", "resembles_more"]
-
 _CLEARLY = 1.15
 """Ratio of likenesses from which two texts count as clearly more alike.
 

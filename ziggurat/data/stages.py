@@ -17,8 +17,6 @@ from ziggurat.data.batching import draw, epoch_indices
 from ziggurat.data.table import PairTable
 from ziggurat.errors import DataError, printable
 
-__all__ = ["FIRST", "CorpusMix", "Starts", "next_starts", "stages_over"]
-
 Indices = NDArray[np.int64]
 Starts = tuple[int, ...]
 """First epoch of each stage that has begun, ascending."""

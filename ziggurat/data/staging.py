@@ -24,18 +24,6 @@ from ziggurat.data.temporary import is_same, lock_missing, sync_folder, sync_tre
 from ziggurat.errors import DataError
 from ziggurat.small_files import check_name
 
-__all__ = [
-    "BUILDING",
-    "DELETING",
-    "BeingBuiltError",
-    "Staging",
-    "beside",
-    "cannot_be_made",
-    "real_path",
-    "remove",
-    "staged",
-]
-
 BUILDING, DELETING = "building", "deleting"
 """Kinds of folders on their way in and out: words of eight letters, to fit the names of temporary files."""
 

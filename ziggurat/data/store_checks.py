@@ -19,16 +19,6 @@ from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.errors import DataError, printable
 
-__all__ = [
-    "InputWatch",
-    "StoreWatch",
-    "Verification",
-    "differences",
-    "other_files",
-    "provenance",
-    "unlike_store",
-]
-
 
 class Verification:
     """Comparison of a store's training pairs with their checksums, in a thread that starts now.

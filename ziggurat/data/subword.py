@@ -23,19 +23,6 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import Form, inside, parse_json, read_bounded, shaped
 
-__all__ = [
-    "MAX_MODEL_BYTES",
-    "VOCABULARY_FILE",
-    "VOCABULARY_FORMAT",
-    "SentencePieceTokenizer",
-    "Tokenizer",
-    "copy_tokenizers",
-    "escape_blank_marks",
-    "load_tokenizers",
-    "same_vocabulary",
-    "save_tokenizers",
-]
-
 VOCABULARY_FORMAT = 1
 """Version of `vocabulary.json`."""
 

@@ -25,8 +25,6 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.small_files import read_bounded
 
-__all__ = ["existing_tokenizers", "train_tokenizers"]
-
 # SentencePiece sums unigram counts per thread: with a fixed number the model is the same on every machine.
 _TRAINING_THREADS = 4
 _LARGE_SAMPLE = 2_000_000  # with more pairs SentencePiece needs 64-bit text positions

@@ -23,9 +23,6 @@ from ziggurat.data.arrow_shard import Shard, ShardBatch, allow_open_files, refus
 from ziggurat.data.rare_pieces import PieceCounts
 from ziggurat.errors import DataError, refuse_passing
 
-__all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
-
-
 SHARD_PAIRS = 1_000_000
 """Size of a shard, which is closed after the first batch that brings it to this many pairs."""
 

@@ -9,8 +9,6 @@ from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.experiment import shown
 from ziggurat.errors import printable
 
-__all__ = ["language_tags", "several_languages", "tag_notices"]
-
 _LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
 

@@ -19,20 +19,6 @@ from pathlib import Path
 
 from ziggurat.errors import DataError
 
-__all__ = [
-    "TEMPORARY",
-    "held",
-    "is_same",
-    "lock_missing",
-    "locked",
-    "make_temporary",
-    "remove_dead",
-    "remove_if_dead",
-    "sync_folder",
-    "sync_tree",
-    "try_lock",
-]
-
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<kind>[a-z0-9_]{8})\.tmp", re.DOTALL)
 """Names of temporary files (`kind` is tempfile.mkstemp's random part) and folders (`kind` is a word)."""
 

@@ -11,8 +11,6 @@ import regex
 
 from ziggurat.data.edits import Edit
 
-__all__ = ["TYPOS"]
-
 # Rows of keyboards from left to right, the upper rows first; each row is half a key to the right of the one above.
 _KEYBOARDS = (
     ("1234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"),

@@ -21,8 +21,6 @@ from ziggurat.data.subword import Tokenizer, escape_blank_marks
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 
-__all__ = ["LinkMapper", "PieceLinks", "PieceUnits", "Words", "link_spans", "unit_ends"]
-
 _BLANK_MARK = "\u2581"  # SentencePiece's
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTINUES = "@@"

@@ -12,8 +12,6 @@ from ziggurat.config.data import RegularisationConfig
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.errors import DataError, printable
 
-__all__ = ["VocabularyTokenizer"]
-
 _CONTINUES = re.compile(r"@@(?: |$)")
 _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 

@@ -21,17 +21,6 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.data.units import PieceUnits, Words, link_spans
 from ziggurat.errors import DataError
 
-__all__ = [
-    "TRAINING_PAIRS",
-    "AlignmentFiles",
-    "HmmLinks",
-    "LinkTracer",
-    "TracedLinks",
-    "spread_pairs",
-    "train_aligner",
-    "words_of",
-]
-
 TRAINING_PAIRS = 1_000_000
 """Pairs that an aligner is trained on at most, unless told otherwise; its memory grows with them."""
 

@@ -27,8 +27,6 @@ from ziggurat.data.staging import (
 from ziggurat.data.temporary import TEMPORARY, remove_if_dead
 from ziggurat.errors import DataError, written_whole
 
-__all__ = ["building", "discard", "recover", "sweep", "tidy"]
-
 _WAIT_SECONDS = 1.0
 
 

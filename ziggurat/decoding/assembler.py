@@ -17,8 +17,6 @@ from ziggurat.decoding.lines import join_parts, one_line
 from ziggurat.decoding.results import Alignment, Hypothesis, Translation, side_by_side
 from ziggurat.decoding.terminology import unmet
 
-__all__ = ["Assembler", "SourcePart", "mean_chrf"]
-
 _WORD_START = "\u2581"  # SentencePiece
 _CONTINUES = "@@"  # subword-nmt
 

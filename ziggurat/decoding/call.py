@@ -23,8 +23,6 @@ from ziggurat.decoding.terminology import Terminology, phrase_ids
 from ziggurat.decoding.words import boundary_ids, ends_in_word
 from ziggurat.errors import ConfigError, DataError, out_of_memory, printable
 
-__all__ = ["LineExtras", "TranslationCall", "line_extras"]
-
 
 @dataclass(frozen=True)
 class LineExtras:

@@ -21,17 +21,6 @@ from torch import Tensor
 from ziggurat.decoding.hypotheses import NEVER, best_tokens
 from ziggurat.decoding.request import SamplingOptions, Sentence
 
-__all__ = [
-    "BeamChoice",
-    "Candidates",
-    "Choice",
-    "DiverseChoice",
-    "SampleChoice",
-    "best_extensions",
-    "restricted",
-    "uniform",
-]
-
 
 class Candidates(NamedTuple):
     """C extensions of each of N sentences, group by group; one that does not exist has a total of -inf."""

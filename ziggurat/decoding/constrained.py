@@ -14,8 +14,6 @@ from ziggurat.decoding.choice import BeamChoice, Candidates, Choice, DiverseChoi
 from ziggurat.decoding.hypotheses import NEVER
 from ziggurat.decoding.request import SearchSettings, Sentence
 
-__all__ = ["ConstrainedChoice", "choice_of", "searched_together"]
-
 _FEW = 8
 """Phrases of a sentence that is searched together with all others."""
 _CELLS = 1 << 22

@@ -22,21 +22,6 @@ if TYPE_CHECKING:
     from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
 
-__all__ = [
-    "ENGINES",
-    "SERVED_FILE",
-    "SERVED_SHORTLIST",
-    "ExportReport",
-    "is_served",
-    "own_settings",
-    "positions_for",
-    "read_report",
-    "refuse_unserved",
-    "served_folder",
-    "tells_alignments",
-    "unserved",
-]
-
 ENGINES = ("auto", "torch", "ctranslate2")
 
 SERVED_FILE = "model.bin"

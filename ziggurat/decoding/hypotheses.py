@@ -19,8 +19,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["NEVER", "IdHypothesis", "RowTrack", "Trellis", "TrellisPath", "TrellisStep", "best_tokens"]
-
 NEVER = -torch.inf
 """Score of a hypothesis that does not exist."""
 

@@ -24,8 +24,6 @@ from torch import Tensor
 
 from ziggurat.config import LengthPenaltyConfig
 
-__all__ = ["COVERAGE_RANGE", "LengthPenalty"]
-
 COVERAGE_RANGE = (0.001, 0.5)
 """Bounds between which a source token's attention sum counts in the coverage term."""
 

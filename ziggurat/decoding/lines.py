@@ -19,25 +19,6 @@ from ziggurat.errors import ConfigError, DataError, printable
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
 
-__all__ = [
-    "UNSPACED_SCRIPTS",
-    "WINDOW_LINES",
-    "Encode",
-    "Notices",
-    "TranslationWarning",
-    "check_tag",
-    "count_untagged",
-    "in_parts",
-    "join_parts",
-    "one_line",
-    "read_lines",
-    "refuse_single",
-    "split_long",
-    "translate_tagged",
-    "windows",
-    "without_nul",
-]
-
 Encode = Callable[[list[str]], list[list[int]]]
 """Texts -> the pieces of each."""
 

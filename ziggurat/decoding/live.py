@@ -19,8 +19,6 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.search import Search
 from ziggurat.decoding.translator import Translator
 
-__all__ = ["LiveTranslation"]
-
 
 class _LiveSearch(Search):
     """A search that sentences join and leave while it runs."""

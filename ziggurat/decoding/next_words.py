@@ -22,8 +22,6 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.search import search
 from ziggurat.decoding.translator import Translator
 
-__all__ = ["translate_next_words"]
-
 _LONGEST = 16
 """Most tokens of a word."""
 _BEAM = 16

@@ -10,8 +10,6 @@ import torch
 
 from ziggurat.decoding.length import LengthPenalty
 
-__all__ = ["RuleOptions", "SamplingOptions", "SearchSettings", "Sentence"]
-
 
 @dataclass(frozen=True)
 class Sentence:

@@ -12,8 +12,6 @@ from typing import Any
 
 from ziggurat.decoding.lines import join_parts
 
-__all__ = ["Alignment", "Hypothesis", "TargetScore", "Translation", "json_line", "side_by_side"]
-
 
 @dataclass(frozen=True)
 class Alignment:

@@ -16,8 +16,6 @@ from torch import Tensor
 from ziggurat.decoding.hypotheses import NEVER
 from ziggurat.decoding.request import SearchSettings, Sentence
 
-__all__ = ["BannedPhrases", "Rules", "ban_repeated_ngrams", "penalise_repetition"]
-
 
 class Rules:
     """All rules of a search: its options, and per live sentence the prefix and (where needed) the beams' tokens."""

@@ -22,18 +22,6 @@ from ziggurat.models.run_folder import CHECKPOINTS
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.vocabularies import refuse_other_vocabulary
 
-__all__ = [
-    "EnsembleScorer",
-    "ForcedScore",
-    "ModelScorer",
-    "Scorer",
-    "force_score",
-    "log_mean_probability",
-    "log_probabilities",
-    "open_members",
-    "scorer_of",
-]
-
 
 class Scorer(Protocol):
     """A model, or several as one, with N live sentences of K beams each.

@@ -29,8 +29,6 @@ from ziggurat.decoding.scorers import Scorer
 from ziggurat.decoding.state import Admission, LiveSentence, SearchState, holes_filled, padded
 from ziggurat.errors import ConfigError, ZigguratError
 
-__all__ = ["NonFiniteScoreError", "Search", "search", "search_by_steps"]
-
 
 class NonFiniteScoreError(ZigguratError):
     """The model gave NaN (or no finite score at all) for the next token: its weights or its input are broken."""

@@ -46,8 +46,6 @@ from ziggurat.decoding.served_results import (
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.threads import usable_cpus
 
-__all__ = ["ServedTranslator"]
-
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
 
 

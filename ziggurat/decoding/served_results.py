@@ -16,22 +16,6 @@ from ziggurat.decoding.results import Alignment, Hypothesis, Translation, side_b
 from ziggurat.decoding.words import begins_word, ends_in_word, first_word
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 
-__all__ = [
-    "PIECES",
-    "Call",
-    "Found",
-    "alignment_of",
-    "by_next_word",
-    "ctranslate2_module",
-    "found_of",
-    "heads_of",
-    "hypothesis_of",
-    "joined",
-    "opened",
-    "rescored",
-]
-
-
 PIECES = 256
 """Next pieces among which those that may follow a prefix are looked for."""
 _HEADS = 4

@@ -15,8 +15,6 @@ from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.packed import PackedOutput
 
-__all__ = ["Shortlist", "ShortlistedOutput"]
-
 
 class Shortlist:
     """Target tokens that source sentences allow.

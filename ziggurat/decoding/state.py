@@ -19,8 +19,6 @@ from torch import Tensor
 from ziggurat.decoding.hypotheses import NEVER, RowTrack
 from ziggurat.decoding.request import SearchSettings, Sentence
 
-__all__ = ["Admission", "LiveSentence", "SearchState", "holes_filled", "length_batches", "padded"]
-
 
 class LiveSentence(NamedTuple):
     """A sentence in the search."""

@@ -13,8 +13,6 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.lines import UNSPACED_SCRIPTS
 from ziggurat.errors import ConfigError, DataError, printable
 
-__all__ = ["Terminology", "phrase_ids", "read_constraints", "read_terminology", "unmet"]
-
 # In scripts without blanks a term may begin and end next to another letter.
 _LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
 

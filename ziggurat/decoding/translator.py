@@ -20,7 +20,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, refuse_single, windows, without_nul
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, refuse_single, windows, without_nul
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.shortlist import Shortlist
@@ -30,8 +30,6 @@ from ziggurat.nn import compiled
 from ziggurat.nn.packed import make_fast
 from ziggurat.nn.precision import decoding_notice, maps_of, settled
 from ziggurat.threads import share_cores
-
-__all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
 
 
 class Translator:

@@ -15,8 +15,6 @@ import regex
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.lines import UNSPACED_SCRIPTS
 
-__all__ = ["begins_word", "boundary_ids", "ends_in_word", "first_word"]
-
 # A byte may be part of a letter, a mark belongs to the letter before it.
 _GOES_ON = regex.compile(rf"<0x[0-9A-F]{{2}}>|\p{{M}}|(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
 

@@ -24,8 +24,6 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.processes import in_order, worker_pool
 
-__all__ = ["WINDOWS_PER_WORKER", "WorkerTranslator", "open_workers"]
-
 WINDOWS_PER_WORKER = 2
 """Windows of each worker that are read and not yet yielded: one that it translates and one that waits for it."""
 

@@ -19,9 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ziggurat.diagnosis.hooks import STACKS, Sublayer, Trace, layers_of, residuals_of
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.residual import Residual
-
-__all__ = ["TOKENS", "NormInputs", "contributions", "residual_dependency"]
+from ziggurat.nn.residual.base import Residual
 
 TOKENS = 64
 """Real tokens of the batch that are used."""

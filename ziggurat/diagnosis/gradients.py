@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from ziggurat.diagnosis.hooks import STACKS, Sublayer, Trace, layers_of
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["Parts", "backward_measures", "by_part", "lengths", "parts_of", "sublayer_variance"]
-
 Parts = dict[str, list[list[nn.Parameter]]]
 """`embeddings` and `output`: one group of parameters, or none; `encoder` and `decoder`: one group per layer."""
 

@@ -10,20 +10,6 @@ from typing import Any
 from ziggurat.config.freezing import Frozen
 from ziggurat.diagnosis.records import Record
 
-__all__ = [
-    "ENTROPY",
-    "FADING",
-    "FLAT_R",
-    "LATE_WARMUPS",
-    "LEAST_UPDATE",
-    "MOST_UPDATE",
-    "SOURCE",
-    "VARIANCE",
-    "VARIANCE_GROWTH",
-    "Reading",
-    "readings",
-]
-
 # Choice of each band, and figures of healthy and of stuck runs: docs/warnings.md, experiments/health-bands.
 FADING = 1e-3
 """Least gradient norm of a stack's first layer, relative to its last layer's."""

@@ -17,9 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.residual import Residual
-
-__all__ = ["STACKS", "Sublayer", "Trace", "eagerly", "layers_of", "residuals_of", "seen_once"]
+from ziggurat.nn.residual.base import Residual
 
 STACKS = ("encoder", "decoder")
 

@@ -24,19 +24,8 @@ from ziggurat.diagnosis.hooks import STACKS, eagerly
 from ziggurat.diagnosis.probe import Loss
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.attention import ValueResidual
-from ziggurat.nn.residual import NoSkip
-
-__all__ = [
-    "LAYER_MEASURES",
-    "PASSES",
-    "TOLERANCE",
-    "effective_depth",
-    "layer_measures",
-    "near_pairs",
-    "passes_needed",
-    "pruning_order",
-]
+from ziggurat.nn.attention.values import ValueResidual
+from ziggurat.nn.residual.base import NoSkip
 
 LAYER_MEASURES = (
     "angular_distance",

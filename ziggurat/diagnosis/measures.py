@@ -24,22 +24,11 @@ from torch.utils.hooks import RemovableHandle
 from ziggurat.diagnosis.hooks import STACKS, Trace, layers_of
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Encoder
-from ziggurat.nn.attention import CrossAttention, SelfAttention, weights_explicit
 from ziggurat.nn.attention.additive import AdditiveAttention
-from ziggurat.nn.history import History, Transparent
-
-__all__ = [
-    "Entropies",
-    "adjacent_similarities",
-    "embedding_similarities",
-    "encoder_similarities",
-    "history_weights",
-    "inter_similarities",
-    "inter_similarity",
-    "similarities",
-    "similarity",
-    "transparent_weights",
-]
+from ziggurat.nn.attention.base import weights_explicit
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.history.base import History
+from ziggurat.nn.history.transparent import Transparent
 
 
 @torch.no_grad()

@@ -16,13 +16,6 @@ from ziggurat.diagnosis.gradients import by_part, lengths, parts_of
 from ziggurat.diagnosis.hooks import STACKS, Trace, layers_of
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = [
-    "SIZE",
-    "Snapshot",
-    "output_change",
-    "perturbed",
-]
-
 
 class Snapshot:
     """Copy of the weights before an update, in the memory of the host, so that it takes none of a GPU's.

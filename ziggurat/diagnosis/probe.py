@@ -18,8 +18,6 @@ from ziggurat.diagnosis.measures import Entropies, encoder_similarities, history
 from ziggurat.diagnosis.perturbation import output_change
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["MEASURES", "Loss", "mean_gradient_norm", "measure"]
-
 Loss = Callable[[Seq2Seq, Batch], tuple[Tensor, Tensor]]
 """(model, batch) -> the objective of training, and the sum of -log p(gold) in nats, both of shape []
 (ziggurat.training.objective.probe_loss)."""

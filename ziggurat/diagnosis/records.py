@@ -19,8 +19,6 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import built, json_safe, parse_json, read_json_lines
 
-__all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
-
 RECORD_FORMAT = 1
 """Version of the records."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 from ziggurat.diagnosis.records import Record
 
-__all__ = ["SCALES", "HeatMap", "Scale", "heat_maps", "scalars", "thinned"]
-
 _COLUMNS = 240
 """Most columns of a heat map by update."""
 

@@ -17,8 +17,6 @@ from ziggurat.diagnosis.records import Record
 from ziggurat.errors import DataError, other_format
 from ziggurat.small_files import built, read_json_lines
 
-__all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "RunWarning", "Watch", "read_warnings"]
-
 WARNINGS_FILE = Path("diagnostics") / "warnings.jsonl"
 """File of the warnings in a run's folder, one JSON object per line."""
 

@@ -13,20 +13,6 @@ from itertools import pairwise
 from ziggurat.evaluation.findings import Bucket, BucketTable, OverSeeds
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 
-__all__ = [
-    "FREQUENCIES",
-    "LENGTHS",
-    "LENGTH_DIFFERENCES",
-    "SCORES",
-    "SentenceWords",
-    "bucket_index",
-    "bucket_labels",
-    "by_length",
-    "length_differences",
-    "sentence_scores",
-    "word_accuracy",
-]
-
 SentenceWords = Sequence[Sequence[str]]
 """[sentences][words]"""
 

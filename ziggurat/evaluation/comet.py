@@ -18,8 +18,6 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.evaluation.scores import check_lines
 from ziggurat.evaluation.segments import MeanMetric, MeanSignature
 
-__all__ = ["DEFAULT_MODEL", "LICENCES", "Comet", "CometEnvironment"]
-
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 """Trained on human judgements up to 2021; needs a reference. Apache-2.0."""
 

@@ -15,8 +15,6 @@ import sys
 import threading
 import time
 
-__all__ = ["main"]
-
 
 def main(request_path: str, answer_path: str) -> None:
     """Read the request and write the answer, which appears in one piece.

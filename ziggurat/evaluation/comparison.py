@@ -20,8 +20,6 @@ from ziggurat.evaluation.scores import METRICS, check_lines
 from ziggurat.evaluation.segments import SacrebleuMetric, SegmentMetric, Statistics, Words
 from ziggurat.evaluation.significance import RESAMPLINGS, TRIALS, compare_scores
 
-__all__ = ["FORMAT", "Comparison", "System", "compare", "comparison_from_json"]
-
 FORMAT = 1
 """Version of the JSON form; other versions are not read."""
 

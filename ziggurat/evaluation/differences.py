@@ -14,22 +14,6 @@ from statistics import fmean
 from ziggurat.evaluation.buckets import SentenceWords
 from ziggurat.evaluation.findings import Example, NgramDifference, NgramTable, OutputCount, OverSeeds, SentenceTable
 
-__all__ = [
-    "MAX_NGRAM",
-    "Text",
-    "copied",
-    "count_outputs",
-    "empty",
-    "exact",
-    "matched_ngrams",
-    "ngram_table",
-    "ngrams",
-    "repeated",
-    "sentence_table",
-    "untranslated",
-]
-
-
 # Sentences
 
 

@@ -10,21 +10,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "FEWEST_CASES",
-    "Bucket",
-    "BucketTable",
-    "Example",
-    "NgramDifference",
-    "NgramTable",
-    "OutputCount",
-    "OverSeeds",
-    "Pair",
-    "Scores",
-    "SentenceTable",
-    "SystemNotes",
-]
-
 FEWEST_CASES = 30
 """Cases that a test of significance needs at least. Resamples of few cases are near copies of one another (of a single
 one, all are equal), so p-values come out far too small: docs/evaluate.md has figures."""

@@ -14,8 +14,6 @@ from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import check_lines
 from ziggurat.evaluation.segments import MeanMetric, MeanSignature, Words
 
-__all__ = ["Meteor"]
-
 _SNOWBALL = {  # of nltk, by language code; English has Porter's stemmer, nltk's default
     "ar": "arabic",
     "da": "danish",

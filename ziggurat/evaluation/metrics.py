@@ -14,8 +14,6 @@ from ziggurat.evaluation.splitting import Splitting, splitting
 if TYPE_CHECKING:
     from ziggurat.evaluation.comet import CometEnvironment
 
-__all__ = ["ALL_METRICS", "TestSet", "check_metrics"]
-
 ALL_METRICS: tuple[str, ...] = (*METRICS, "meteor", "comet")
 
 

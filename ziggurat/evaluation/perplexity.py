@@ -13,8 +13,6 @@ from ziggurat import __version__
 from ziggurat.errors import DataError
 from ziggurat.evaluation.scores import Score
 
-__all__ = ["Likelihood"]
-
 
 @dataclass(frozen=True)
 class Likelihood:

@@ -18,8 +18,6 @@ from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 from ziggurat.evaluation.significance import RESAMPLINGS, holm, p_values, resampled_scores, two_sided_p
 
-__all__ = ["Contest", "Disturbed", "Effect", "EffectDifference", "Harm", "Robustness", "Trial", "judge"]
-
 _EXAMPLES = 5
 _EXAMPLE_METRIC = "chrf"
 

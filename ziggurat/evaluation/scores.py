@@ -14,18 +14,6 @@ from ziggurat.config.languages import main_language
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.evaluation.splitting import INSTALLED_BY, splitting
 
-__all__ = [
-    "BOOTSTRAP_SAMPLES",
-    "METRICS",
-    "Metric",
-    "MissingTokenizerError",
-    "Score",
-    "check_lines",
-    "corpus_score",
-    "evaluate",
-    "sacrebleu_metric",
-]
-
 Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
 """Names of the metrics, as sacreBLEU's command line spells them."""

@@ -16,18 +16,6 @@ import numpy as np
 
 from ziggurat.evaluation.scores import BOOTSTRAP_SAMPLES, Metric, Score, sacrebleu_metric
 
-__all__ = [
-    "MeanMetric",
-    "MeanSignature",
-    "SacrebleuMetric",
-    "SegmentMetric",
-    "Statistics",
-    "Words",
-    "add_up",
-    "scored",
-]
-
-
 Statistics = list[list[float]]
 """[sentences, numbers]"""
 

@@ -23,8 +23,6 @@ import numpy as np
 from ziggurat.evaluation.findings import OverSeeds, Pair, Scores
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 
-__all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm", "p_values", "resampled_scores", "two_sided_p"]
-
 RESAMPLINGS = 1000
 """Resamplings of the paired bootstrap: sacreBLEU's default, and the number in Liu et al. 2020 (P3)."""
 

@@ -14,8 +14,6 @@ import regex
 
 from ziggurat.config.languages import language_name, main_language
 
-__all__ = ["INSTALLED_BY", "Splitting", "splitting", "unspaced_script"]
-
 INSTALLED_BY = {"ja-mecab": "pip install 'ziggurat-mt[ja]'", "ko-mecab": "pip install 'ziggurat-mt[ko]'"}
 """Tokenizer of sacreBLEU that needs further packages -> the command that installs them."""
 

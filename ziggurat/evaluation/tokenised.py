@@ -15,8 +15,6 @@ from dataclasses import replace
 from ziggurat.errors import ConfigError, printable
 from ziggurat.evaluation.scores import Score, check_lines, corpus_score
 
-__all__ = ["check_language", "compound_split_bleu", "split_compounds", "tokenised_bleu"]
-
 _COMPOUND = re.compile(r"(\S)-(\S)")
 _UNSPACED = ("ja", "ko", "zh", "cjk")  # sacremoses handles them without a list of abbreviations
 

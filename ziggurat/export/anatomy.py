@@ -19,18 +19,6 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ExportError
 from ziggurat.nn.embedding import sinusoids
 
-__all__ = [
-    "Affine",
-    "Anatomy",
-    "AttentionMatrices",
-    "LayerMatrices",
-    "StackMatrices",
-    "compose",
-    "dissect",
-    "one_of",
-    "width_of",
-]
-
 
 @dataclass(frozen=True)
 class Affine:

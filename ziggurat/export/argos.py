@@ -38,8 +38,6 @@ from ziggurat.export.ctranslate2 import write_ctranslate2
 from ziggurat.export.package import PackageChoices, package_metadata, splitter_files
 from ziggurat.export.plain import ExportedModel
 
-__all__ = ["argos_reasons", "write_argos"]
-
 _POSITIONS = 1026
 """Positions that Argos Translate may ask for: CTranslate2's 1,024 pieces of a source, end-of-sentence, and one more."""
 _NEVER = -1e4

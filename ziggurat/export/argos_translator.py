@@ -16,8 +16,6 @@ from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.decoding.served_results import ctranslate2_module
 from ziggurat.errors import CheckpointError
 
-__all__ = ["ArgosTranslator"]
-
 _SEARCH = {"beam_size": 4, "length_penalty": 0.2, "min_decoding_length": 1, "max_decoding_length": 256}
 """Argos Translate's settings, and CTranslate2's where it has none."""
 _BATCH_TOKENS = 4096

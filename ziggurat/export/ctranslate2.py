@@ -22,8 +22,6 @@ from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMat
 from ziggurat.export.plain import with_epsilon
 from ziggurat.models.seq2seq import AlignmentHead
 
-__all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2", "write_shortlist_map"]
-
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 """Types besides fp32 in which CTranslate2 can store matrices."""
 

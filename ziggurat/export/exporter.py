@@ -23,8 +23,8 @@ from ziggurat.data.compressed import byte_stream
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.workspace import building, tidy
-from ziggurat.decoding.lines import read_lines
-from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.decoding.lines import TranslationWarning, read_lines
+from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
@@ -36,8 +36,6 @@ from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.directory import OpenedModel, open_model
 from ziggurat.models.low_rank import weights_fingerprint
 from ziggurat.small_files import parse_json, read_bounded
-
-__all__ = ["REPORT_FILE", "Gate", "export_model", "reachable"]
 
 REPORT_FILE = "export.json"
 """Report of an export: its origin and the results of its checks."""

@@ -26,8 +26,6 @@ from ziggurat.export.plain import with_epsilon
 from ziggurat.models.kinds import RESIDUAL
 from ziggurat.models.tensors import write_tensors
 
-__all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "huggingface_rules", "transformers", "write_huggingface"]
-
 MAX_NEW_TOKENS = 256
 """Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""
 _FILLER_LOGIT = -1e9

@@ -13,8 +13,6 @@ from pydantic import Field
 
 from ziggurat.small_files import Form
 
-__all__ = ["Generation", "decoding_of", "notes_of", "ruled_out"]
-
 _MAX_LENGTH = 20
 """Default of transformers for `max_length`. Nobody means it, so such a model keeps our default."""
 

@@ -17,8 +17,6 @@ from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.decoding.state import length_batches
 from ziggurat.export.huggingface import transformers
 
-__all__ = ["HuggingFaceTranslator"]
-
 
 @contextlib.contextmanager
 def _quiet(module: Any) -> Iterator[None]:

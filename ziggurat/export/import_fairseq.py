@@ -32,8 +32,6 @@ from ziggurat.export.imported import (
 from ziggurat.export.pickled import load_pickled, tensors_of
 from ziggurat.small_files import Form, read_bounded, shaped
 
-__all__ = ["read_fairseq"]
-
 _BOS, _PAD, _EOS, _UNK = range(4)  # ids in every fairseq dictionary; the tokens of dict.txt follow
 _REFUSED: dict[str, Any] = {
     "adaptive_input": False,

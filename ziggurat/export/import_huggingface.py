@@ -35,8 +35,6 @@ from ziggurat.export.pickled import load_pickled, tensors_of
 from ziggurat.export.vocabularies import TokenizerConfig, refuse_languages_apart, with_vocabularies
 from ziggurat.small_files import Form, check_opens, inside, read_bounded, read_json
 
-__all__ = ["read_huggingface"]
-
 _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": True}
 """Model types that are plain Transformers, and whether they are pre-norm."""
 

@@ -18,8 +18,6 @@ from ziggurat.export.marian_files import find_files, read_ids, read_weights
 from ziggurat.export.vocabularies import with_vocabularies
 from ziggurat.small_files import Form, read_bounded, shaped
 
-__all__ = ["read_marian"]
-
 
 class _Search(Form):
     """What decoder.yml says about the search."""

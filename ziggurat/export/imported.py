@@ -20,18 +20,6 @@ from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabu
 from ziggurat.errors import ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
 
-__all__ = [
-    "ACTIVATIONS",
-    "MAX_POSITIONS",
-    "NORM_EPSILON",
-    "ControlIds",
-    "ForeignModel",
-    "layer_from",
-    "layer_names",
-    "positions_from",
-    "take",
-]
-
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
 
 

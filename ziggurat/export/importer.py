@@ -25,8 +25,6 @@ from ziggurat.models.directory import refuse_replacing
 from ziggurat.models.run_folder import CONFIG_FILE, MODEL_FILE
 from ziggurat.models.tensors import load_weights, write_tensors
 
-__all__ = ["import_checkpoint"]
-
 
 def import_checkpoint(
     checkpoint: Path,

@@ -31,8 +31,6 @@ from ziggurat.export.imported import positions_from
 from ziggurat.export.marian_files import Array
 from ziggurat.small_files import Form, shaped
 
-__all__ = ["POSITIONS", "marian_anatomy"]
-
 _EPSILON = 1e-6
 POSITIONS = 1024
 """Rows of the table of positions: Marian computes as many as it needs, and reads at most 1,000 tokens by default."""

@@ -25,8 +25,6 @@ from ziggurat.data.subword import MAX_MODEL_BYTES
 from ziggurat.errors import DataError, printable, refuse_passing
 from ziggurat.small_files import check_regular, inside, parse_json, read_bounded
 
-__all__ = ["Array", "MarianFiles", "find_files", "is_marian", "read_ids", "read_options", "read_weights"]
-
 Array = NDArray[Any]
 
 _OPTIONS = "special:model.yml"

@@ -19,10 +19,8 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
 from ziggurat.export.onnx_graphs import EncoderGraph, Port, Ports, StepGraph, exportable, ports_of
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import Rotary
+from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.embedding import SinusoidalPositions
-
-__all__ = ["ENCODER_FILE", "FORMAT", "MANIFEST_FILE", "OPSET", "STEP_FILE", "write_onnx"]
 
 ENCODER_FILE = "encoder.onnx"
 STEP_FILE = "step.onnx"

@@ -14,18 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from ziggurat.nn.attention import (
-    Block,
-    CrossAttention,
-    CrossAttentionCache,
-    FirstValues,
-    Mask,
-    OwnAttention,
-    OwnCache,
-)
+from ziggurat.nn.attention.base import OwnAttention, OwnCache
+from ziggurat.nn.attention.cache import Block, CrossAttentionCache
+from ziggurat.nn.attention.mask import Mask
+from ziggurat.nn.attention.multihead import CrossAttention
+from ziggurat.nn.attention.values import FirstValues
 from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
-
-__all__ = ["GrowingCache", "LayerCache", "RecurrentCache", "RunningCell", "RunningSum", "ScannedLstm"]
 
 
 class _Rows:

@@ -15,20 +15,13 @@ from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, MergedDec
 from ziggurat.models.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
 from ziggurat.models.seq2seq import Memory, Seq2Seq
 from ziggurat.models.transformer import Decoder, DecoderCache
-from ziggurat.nn.attention import (
-    CrossAttention,
-    CrossAttentionCache,
-    FirstValues,
-    KeptWeights,
-    Mask,
-    OwnAttention,
-    SelfAttention,
-    Ssru,
-    padding_bias,
-)
+from ziggurat.nn.attention.base import OwnAttention
+from ziggurat.nn.attention.cache import CrossAttentionCache, KeptWeights
+from ziggurat.nn.attention.mask import Mask, padding_bias
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.ssru import Ssru
+from ziggurat.nn.attention.values import FirstValues
 from ziggurat.nn.lstm import LstmLayer, LstmState
-
-__all__ = ["EncoderGraph", "Port", "Ports", "StepGraph", "exportable", "ports_of"]
 
 
 @dataclass(frozen=True)

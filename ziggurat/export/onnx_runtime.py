@@ -26,8 +26,6 @@ from ziggurat.small_files import Form, read_json
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["OnnxModel", "OnnxScorer", "load_onnx", "open_onnx"]
-
 
 @dataclass(frozen=True)
 class OnnxModel:

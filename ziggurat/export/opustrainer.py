@@ -19,8 +19,6 @@ from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, parse_yaml, to_yaml
 from ziggurat.errors import ConfigError, printable
 from ziggurat.small_files import read_bounded
 
-__all__ = ["opustrainer_text", "read_opustrainer"]
-
 _ALIGNMENT_COLUMN = 2
 _NAMES = {
     "UpperCase": "upper_case",

@@ -13,8 +13,6 @@ from ziggurat.config.languages import language_name, main_language
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.small_files import check_name, check_regular
 
-__all__ = ["PackageChoices", "package_choices", "package_metadata", "splitter_files"]
-
 _ARGOS_VERSION = "1.10"
 """First version of Argos Translate that joins pieces by SentencePiece: earlier ones show bytes as `<0xC3>`."""
 

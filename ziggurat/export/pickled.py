@@ -20,8 +20,6 @@ from torch import Tensor
 from ziggurat.errors import DataError, out_of_memory, printable, refuse_passing
 from ziggurat.small_files import check_regular
 
-__all__ = ["load_pickled", "tensors_of"]
-
 
 def load_pickled(path: Path, what: str, *, classes: Sequence[type] = ()) -> Any:
     """Return the content of a file of torch.save, tensors on the CPU, and warn that it is a pickle.

@@ -28,14 +28,6 @@ from ziggurat.models.fold import NotPlainError, fold
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import load_weights, weights
 
-__all__ = [
-    "ExportedModel",
-    "SearchRules",
-    "not_plain",
-    "unlike_plain",
-    "with_epsilon",
-]
-
 
 def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
     """Return a stack that computes the same with another epsilon inside its norms.

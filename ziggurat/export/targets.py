@@ -31,8 +31,6 @@ from ziggurat.export.plain import ExportedModel, SearchRules, not_plain, unlike_
 from ziggurat.models.directory import fill_model_directory
 from ziggurat.models.run_folder import CONFIG_FILE
 
-__all__ = ["TARGETS", "ExportTarget", "ExportTranslator", "target_named"]
-
 
 class ExportTranslator(Protocol):
     """Translator that uses the result of an export."""

@@ -24,8 +24,6 @@ from ziggurat.errors import ExportError, printable
 from ziggurat.export.huggingface import MAX_NEW_TOKENS
 from ziggurat.export.targets import ExportTranslator
 
-__all__ = ["BEAM", "ExportVerification", "compare", "search_settings"]
-
 BEAM = 4
 _TIE = 1e-4
 """Log-probabilities that differ by less are equal: about the error of a sum over tokens in fp32."""

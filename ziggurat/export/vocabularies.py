@@ -16,8 +16,6 @@ from ziggurat.data.subword import SentencePieceTokenizer, same_vocabulary
 from ziggurat.errors import ExportError, printable
 from ziggurat.small_files import Form
 
-__all__ = ["TokenizerConfig", "refuse_languages_apart", "with_vocabularies"]
-
 
 class SpecialToken(Form):
     """A token with its options, of which only the spelling counts here."""

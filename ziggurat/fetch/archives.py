@@ -20,8 +20,6 @@ from typing import IO, Any, NamedTuple
 from ziggurat.data.compressed import MAX_RATIO, byte_stream, compression_of
 from ziggurat.errors import DamageError, DataError, is_full_disk, printable
 
-__all__ = ["Member", "is_archive", "take_out"]
-
 _TAR = re.compile(r"\.(tar|tgz|txz|tar\.(gz|xz|zst))$", re.IGNORECASE)
 _MOST_MEMBERS = 1_000_000
 _MOST_HEADER_BYTES = 1 << 20  # of one tar header that holds a long name or extended attributes

@@ -27,8 +27,6 @@ from ziggurat.fetch.downloads import Downloads, Held
 from ziggurat.fetch.entries import Corpus, HoldOut
 from ziggurat.fetch.layouts import Block, Counts, read
 
-__all__ = ["Target", "Written", "write_set"]
-
 
 @dataclass(frozen=True)
 class Target:

@@ -26,8 +26,6 @@ from ziggurat.fetch.refusals import refuse_content
 from ziggurat.fetch.transfer import Network, Progress, download, read_small, size_of
 from ziggurat.small_files import check_regular, read_bounded
 
-__all__ = ["Downloads", "Held", "default_folder", "place_of"]
-
 _MOST_BYTES = 1 << 20
 _HOST = r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?"
 

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from ziggurat.config.base import Section
 
-__all__ = ["Corpus", "Entry", "Folder", "FolderSet", "HoldOut", "Layout", "Remote"]
-
 Layout = Literal["text", "tsv", "sgm", "ted", "tmx", "wmt-xml"]
 """`text`: a file a side, line by line; `tsv`: columns; `sgm`: WMT's <seg> lines, a file a side; `ted`: text between the
 tags of IWSLT's training files; `tmx`; `wmt-xml`: source and references in one file, from WMT 2021 on."""

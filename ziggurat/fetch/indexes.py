@@ -20,8 +20,6 @@ from ziggurat.fetch.entries import Corpus, Layout, Remote
 from ziggurat.fetch.registry import Registry
 from ziggurat.small_files import Form, parse_json, shaped
 
-__all__ = ["Listed", "Names", "opus_listed", "sacrebleu_listed"]
-
 OPUS_API = "https://opus.nlpl.eu/opusapi/"
 _SACREBLEU = {
     "FakeSGMLDataset": "sgm",

@@ -19,8 +19,6 @@ from ziggurat.errors import DataError
 from ziggurat.fetch.entries import Corpus
 from ziggurat.fetch.xml_layouts import tmx_units, wmt_segments
 
-__all__ = ["Block", "Counts", "clean", "read"]
-
 Block = tuple[list[str], ...]
 """Lines of a block, a list for each side."""
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from ziggurat.config.languages import main_language
 from ziggurat.fetch.entries import Entry
 
-__all__ = ["any_pair", "described", "fitting_pairs", "has_pair", "variants"]
-
 _INDIVIDUAL = {
     "als": "sq", "arb": "ar", "azj": "az", "ekk": "et", "fuv": "ff", "gaz": "om", "khk": "mn", "kmr": "ku", "lvs": "lv",
     "npi": "ne", "ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "quy": "qu", "swh": "sw", "uzn": "uz", "ydd": "yi",

@@ -19,8 +19,6 @@ from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import is_same, lock_missing, sync_folder, try_lock
 from ziggurat.errors import DataError, is_full_disk, written_whole
 
-__all__ = ["Part"]
-
 
 @dataclass
 class Part:

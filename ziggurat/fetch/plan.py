@@ -19,8 +19,6 @@ from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.entries import Corpus, Folder, FolderSet, HoldOut
 from ziggurat.fetch.indexes import Names
 
-__all__ = ["FetchTask", "by_hand", "run_task", "task_of_name", "tasks_of_config"]
-
 
 @dataclass(frozen=True)
 class FetchTask:

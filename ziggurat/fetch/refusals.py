@@ -12,8 +12,6 @@ import ssl
 
 from ziggurat.errors import DataError, printable
 
-__all__ = ["BRING", "refuse_answer", "refuse_content", "refuse_page", "refuse_unreachable"]
-
 BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/fetch.md)"
 """The way out that always exists."""
 

@@ -24,8 +24,6 @@ from ziggurat.fetch.entries import Corpus, Entry, Folder
 from ziggurat.fetch.pairs import any_pair, described, fitting_pairs, has_pair, variants
 from ziggurat.small_files import read_bounded
 
-__all__ = ["Registry", "load_registry", "user_registry"]
-
 _BUILT_IN = Path(__file__).with_name("corpora.yaml")
 _LANGUAGE = r"[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
 _WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]*"

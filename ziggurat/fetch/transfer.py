@@ -29,8 +29,6 @@ from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.fetch.part import Part
 from ziggurat.fetch.refusals import BRING, refuse_answer, refuse_page, refuse_unreachable
 
-__all__ = ["Network", "Progress", "download", "read_small", "size_of"]
-
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, the bytes or pairs so far and the total (None: not known)."""
 

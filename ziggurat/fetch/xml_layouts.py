@@ -9,8 +9,6 @@ from xml.parsers import expat
 from ziggurat.data.compressed import byte_stream
 from ziggurat.errors import DamageError, DataError, printable
 
-__all__ = ["tmx_units", "wmt_segments"]
-
 _BLOCK_BYTES = 1 << 16
 _MOST_CHARACTERS = 1 << 20
 """Longest text of one segment."""

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.dropout import StochasticBranch
-from ziggurat.nn.residual import Residual
-
-__all__ = ["constant_omega", "profile_omega"]
+from ziggurat.nn.residual.base import Residual
 
 
 @torch.no_grad()

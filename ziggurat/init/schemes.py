@@ -21,25 +21,6 @@ from ziggurat.config.model_sections import InitConfig
 from ziggurat.nn.residual.kinds import deepnorm_constants
 from ziggurat.nn.roles import MATRICES, QUERY_KEY_VALUE, WRITTEN, Role, Slot
 
-__all__ = [
-    "INIT",
-    "AsBuilt",
-    "Constant",
-    "Distribution",
-    "ModelDepth",
-    "Normal",
-    "Scheme",
-    "Uniform",
-    "deepnorm",
-    "depth_scaled",
-    "fixup",
-    "initialise",
-    "t_fixup",
-    "uniform",
-    "xavier",
-    "xavier_bound",
-]
-
 
 class ModelDepth(NamedTuple):
     """The depth of a model, as far as initial values depend on it.

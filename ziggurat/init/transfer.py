@@ -24,8 +24,6 @@ from typing import NamedTuple
 from ziggurat.config.model import ModelConfig
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["Scale", "branch_factor", "output_factor", "scales"]
-
 
 class Scale(NamedTuple):
     """Factors of what an optimiser has for a parameter.

@@ -29,8 +29,6 @@ from ziggurat.jobs.shards import Manifest, Shard
 from ziggurat.processes import worker_pool
 from ziggurat.terminal import signals_waiting
 
-__all__ = ["Launcher", "Run", "cluster_library", "processes", "ray_actors"]
-
 _WAIT_SECONDS = 0.2  # between two looks at whether to stop: signals do not end a wait
 _KNOCK_SECONDS = 10.0  # for a cluster to answer
 _SILENT_SECONDS = 60.0  # without any worker at work, until that is said

@@ -26,8 +26,6 @@ from ziggurat.models.directory import locate_weights, open_model
 from ziggurat.models.low_rank import weights_fingerprint
 from ziggurat.models.run_folder import CONFIG_FILE
 
-__all__ = ["Identified", "ModelChoice", "job_decoding", "opened"]
-
 
 @dataclass(frozen=True)
 class ModelChoice:

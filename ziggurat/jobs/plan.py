@@ -21,8 +21,6 @@ from ziggurat.data.temporary import TEMPORARY, locked
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = ["PLAN_FILE", "Plan", "fix_plan"]
-
 PLAN_FILE = "plan.json"
 _FORMAT = 1
 _LOCK = f".{PLAN_FILE}.lock"

@@ -25,7 +25,8 @@ from ziggurat.data.encoding import Encoder, block_text, compared
 from ziggurat.data.files import write_atomically
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.passes import Learnt, learn
-from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
+from ziggurat.data.prepare import Inputs, prepare, reusable_store
+from ziggurat.data.prepare_report import PrepareReport
 from ziggurat.data.readers import PairBlock, ReadNotes
 from ziggurat.data.sampling import read_pair_scores, write_pair_scores
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
@@ -36,8 +37,6 @@ from ziggurat.jobs.plan import Plan, fix_plan
 from ziggurat.jobs.run import JobOutcome, Work, at_work, do_shards, made_once
 from ziggurat.jobs.shards import Manifest, Shard, StageFiles, cut
 from ziggurat.small_files import parse_json, read_bounded
-
-__all__ = ["SHARD_PAIRS", "prepare_job"]
 
 SHARD_PAIRS = 50_000
 """Least pairs of a shard, which ends with a block of the reader."""

@@ -22,8 +22,6 @@ from ziggurat.jobs.plan import Plan
 from ziggurat.jobs.shards import Manifest, Shard, StageFiles, cut
 from ziggurat.terminal import stop_signals
 
-__all__ = ["JobOutcome", "Progress", "Work", "at_work", "complete_shards", "do_shards", "made_once", "run_job"]
-
 Merged = TypeVar("Merged")
 Do = Callable[[Shard[Any]], Manifest]
 Progress = Callable[[int, int, int | None], None]

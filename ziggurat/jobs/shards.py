@@ -16,8 +16,6 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 from ziggurat.small_files import built, parse_json, read_bounded
 
-__all__ = ["Manifest", "Shard", "StageFiles", "cut"]
-
 Item = TypeVar("Item")
 
 

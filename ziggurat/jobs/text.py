@@ -18,8 +18,6 @@ from ziggurat.jobs.plan import Plan
 from ziggurat.jobs.run import JobOutcome, Work, complete_shards, run_job
 from ziggurat.jobs.shards import Manifest, Shard, StageFiles
 
-__all__ = ["Aligning", "Line", "Merged", "Task", "run_text_job"]
-
 Taken = TypeVar("Taken")
 
 

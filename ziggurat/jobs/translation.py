@@ -17,8 +17,6 @@ from ziggurat.errors import ConfigError
 from ziggurat.jobs.models import ModelChoice, opened
 from ziggurat.jobs.text import Line
 
-__all__ = ["Scoring", "Translating"]
-
 
 @dataclass(frozen=True)
 class Translating:

@@ -13,24 +13,16 @@ from typing import Literal
 from ziggurat.config.kinds import ATTENTIONS, DecoderAttentionKind, EncoderAttentionKind
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
 from ziggurat.models.parts import StackParts
-from ziggurat.nn.attention import (
-    AverageAttention,
-    CrossAttention,
-    MergedAttention,
-    MergedAverageAttention,
-    OwnAttention,
-    QueryKeyScaling,
-    RelativeAttention,
-    Rotary,
-    SelfAttention,
-    SimplifiedAverageAttention,
-    Ssru,
-    ValueResidual,
-)
-from ziggurat.nn.attention.values import ValueResidualKind
+from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
+from ziggurat.nn.attention.base import OwnAttention
+from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.relative import RelativeAttention
+from ziggurat.nn.attention.rotary import Rotary
+from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.attention.ssru import Ssru
+from ziggurat.nn.attention.values import ValueResidual, ValueResidualKind
 from ziggurat.nn.dropout import Dropout
-
-__all__ = ["ATTENTION", "ENCODER_ATTENTION", "AttentionRow", "decoder_layer"]
 
 
 def _full(parts: StackParts, layer: int) -> SelfAttention:

@@ -15,8 +15,6 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import CheckpointError, refuse_passing
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = ["AVERAGED", "SCORE_FILE", "AverageScore", "passed_over", "write_score"]
-
 AVERAGED = "averaged"
 """Folder of a run with its averaged model."""
 SCORE_FILE = "validation.json"

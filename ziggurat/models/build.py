@@ -20,7 +20,8 @@ from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
 from ziggurat.errors import ConfigError
-from ziggurat.init import ModelDepth, Role, Slot, assign_roles, constant_omega, initialise
+from ziggurat.init.admin import constant_omega
+from ziggurat.init.schemes import ModelDepth, initialise
 from ziggurat.init.transfer import Scale, scales
 from ziggurat.models.attention import ENCODER_ATTENTION, decoder_layer
 from ziggurat.models.layers import EncoderLayer
@@ -28,21 +29,8 @@ from ziggurat.models.parts import Embeddings, StackParts, memory_mixtures
 from ziggurat.models.rnmt import build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.residual import Residual
-from ziggurat.nn.roles import place_of
-
-__all__ = [
-    "FAMILY",
-    "assemble",
-    "build_model",
-    "compile_layers",
-    "count_parameters",
-    "model_slots",
-    "parameter_roles",
-    "parameter_scales",
-    "set_recompute",
-    "stack_residuals",
-]
+from ziggurat.nn.residual.base import Residual
+from ziggurat.nn.roles import Role, Slot, assign_roles, place_of
 
 
 def build_model(

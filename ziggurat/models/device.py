@@ -8,8 +8,6 @@ import torch
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["random_state_kept", "usable_device"]
-
 
 def usable_device(name: str, setting: str) -> torch.device:
     """Return the device of that name; `auto` is the GPU where there is one, else the CPU.

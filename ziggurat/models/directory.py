@@ -44,20 +44,6 @@ from ziggurat.models.run_folder import (
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import check_fit, load_weights, read_tensors, write_tensors
 
-__all__ = [
-    "OpenedModel",
-    "fill_model_directory",
-    "locate_weights",
-    "may_become_model_directory",
-    "open_model",
-    "read_weights",
-    "refuse_replacing",
-    "verify",
-    "weights_experiment",
-    "weights_origin",
-    "write_model_directory",
-]
-
 
 @dataclass(frozen=True)
 class OpenedModel:

@@ -21,8 +21,6 @@ from ziggurat.models.attention import ATTENTION
 from ziggurat.models.kinds import HISTORY, RESIDUAL
 from ziggurat.nn.residual.kinds import deepnorm_constants
 
-__all__ = ["NotPlainError", "fold"]
-
 
 class NotPlainError(ConfigError):
     """No plain Transformer computes what the model does; `reasons` has every one."""

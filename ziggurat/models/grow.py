@@ -20,8 +20,6 @@ from ziggurat.models.layers import AnyDecoderLayer, EncoderLayer
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 
-__all__ = ["Copies", "Deepening", "added_layers", "at_depth", "deepening", "grow_moments", "grow_weights"]
-
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 """Parts whose tensors belong to several layers; their modules extend them (`extend`)."""

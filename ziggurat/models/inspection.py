@@ -24,8 +24,6 @@ from ziggurat.models.build import assemble, count_parameters
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.vocabularies import refuse_two_vocabularies
 
-__all__ = ["Inspection", "VocabularySizes", "bare_model", "inspect_experiment", "parts", "vocabulary_sizes"]
-
 _PART = {"source_embedding": "embeddings", "target_embedding": "embeddings"}
 # Keys of `data` on which the vocabularies depend, besides the text.
 _VOCABULARY = ("data.subword", "data.unicode")

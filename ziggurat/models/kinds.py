@@ -13,14 +13,13 @@ from typing import Literal
 from torch import nn
 
 from ziggurat.config.kinds import HistoryKind, ResidualKind
-from ziggurat.nn.history import History, HistoryOptions
 from ziggurat.nn.history import kinds as history
 from ziggurat.nn.history.attention_residuals import AttentionResiduals, BlockAttentionResiduals
+from ziggurat.nn.history.base import History, HistoryOptions
 from ziggurat.nn.history.mudd import Mudd
-from ziggurat.nn.residual import Residual, ResidualOptions, SiameseEnd, SublayerPosition
 from ziggurat.nn.residual import kinds as residual
-
-__all__ = ["HISTORY", "RESIDUAL", "Feeding", "Folding", "HistoryRow", "ResidualRow"]
+from ziggurat.nn.residual.base import Residual, ResidualOptions, SublayerPosition
+from ziggurat.nn.residual.streams import SiameseEnd
 
 Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
 """The way in which ziggurat.models.fold makes a stack plain.

@@ -9,33 +9,15 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import (
-    CrossAttention,
-    CrossAttentionCache,
-    FirstValues,
-    KeptWeights,
-    LiveBeams,
-    LiveMemory,
-    Mask,
-    MergedAttention,
-    OwnAttention,
-    OwnCache,
-    RowMoves,
-    SelfAttention,
-    TargetView,
-)
-from ziggurat.nn.residual import Residual
-
-__all__ = [
-    "AnyDecoderLayer",
-    "DecoderLayer",
-    "DecoderLayerCache",
-    "EncoderLayer",
-    "MergedDecoderLayer",
-    "SourceView",
-    "TransformerLayer",
-    "View",
-]
+from ziggurat.nn.attention.base import OwnAttention, OwnCache
+from ziggurat.nn.attention.cache import CrossAttentionCache, KeptWeights, LiveMemory
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
+from ziggurat.nn.attention.mask import Mask
+from ziggurat.nn.attention.merged import MergedAttention
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.target import TargetView
+from ziggurat.nn.attention.values import FirstValues
+from ziggurat.nn.residual.base import Residual
 
 View = TypeVar("View", bound="_View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""

@@ -26,19 +26,8 @@ from ziggurat.models.tensors import read_shapes
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.low_rank import LowRank
-from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.residual.fixup import ShiftedLinear
 from ziggurat.nn.roles import Role, Slot
-
-__all__ = [
-    "adapt",
-    "base_file",
-    "is_update",
-    "maps_of",
-    "merged",
-    "weights_files",
-    "weights_fingerprint",
-    "with_base",
-]
 
 _UPDATE = re.compile(r"(.+)\.low_rank\.(\d{1,4})\.(down|up)")
 _ROLES: dict[LoraMap, frozenset[Role]] = {

@@ -20,15 +20,15 @@ from ziggurat.errors import ConfigError
 from ziggurat.init.transfer import branch_factor, output_factor
 from ziggurat.models.kinds import HISTORY, RESIDUAL, ResidualRow
 from ziggurat.models.transformer import StackWiring
-from ziggurat.nn.attention import LinearMaker
+from ziggurat.nn.attention.multihead import LinearMaker
 from ziggurat.nn.dropout import Dropout, StochasticBranch
 from ziggurat.nn.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
-from ziggurat.nn.history import HistoryOptions, Transparent
+from ziggurat.nn.history.base import HistoryOptions
+from ziggurat.nn.history.transparent import Transparent
 from ziggurat.nn.linear import Linear, NormedLinear
-from ziggurat.nn.residual import Residual, ResidualOptions, ScaledNorm, ShiftedLinear, ShiftScale, SublayerPosition
-
-__all__ = ["Embeddings", "StackParts", "memory_mixtures"]
+from ziggurat.nn.residual.base import Residual, ResidualOptions, ScaledNorm, SublayerPosition
+from ziggurat.nn.residual.fixup import ShiftedLinear, ShiftScale
 
 
 class Embeddings:

@@ -16,8 +16,6 @@ from ziggurat.config import Experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut, layers_left, pruned_config
 
-__all__ = ["prune", "pruned_experiment"]
-
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
 
 

@@ -13,8 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ziggurat.config.train import Recompute
 
-__all__ = ["Recomputing", "Run", "runs"]
-
 _T = TypeVar("_T")
 
 _INSIDE = 16

@@ -12,15 +12,15 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.models.parts import Embeddings, memory_mixtures
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Memory, Seq2Seq, StepwiseDecoder
-from ziggurat.nn.attention import KeptWeights, LiveBeams, LiveMemory, Mask, RowMoves, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
+from ziggurat.nn.attention.cache import KeptWeights, LiveMemory
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
+from ziggurat.nn.attention.mask import Mask, padding_bias
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history.transparent import Transparent
 from ziggurat.nn.linear import Linear, linear
 from ziggurat.nn.lstm import LstmLayer, LstmState, StepOrder, step_order
 from ziggurat.nn.roles import Role, Slot, linear_slots
-
-__all__ = ["RnmtCache", "RnmtDecoder", "RnmtEncoder", "RnmtLayer", "build_rnmt"]
 
 
 class RnmtLayer(nn.Module):

@@ -19,29 +19,6 @@ from ziggurat.data.workspace import recover
 from ziggurat.errors import CheckpointError, ZigguratError, other_format, refuse_passing
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = [
-    "BASE",
-    "CHECKPOINTS",
-    "CHECKPOINT_FORMAT",
-    "CONFIG_FILE",
-    "ENVIRONMENT_FILE",
-    "META_FILE",
-    "MODEL_FILE",
-    "best_link",
-    "checkpoint_folders",
-    "checkpoint_name",
-    "checkpoint_update",
-    "config_file",
-    "link",
-    "locked",
-    "mend_links",
-    "ranked",
-    "read_meta",
-    "refuse_missing",
-    "run_of",
-    "write_meta",
-]
-
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.yaml"
 META_FILE = "meta.json"

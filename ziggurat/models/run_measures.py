@@ -11,8 +11,6 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 from ziggurat.small_files import Form, read_json
 
-__all__ = ["SCORES", "SPEED_FILE", "DecodingSpeed", "KeptScore", "keep_speed", "read_scores", "read_speed"]
-
 SCORES = "scores"
 """Folder of a run with a file for each test set, NAME.json, as `ziggurat evaluate RUN ... --json` prints it."""
 SPEED_FILE = "speed.json"

@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.models.recompute import Recomputing
-from ziggurat.nn.attention import KeptWeights, LiveBeams, RowMoves
+from ziggurat.nn.attention.cache import KeptWeights
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
-
-__all__ = ["AlignmentHead", "DecoderState", "Memory", "Seq2Seq", "StepCache", "StepwiseDecoder"]
 
 
 @dataclass(frozen=True)

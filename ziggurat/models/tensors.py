@@ -26,21 +26,6 @@ from ziggurat.small_files import check_name, check_regular
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-__all__ = [
-    "WEIGHTS_FORMAT",
-    "check_fit",
-    "is_cut_up",
-    "load_weights",
-    "local",
-    "part_begins",
-    "placed_as",
-    "read_shapes",
-    "read_tensors",
-    "weights",
-    "whole",
-    "write_tensors",
-]
-
 
 WEIGHTS_FORMAT = "1"
 """Value of `format` in the header of every file that this package writes."""

@@ -23,11 +23,13 @@ from ziggurat.models.layers import (
 )
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Memory, StepwiseDecoder
-from ziggurat.nn.attention import FirstValues, KeptWeights, LiveBeams, RowMoves, WholeTarget, causal_mask, padding_mask
-from ziggurat.nn.history import History, HistoryState
+from ziggurat.nn.attention.cache import KeptWeights
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
+from ziggurat.nn.attention.mask import causal_mask, padding_mask
+from ziggurat.nn.attention.target import WholeTarget
+from ziggurat.nn.attention.values import FirstValues
+from ziggurat.nn.history.base import History, HistoryState
 from ziggurat.nn.history.transparent import Transparent
-
-__all__ = ["Decoder", "DecoderCache", "Encoder", "StackWiring"]
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer, same_vocabulary
 from ziggurat.errors import ConfigError
 
-__all__ = ["refuse_other_vocabulary", "refuse_two_vocabularies"]
-
 Sides = tuple[Tokenizer, Tokenizer]
 """Tokenizers of source and target."""
 

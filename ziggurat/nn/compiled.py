@@ -21,8 +21,6 @@ from ziggurat.nn.quantised import CENTRE, LEVELS, SMALLEST
 if TYPE_CHECKING:
     from ziggurat.nn.attention.cache import Block
 
-__all__ = ["LIBRARY", "CompiledFeedForward", "CompiledLinear", "Precision", "attend", "attends", "multiplies", "notice"]
-
 LIBRARY = Path(__file__).with_name("_compiled.so")
 """The library, if it was built."""
 

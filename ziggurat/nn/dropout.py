@@ -10,8 +10,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Dropout", "StochasticBranch", "random_bytes"]
-
 
 def random_bytes(like: Tensor) -> Tensor:
     """Return uniform random bytes (uint8) shaped like `like`, from torch's CPU generator.

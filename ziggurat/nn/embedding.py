@@ -14,8 +14,6 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Multiply, linear
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["IMPOSSIBLE", "InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
-
 IMPOSSIBLE = -1e8
 """An output bias below this makes a token impossible whatever the hidden states are; importers write -1e9."""
 

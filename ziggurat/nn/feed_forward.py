@@ -14,8 +14,6 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["FeedForward", "GatedFeedForward"]
-
 _without_bias = partial(Linear, bias=False)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 

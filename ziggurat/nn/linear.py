@@ -16,8 +16,6 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from ziggurat.nn.low_rank import LowRank
 
-__all__ = ["Kernel", "Linear", "Multiply", "NormedLinear", "kernel", "linear", "product"]
-
 Kernel = Literal["auto", "torch", "onednn"]
 
 Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]

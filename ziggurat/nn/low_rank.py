@@ -11,8 +11,6 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import linear
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["Factors", "LowRank"]
-
 
 class Factors(nn.Module):
     """The matrices of one update: `down` A [rank, in] and `up` B [out, rank], without values until `LowRank.reset`.

@@ -13,8 +13,6 @@ from ziggurat.nn.linear import linear
 from ziggurat.nn.recurrence import CELL_CLIP, EPSILON, recur
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["LstmCell", "LstmLayer", "LstmState", "StepOrder", "step_order"]
-
 
 class LstmState(NamedTuple):
     """The state of a cell between steps.

@@ -21,17 +21,6 @@ from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.quantised import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding
 
-__all__ = [
-    "Int8Linear",
-    "PackedFeedForward",
-    "PackedLinear",
-    "PackedOutput",
-    "available",
-    "make_fast",
-    "pack",
-    "packed",
-]
-
 _HALF = 0.5
 
 

@@ -20,20 +20,6 @@ from ziggurat.nn.compiled import Precision
 from ziggurat.nn.linear import linear
 from ziggurat.nn.packed import available, packed
 
-__all__ = [
-    "decoding_notice",
-    "decoding_rates",
-    "faster",
-    "maps_of",
-    "precision_notice",
-    "settled",
-    "speeds",
-    "training_precision",
-    "training_rates",
-    "wrong_maps",
-    "wrong_packed",
-]
-
 Widths = tuple[int, int]
 
 _FAR = {"float32": 1e-4, "bfloat16": 0.01, "int8": 0.04}

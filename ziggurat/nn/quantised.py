@@ -20,18 +20,6 @@ from torch import Tensor, nn
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
 from ziggurat.nn.linear import Linear, product
 
-__all__ = [
-    "CENTRE",
-    "LEVELS",
-    "SMALLEST",
-    "STEP_BY_STEP",
-    "QuantisedEmbedding",
-    "quantise",
-    "quantised_linear",
-    "quantised_rows",
-    "whole_rows",
-]
-
 # Of all that computes with bytes, and as in compiled.c.
 
 LEVELS = 127

@@ -23,8 +23,6 @@ from torch import Tensor
 
 from ziggurat.nn.linear import product
 
-__all__ = ["CELL_CLIP", "EPSILON", "STEP_BY_STEP", "decayed_sum", "recur"]
-
 CELL_CLIP = 10.0
 """Cells are clipped to [-10, 10] (lingvo's cell_value_cap)."""
 EPSILON = 1e-8

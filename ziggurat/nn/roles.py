@@ -9,17 +9,6 @@ from enum import Enum
 
 from torch import Tensor, nn
 
-__all__ = [
-    "MATRICES",
-    "QUERY_KEY_VALUE",
-    "WRITTEN",
-    "Role",
-    "Slot",
-    "assign_roles",
-    "linear_slots",
-    "place_of",
-]
-
 
 class Role(Enum):
     """The role of a parameter in its module."""

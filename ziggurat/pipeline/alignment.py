@@ -24,8 +24,6 @@ from ziggurat.pipeline.road import Corpora, Progress, Road, write_side
 from ziggurat.pipeline.settings import joined, settings_of
 from ziggurat.pipeline.step import Step
 
-__all__ = ["align_step"]
-
 _SHARD_PAIRS = 10_000
 
 

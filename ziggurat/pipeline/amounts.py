@@ -20,8 +20,6 @@ from ziggurat.errors import ZigguratError
 from ziggurat.pipeline.corpora import fetched_files, resolved
 from ziggurat.pipeline.road import DISTILLED, Corpora, Road
 
-__all__ = ["Amounts", "Lines", "lines_of"]
-
 _BYTES_PER_LINE = 60
 _PACKED = 3  # bytes of text for one of a compressed file
 _COUNTED = 1 << 28  # bytes of a file that is still counted

@@ -12,8 +12,6 @@ from ziggurat.threads import usable_cpus
 if TYPE_CHECKING:
     from ziggurat.jobs.run import Progress, Work
 
-__all__ = ["Bulk"]
-
 
 @dataclass(frozen=True)
 class Bulk:

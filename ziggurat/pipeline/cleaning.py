@@ -43,8 +43,6 @@ from ziggurat.processes import in_order, worker_pool
 from ziggurat.small_files import read_bounded
 from ziggurat.threads import usable_cpus
 
-__all__ = ["clean_step"]
-
 _PAIRS_OF_WORKER = 50_000
 """Fewer are not worth the start of a process: with all filters some 8,000 are cleaned a second."""
 _MOST_WORKERS = 24

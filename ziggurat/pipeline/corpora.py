@@ -17,19 +17,6 @@ from ziggurat.pipeline.road import Progress, Road, slug, write_sides
 from ziggurat.pipeline.settings import Settings, settings_of
 from ziggurat.pipeline.step import Step
 
-__all__ = [
-    "corpus_files",
-    "fetch_step",
-    "fetched_files",
-    "fetched_names",
-    "fetched_origins",
-    "of_fetch",
-    "refuse_repeated_texts",
-    "resolved",
-    "sets_step",
-    "text_settings",
-]
-
 _NOT_OF_TEXT = {"name", "weight", "tag", "source", "target", "path"}
 """Keys of a corpus that its text does not depend on: files count by their content. Any other counts, also a new one."""
 

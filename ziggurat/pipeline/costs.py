@@ -26,8 +26,6 @@ from ziggurat.pipeline.wording import errors_worded, worded
 if TYPE_CHECKING:
     from ziggurat.cost.estimate import Cost
 
-__all__ = ["PAIRS_ALIGNED", "PAIRS_PREPARED", "Costs", "by_rate", "cleaning"]
-
 PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
 """Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
 _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200

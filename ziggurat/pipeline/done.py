@@ -8,8 +8,6 @@ from pathlib import Path
 from ziggurat.errors import CheckpointError
 from ziggurat.pipeline.step import Done, read_document
 
-__all__ = ["lines_done", "updates_done"]
-
 
 def updates_done(run: Path) -> tuple[int, float]:
     """Return the updates of a run's newest checkpoint, from which training goes on, and the seconds they took."""

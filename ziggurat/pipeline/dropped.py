@@ -11,8 +11,6 @@ from ziggurat.backtranslation.lines import readable_lines
 from ziggurat.backtranslation.merge import Report, dropped_text
 from ziggurat.data.subword import load_tokenizers
 
-__all__ = ["dropped_notice", "share_beyond"]
-
 _USUALLY_KEPT = 0.9  # of the lines; with less a notice says what may be wrong
 _COMPARED = 20_000
 """Pairs of the bitext that limits are tried on: enough for a tenth of a percent, and half a second."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, generate, write_corpus
 from ziggurat.data.files import write_atomically
 
-__all__ = ["DEMO", "DEMO_FOLDER", "EMBEDDED", "STARTER", "embedded_text", "write_demo"]
-
 DEMO, DEMO_FOLDER, STARTER = "demo", "demo-pipeline", "starter"
 EMBEDDED = (DEMO, STARTER)
 """Names of the embedded pipelines."""

@@ -39,8 +39,6 @@ from ziggurat.pipeline.step import (
 )
 from ziggurat.pipeline.times import Spent, Times
 
-__all__ = ["BUSY", "LOCK", "TIMES", "Pipeline", "PipelineEnd"]
-
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER = "earlier"
 """Where results go whose step is done anew, if that step took long."""

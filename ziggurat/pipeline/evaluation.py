@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ziggurat.evaluation.metrics import TestSet
     from ziggurat.report.disturbed import DisturbedSet
 
-__all__ = ["evaluate_step"]
-
 _INT8 = {"precision": "int8"}
 _ROUNDS = 2  # of a measurement of speed; the faster one counts
 

@@ -16,8 +16,6 @@ from ziggurat.pipeline.settings import settings_of
 from ziggurat.pipeline.shortlists import SHORTLIST, shortlists
 from ziggurat.pipeline.step import Step
 
-__all__ = ["export_steps", "final_model", "shipped", "shortlist_step"]
-
 _NEEDS = {
     "ctranslate2": ("ctranslate2",),
     "argos": ("ctranslate2",),

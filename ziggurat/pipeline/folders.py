@@ -10,8 +10,6 @@ from ziggurat.data.temporary import TEMPORARY
 from ziggurat.errors import DataError
 from ziggurat.pipeline.step import BEGUN, read_manifest
 
-__all__ = ["made_here", "refuse_foreign"]
-
 _OWN = {".lock", "times.json", "hashes.json", "corpora.yaml"}  # the last is of the demo, whose corpora come first
 _SHOWN = 3
 

@@ -11,8 +11,6 @@ from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = ["Fingerprints"]
-
 _SETTLED_NS = 2_000_000_000
 """A file touched later than this before it was read may change again within the clock's resolution, unnoticed."""
 

@@ -16,8 +16,6 @@ from ziggurat.data.readers import PairBlock
 from ziggurat.errors import DataError
 from ziggurat.pipeline.road import Road, write_sides
 
-__all__ = ["HeldOutPairs"]
-
 
 class HeldOutPairs:
     """The pairs that are held out: a random choice that depends on nothing but the pairs.

@@ -25,22 +25,6 @@ from ziggurat.pipeline.settings import Settings, joined, settings_of
 from ziggurat.pipeline.step import Done, Step
 from ziggurat.pipeline.wording import errors_worded
 
-__all__ = [
-    "VOCABULARIES",
-    "decoding_of",
-    "experiment_of",
-    "experiment_there",
-    "in_fresh_state",
-    "model_files",
-    "of_model",
-    "quantise_step",
-    "refuse_empty_stages",
-    "refuse_other_direction",
-    "said",
-    "train_step",
-    "with_pruned_student",
-]
-
 VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 """Files of the vocabularies of a store, or a run."""
 _OF_TRAINING = {"model", "without_layers", "training", "decoding", "modifiers", "stages", "sampling_temperature"}

@@ -21,8 +21,6 @@ from ziggurat.pipeline.road import Progress, Road, write_side
 from ziggurat.pipeline.settings import settings_of
 from ziggurat.pipeline.step import Step, write_document
 
-__all__ = ["monolingual_step"]
-
 _BLOCK = 10_000
 
 

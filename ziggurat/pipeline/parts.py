@@ -21,8 +21,6 @@ from ziggurat.pipeline.standing import StepState
 from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, StepManifest, read_document, write_document
 from ziggurat.pipeline.times import Times
 
-__all__ = ["StepParts", "shared_step"]
-
 _BEGINNING = ".parts.lock"
 
 

@@ -13,8 +13,6 @@ from ziggurat.config.data import CorpusConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.errors import CheckpointError
 
-__all__ = ["as_begun", "without_places"]
-
 _OF_CORPUS = ("source", "target", "path", "alignment")
 _OF_SUBWORD = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 """Keys whose values are places of files."""

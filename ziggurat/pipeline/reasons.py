@@ -10,8 +10,6 @@ from ziggurat.config.experiment import changed, shown
 from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step, StepManifest
 
-__all__ = ["AUTO", "difference", "other_machine", "wanted_of"]
-
 AUTO = "auto: "
 """Before the device that `auto` is, in `Step.machine`."""
 _FORMAT = 1

@@ -26,8 +26,6 @@ from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 from ziggurat.pipeline.bulk import Bulk
 
-__all__ = ["DISTILLED", "Corpora", "Progress", "Road", "Say", "slug", "write_side", "write_sides"]
-
 DISTILLED = ("distil", "distil-monolingual")
 """Steps that distil the bitext and text of the source language."""
 Say = Callable[[str], None]

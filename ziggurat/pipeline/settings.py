@@ -13,8 +13,6 @@ from typing import Any
 from ziggurat.config.base import Section
 from ziggurat.config.experiment import changed
 
-__all__ = ["Settings", "joined", "settings_changed", "settings_of"]
-
 
 class Settings(dict[str, Any]):
     """All settings by key, and which of them are not the default.

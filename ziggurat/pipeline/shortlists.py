@@ -11,8 +11,6 @@ from ziggurat.errors import DataError
 from ziggurat.pipeline.models import decoding_of, said
 from ziggurat.pipeline.road import Road
 
-__all__ = ["SHORTLIST", "shortlist_made_here", "shortlists"]
-
 SHORTLIST = "student.shortlist"
 """File that the step `shortlist` makes."""
 

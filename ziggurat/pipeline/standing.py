@@ -10,8 +10,6 @@ from ziggurat.duration import duration
 from ziggurat.pipeline.step import Done, Expected, Step
 from ziggurat.pipeline.times import Spent
 
-__all__ = ["DEAR", "State", "StepState"]
-
 DEAR = 600.0
 """Seconds of work from which a step's results are set aside when it is done anew: a changed setting is often a slip."""
 

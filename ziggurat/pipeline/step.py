@@ -22,20 +22,6 @@ from ziggurat.data.temporary import TEMPORARY
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = [
-    "BEGUN",
-    "MANIFEST",
-    "Done",
-    "Expected",
-    "Selection",
-    "Step",
-    "StepManifest",
-    "outputs_of",
-    "read_document",
-    "read_manifest",
-    "write_document",
-]
-
 BEGUN, MANIFEST = "begun.json", "manifest.json"
 
 Outputs = Mapping[str, Mapping[str, Any]]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ziggurat.data.prepare_report import PrepareReport
     from ziggurat.jobs.run import JobOutcome
 
-__all__ = ["data_step", "read_of_store"]
-
 _OF_STORE = {"subword", "unicode"}
 _MANIFEST = f"store/{MANIFEST}"
 _FOR_READERS = {"prepared_from", "notices", "held_out", "files", "checksum"}

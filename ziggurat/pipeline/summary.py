@@ -22,8 +22,6 @@ from ziggurat.pipeline.synthesis import NOTICES
 from ziggurat.pipeline.times import Times
 from ziggurat.report.pipeline import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
 
-__all__ = ["PAGE", "RECORD", "report_step"]
-
 PAGE, RECORD = "report.html", "report.json"
 
 

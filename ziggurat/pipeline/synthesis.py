@@ -29,8 +29,6 @@ from ziggurat.pipeline.step import Step, write_document
 if TYPE_CHECKING:
     from ziggurat.backtranslation.plan import BackTranslationJob
 
-__all__ = ["NOTICES", "backtranslate_step", "distil_steps", "filter_step"]
-
 NOTICES = "notices.json"
 """Warnings of a step, for the report; none where the file is missing."""
 _SHARDS, _LEAST_SHARD_LINES, _MOST_SHARD_LINES = 100, 200, 2000

@@ -28,8 +28,6 @@ from ziggurat.pipeline.summary import report_step
 from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps, filter_step
 from ziggurat.pipeline.tags import refuse_any_language, refuse_tags_alone
 
-__all__ = ["pipeline_of", "steps_of"]
-
 
 def pipeline_of(road: Road) -> Pipeline:
     """Return the pipeline of a configuration. Raises ConfigError."""

@@ -13,8 +13,6 @@ from ziggurat.pipeline.export import final_model
 from ziggurat.pipeline.models import experiment_there, said
 from ziggurat.pipeline.road import Corpora, Road
 
-__all__ = ["refuse_any_language", "refuse_tags_alone"]
-
 _MODELS: tuple[ModelName, ...] = ("teacher", "student")  # the backward model reads the other side, which has no tags
 
 

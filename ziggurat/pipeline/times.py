@@ -12,8 +12,6 @@ from pathlib import Path
 from ziggurat.pipeline.step import read_document, write_document
 from ziggurat.small_files import built
 
-__all__ = ["Spent", "Times"]
-
 
 @dataclass(frozen=True)
 class Spent:

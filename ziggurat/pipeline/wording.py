@@ -12,8 +12,6 @@ from ziggurat.config.pipeline import ModelName, PipelineConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.errors import ZigguratError
 
-__all__ = ["errors_worded", "held_out_worded", "worded"]
-
 _OF_SECTION = "|".join({*ModelConfig.model_fields, *TrainingConfig.model_fields, *DecodingConfig.model_fields})
 # Not `model.safetensors`, nor a part of a path, nor what has the name of a model before it already.
 _OF_MODEL = re.compile(

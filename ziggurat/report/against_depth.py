@@ -18,8 +18,6 @@ from ziggurat.report.figure import Figure, Panel, Series, Table, described
 from ziggurat.report.panels import finite
 from ziggurat.report.runs import MAX_DRAWN, ReportRun
 
-__all__ = ["NOT_MEASURED", "MethodRuns", "against_depth", "runs_by_method"]
-
 NOT_MEASURED = "not measured"
 
 _ENCODER, _DECODER = "model.encoder.layers", "model.decoder.layers"

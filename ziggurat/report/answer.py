@@ -13,8 +13,6 @@ from ziggurat.report.content import Content
 from ziggurat.report.runs import ReportRun
 from ziggurat.report.summary import Setting
 
-__all__ = ["answer", "compared"]
-
 _SHOWN = 5  # settings
 _SIGNIFICANT = 0.05  # p-value
 _TRANSLATES = 1.0  # BLEU; below it systems are not compared

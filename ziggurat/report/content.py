@@ -22,8 +22,6 @@ from ziggurat.report.summary import Setting, Standing, differing, set_away, stan
 from ziggurat.report.translations import Sentences, Translated, translated
 from ziggurat.small_files import json_safe
 
-__all__ = ["Content", "Missing", "Translations", "as_record", "gather", "translate_all"]
-
 
 @dataclass(frozen=True)
 class Missing:

@@ -33,8 +33,6 @@ from ziggurat.report.data_figures import MOST_CURVES, LengthCurve, length_figure
 from ziggurat.report.figure import Figure, numbers
 from ziggurat.small_files import Form, json_safe, parse_json, read_bounded, shaped
 
-__all__ = ["DataContent", "data_record", "gather_data"]
-
 _MOST_CORPORA = 60  # that are shown one by one
 _SAMPLED = 20_000  # pairs of all corpora together that are looked at for scripts and languages
 _SAMPLED_OF_CORPUS = 500

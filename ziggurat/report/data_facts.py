@@ -16,18 +16,6 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.table import PairTable
 from ziggurat.small_files import Form, shaped
 
-__all__ = [
-    "CorpusFacts",
-    "Side",
-    "corpus_facts",
-    "corpus_range",
-    "decoded",
-    "held_out_rule",
-    "overlaps_in",
-    "sentence_lengths",
-    "summed_facts",
-]
-
 
 @dataclass(frozen=True)
 class Side:

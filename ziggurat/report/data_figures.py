@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from ziggurat.report.figure import Figure, Panel, Series, described
 
-__all__ = ["MOST_CURVES", "LengthCurve", "length_figures"]
-
 MOST_CURVES = 8
 """Corpora that have a curve: as many as there are colours."""
 

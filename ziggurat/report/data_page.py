@@ -9,8 +9,6 @@ from ziggurat.report.data_facts import CorpusFacts
 from ziggurat.report.figure import numbers
 from ziggurat.report.template import page_templates, table_link
 
-__all__ = ["data_page"]
-
 _WIDEST = 14.0
 """Length in rem of the bar of the reason that dropped most pairs."""
 _LISTED = 5  # scripts and languages of a side

@@ -10,8 +10,6 @@ from ziggurat.errors import ConfigError, printable
 from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.robustness import Robustness, Trial, judge
 
-__all__ = ["DisturbedSet", "SystemOutputs", "changes_any", "perturbation_names"]
-
 
 def perturbation_names(given: Sequence[str], option: str) -> list[str]:
     """Return perturbations in their own order; `all` stands for all of them.

@@ -26,29 +26,6 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, N
 from ziggurat.errors import printable
 from ziggurat.report.figure import Heat, Panel, Series
 
-__all__ = [
-    "DARK",
-    "DASHES",
-    "FONT",
-    "GRID",
-    "HEIGHT",
-    "INK",
-    "LIGHT",
-    "MARKERS",
-    "WIDTH",
-    "clean",
-    "colour_of_run",
-    "draw_panel",
-    "legend_entries",
-    "line_of",
-    "name_of_run",
-    "new_canvas",
-    "settings",
-    "shown",
-    "variable",
-]
-
-
 # Colours
 
 INK, MUTED, GRID = "--figure-ink", "--figure-muted", "--figure-grid"

@@ -10,19 +10,6 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = [
-    "Figure",
-    "Heat",
-    "Panel",
-    "Row",
-    "Series",
-    "Table",
-    "described",
-    "in_words",
-    "numbers",
-]
-
-
 Row = tuple[float | None, ...]
 """Values in a row; None where a value is missing or not finite."""
 

@@ -17,8 +17,6 @@ from ziggurat.report.figure import Figure, Series, described
 from ziggurat.report.panels import finite, line_over_training, training_panel
 from ziggurat.report.runs import MAX_DRAWN, ReportRun
 
-__all__ = ["figures_of", "gradient_norm", "learning_curves", "scores", "throughput"]
-
 _LEARNING, _SPEED = "Learning", "Speed and gradients"
 _NATS = "nats per token"
 

@@ -8,15 +8,6 @@ from ziggurat.report.figure import Figure, Panel, Row, Series, described
 from ziggurat.report.panels import STACKS, depth_panels, finite, heat_panels, moments, part_of, square, stack_maps, when
 from ziggurat.report.runs import ReportRun
 
-__all__ = [
-    "blanked",
-    "history_weights",
-    "similarity_map",
-    "similarity_profiles",
-    "source_curves",
-    "transparent_weights",
-]
-
 _CONNECTIONS = "Connections across depth"
 _FLOOR, _SHARE = 0.1, 0.05  # of the rule that leaves cells blank
 _SOURCE = 10  # the layer whose weights Wang et al. 2019 draw as a separate curve

@@ -22,22 +22,6 @@ from ziggurat.report.panels import (
 )
 from ziggurat.report.runs import ReportRun
 
-__all__ = [
-    "SUB_LAYERS",
-    "attention_entropy",
-    "backward_ratios",
-    "first_and_last_layer",
-    "gradient_profile",
-    "gradient_ratio",
-    "output_change",
-    "residual_dependency",
-    "scaled_gradient_profile",
-    "source_dependence",
-    "sub_layer_table",
-    "update_ratio",
-    "variance",
-]
-
 # Layers
 
 _GRADIENTS = "Gradients over depth"

@@ -20,8 +20,6 @@ from ziggurat.report.panels import (
 )
 from ziggurat.report.runs import ReportRun
 
-__all__ = ["figures_of_worth", "logit_lens", "pair_map", "pruning_curve"]
-
 _WORTH = "What each layer is worth"
 
 

@@ -25,8 +25,6 @@ from ziggurat.report.drawing import (
 )
 from ziggurat.report.figure import Figure, Panel, Series, in_words
 
-__all__ = ["to_svg"]
-
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 _FONT_FAMILY = re.compile(r"font-family:[^;]*;?\s*")

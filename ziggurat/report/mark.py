@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["GENERATOR", "may_be_replaced"]
-
 GENERATOR = "Ziggurat"
 """What pages name as their generator."""
 _MARKS = (

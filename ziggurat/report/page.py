@@ -10,8 +10,6 @@ from ziggurat.report.figure import Figure, numbers
 from ziggurat.report.samples import as_csv
 from ziggurat.report.template import page_templates, table_link
 
-__all__ = ["page"]
-
 _DOWNLOADS = 2_500_000  # bytes of all links with numbers
 
 

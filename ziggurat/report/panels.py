@@ -10,21 +10,6 @@ from ziggurat.diagnosis.records import Record
 from ziggurat.report.figure import Heat, Panel, Row, Series
 from ziggurat.report.runs import ReportRun
 
-__all__ = [
-    "STACKS",
-    "depth_panels",
-    "finite",
-    "heat_panels",
-    "line_over_training",
-    "lines_of_records",
-    "moments",
-    "part_of",
-    "square",
-    "stack_maps",
-    "training_panel",
-    "when",
-]
-
 STACKS = {"encoder": "encoder", "decoder": "decoder"}
 """Stack -> title of its panel."""
 

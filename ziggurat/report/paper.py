@@ -28,8 +28,6 @@ from ziggurat.report.drawing import (
 )
 from ziggurat.report.figure import Figure
 
-__all__ = ["FORMATS", "save"]
-
 _SCALE = 0.72  # a panel is 245 points wide, a column of a two-column paper, and its text 8 points high
 _DOTS_PER_INCH = 300
 _ACROSS = 3  # panels in a row, at most

@@ -13,8 +13,6 @@ from ziggurat.evaluation.findings import FEWEST_CASES
 from ziggurat.evaluation.robustness import Effect
 from ziggurat.report.template import page_templates
 
-__all__ = ["CorpusRow", "ModelRow", "PipelineSummary", "SpeedRow", "StepRow", "answer_of", "pipeline_page"]
-
 
 @dataclass(frozen=True)
 class StepRow:

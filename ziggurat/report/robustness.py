@@ -5,8 +5,6 @@ from __future__ import annotations
 from ziggurat.evaluation.robustness import Effect, Robustness
 from ziggurat.report.template import page_templates
 
-__all__ = ["robustness_page"]
-
 _WIDEST = 9.0
 """Length in rem of the bar of the greatest difference under a metric."""
 

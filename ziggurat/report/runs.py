@@ -17,8 +17,6 @@ from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FIL
 from ziggurat.models.run_measures import DecodingSpeed, KeptScore, read_scores, read_speed
 from ziggurat.small_files import read_json, read_json_lines
 
-__all__ = ["MAX_DRAWN", "MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
-
 MAX_DRAWN = 8
 """Runs at most whose own curves a report draws: the number of colours that can be told apart."""
 MAX_RUNS = 200

@@ -15,8 +15,6 @@ from sacrebleu import CHRF
 
 from ziggurat.evaluation.splitting import unspaced_script
 
-__all__ = ["Output", "Sample", "SampleGroup", "as_csv", "sample_groups"]
-
 _PER_GROUP = 3
 # A character with the marks upon it, but foreign words and numbers whole; blanks by themselves.
 _CHARACTERS = regex.compile(r"\s+|[\p{Latin}\p{N}]+|\X")

@@ -18,17 +18,6 @@ from ziggurat.duration import duration
 from ziggurat.report.runs import ReportRun
 from ziggurat.trainability.verdict import READS
 
-__all__ = [
-    "Setting",
-    "Standing",
-    "Verdict",
-    "differing",
-    "set_away",
-    "standing",
-    "standings",
-]
-
-
 Verdict = Literal[
     "trains", "got worse", "ignores its source so far", "did not train", "diverged", "too early", "unclear", "no record"
 ]

@@ -20,8 +20,6 @@ from ziggurat.report.figure import Figure
 from ziggurat.report.inline import to_svg
 from ziggurat.report.mark import GENERATOR
 
-__all__ = ["page_templates", "table_link"]
-
 _PACKED = 50_000  # characters; longer tables are compressed
 
 

@@ -15,15 +15,13 @@ import xxhash
 from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
-from ziggurat.decoding.lines import translate_tagged
-from ziggurat.decoding.translator import TranslationWarning, load_translator
+from ziggurat.decoding.lines import TranslationWarning, translate_tagged
+from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import DataError
 from ziggurat.models.directory import locate_weights, weights_origin
 from ziggurat.models.low_rank import weights_fingerprint
 from ziggurat.report.runs import ReportRun
 from ziggurat.small_files import built, parse_json, read_bounded
-
-__all__ = ["Sentences", "Translated", "dev_sentences", "translated"]
 
 _FORMAT = 1
 _FOLDER = "translations"

@@ -23,8 +23,6 @@ from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.requests import Refused
 from ziggurat.small_files import Form, read_json
 
-__all__ = ["Access", "Places", "new_key"]
-
 
 class _Key(Form):
     name: str = Field(min_length=1, max_length=100)

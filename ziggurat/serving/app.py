@@ -38,8 +38,6 @@ from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 
-__all__ = ["CLOSING", "build_app"]
-
 CLOSING = 5.0
 """Seconds for a step that is under way at the end, when nobody waits for its lines any more."""
 

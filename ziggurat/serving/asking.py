@@ -24,8 +24,6 @@ from ziggurat.text.alignment import rendered
 from ziggurat.text.glossary import Term
 from ziggurat.text.work import Rendered, Sentence, Work
 
-__all__ = ["Asking", "Recorded", "ranked"]
-
 Result = TypeVar("Result")
 
 _CHUNK = 32

@@ -19,8 +19,6 @@ from ziggurat.serving.queue import Late, QueuedLine, SearchOptions
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
 
-__all__ = ["LineBatch", "batch_of"]
-
 CONSTRAINED = 8
 """Most lines of a constrained search: its candidates are compared with each other, by the square of their number."""
 
@@ -56,12 +54,15 @@ class LiveBatch:
         self._live = LiveTranslation(translator, slots=slots, tag=options.tag, complete=options.complete, **more)
 
     def add(self, line: QueuedLine) -> None:
+        """Add a line."""
         self.lines[self._live.add(line.text, line.prefix)] = line
 
     def step(self) -> dict[int, Translation]:
+        """Go on by a step; return the translations that it ended, by ticket."""
         return self._live.step()
 
     def cancel(self, tickets: list[int]) -> None:
+        """Drop lines that nobody waits for."""
         self._live.cancel(tickets)
 
 
@@ -81,10 +82,12 @@ class WholeBatch:
             translator.call_of(options.tag, constrained=True, **_changes(translator, options))  # a shortlist forbids it
 
     def add(self, line: QueuedLine) -> None:
+        """Add a line."""
         self.lines[self._next] = line
         self._next += 1
 
     def step(self) -> dict[int, Translation]:
+        """Go on by a step; return the translations that it ended, by ticket."""
         tickets = list(self.lines)
         try:
             return dict(zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True))
@@ -129,6 +132,7 @@ class WholeBatch:
         return translator.translate(texts, tag=options.tag, **more)
 
     def cancel(self, tickets: list[int]) -> None:
+        """Drop lines that nobody waits for."""
         for ticket in tickets:
             self.lines.pop(ticket, None)
 

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from ziggurat.config.base import PathText, Section, Size, Threads
 
-__all__ = ["DocumentsConfig", "LimitsConfig", "ModelConfigEntry", "ServeConfig"]
-
 
 class ModelConfigEntry(Section):
     """A model that is served."""

@@ -16,8 +16,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.middleware import BYTES_PER_SECOND, DISCARDED, LINGER, Underway
 
-__all__ = ["ANSWERING", "HEAD", "Server", "hurried"]
-
 HEAD = 1 << 16
 """Most bytes of a request's first line and headers."""
 ANSWERING = 2.0

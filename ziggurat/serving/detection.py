@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from ziggurat.cleaning.languages import MOST_CHARACTERS, identifier
 from ziggurat.config.languages import main_language
 
-__all__ = ["Detector"]
-
 _SURE = 50.0  # per cent
 
 

@@ -20,12 +20,11 @@ from ziggurat.serving.lines import Asked
 from ziggurat.serving.queue import SearchOptions
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
-from ziggurat.text.documents.kinds import Limits, Settings, document, document_kind
+from ziggurat.text.documents.kinds import document, document_kind
+from ziggurat.text.documents.settings import Limits, Settings
 from ziggurat.text.glossary import Tally, Terms
 from ziggurat.text.sentences import Options
 from ziggurat.text.work import Outcome, Work
-
-__all__ = ["Document", "translated"]
 
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
 _PLAIN = ("text/plain", "text/markdown")  # files that are text and little else

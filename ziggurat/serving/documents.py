@@ -33,8 +33,6 @@ from ziggurat.serving.translations import Translations
 from ziggurat.small_files import read_bounded
 from ziggurat.text.documents.kinds import document_kind
 
-__all__ = ["Documents"]
-
 Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _PREFIX, _LOCK = "ziggurat-documents-", "lock"

@@ -17,8 +17,6 @@ from ziggurat.serving.queue import FairQueue, Late, SearchOptions, Turns
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
 
-__all__ = ["Engine", "EngineState", "ModelFailed", "Opened"]
-
 SLOTS = 64
 """Most lines in a search at a time; half as many each time that memory runs out."""
 _PATIENCE = 0.5

@@ -21,8 +21,6 @@ from ziggurat.serving.requests import Refused
 from ziggurat.small_files import MAX_BYTES, Form, read_json
 from ziggurat.text.glossary import Term, Terms
 
-__all__ = ["MOST_ENTRIES", "MOST_GLOSSARIES", "Glossaries", "Glossary", "read_entries", "terms_of"]
-
 MOST_GLOSSARIES = 1000
 """Glossaries of one client; and of a server without keys."""
 MOST_ENTRIES = 10_000

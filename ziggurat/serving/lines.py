@@ -13,8 +13,6 @@ from ziggurat.serving.pool import Model
 from ziggurat.serving.queue import Late, QueuedLine, SearchOptions
 from ziggurat.text.glossary import Terms
 
-__all__ = ["Asked", "Lines"]
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -21,8 +21,6 @@ from ziggurat.serving.interfaces.dialects import dialect_of
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.requests import REQUEST, Refused
 
-__all__ = ["BYTES_PER_SECOND", "DISCARDED", "LINGER", "BodyLimit", "OwnPages", "Seen", "Underway", "answer"]
-
 BYTES_PER_SECOND = 10_000
 """Bytes that a slow line carries in a second."""
 DISCARDED = 64 << 20

@@ -22,8 +22,6 @@ from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
 from ziggurat.threads import usable_cpus
 
-__all__ = ["Model", "ModelPool", "ModelSource"]
-
 _COPIES = 3
 """Times the size of its weights that a model takes with PyTorch.
 

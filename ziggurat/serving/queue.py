@@ -16,9 +16,6 @@ from typing import Any
 from ziggurat.decoding.results import Translation
 from ziggurat.errors import ZigguratError
 
-__all__ = ["FairQueue", "Late", "QueueFull", "QueuedLine", "SearchOptions", "Turns"]
-
-
 _MEMORY = 0.999  # of a step: a few hundred steps count
 
 

@@ -16,8 +16,6 @@ from starlette.requests import ClientDisconnect, Request
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json
 
-__all__ = ["REQUEST", "Refused", "fields_of", "unless_gone", "upload_of"]
-
 Value = TypeVar("Value")
 
 REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")

@@ -21,8 +21,6 @@ from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.pool import ModelPool, ModelSource
 from ziggurat.serving.translations import Translations
 
-__all__ = ["app_of", "run_server"]
-
 
 def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     """Return the application of a configuration. Raises ConfigError and CheckpointError for what cannot be served."""

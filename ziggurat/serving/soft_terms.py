@@ -16,8 +16,6 @@ from ziggurat.decoding.results import Translation
 from ziggurat.text.alignment import piece_spans
 from ziggurat.text.glossary import Term, times
 
-__all__ = ["MOST_LOSS", "MOST_TERMS", "constrained", "loss"]
-
 MOST_LOSS = 10.0
 """Nats (natural logarithm of the probability) that a translation may lose for each token of its terms.
 

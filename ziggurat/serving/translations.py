@@ -26,8 +26,6 @@ from ziggurat.text.paragraphs import AlignedText, sentence_count
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 
-__all__ = ["ALIASES", "Excess", "Translations"]
-
 Value = TypeVar("Value")
 
 ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}

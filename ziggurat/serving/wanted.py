@@ -13,8 +13,6 @@ from ziggurat.text.paragraphs import AlignedText, aligned_text
 from ziggurat.text.sentences import Options
 from ziggurat.text.work import Outcome, Work
 
-__all__ = ["TextTranslation", "Wanted", "work_of"]
-
 
 @dataclass(frozen=True)
 class Wanted:

@@ -17,8 +17,6 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.results import Alignment, Translation
 from ziggurat.text.work import Link, Rendered
 
-__all__ = ["control_pieces", "piece_spans", "rendered"]
-
 _BLANK = "\u2581"
 _CONTINUES = "@@"
 _BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")

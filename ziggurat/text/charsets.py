@@ -9,8 +9,6 @@ import regex
 
 from ziggurat.errors import DataError
 
-__all__ = ["Charset", "codec_named", "decoded"]
-
 # Longer marks first: that of UTF-32-LE begins as that of UTF-16-LE does, and is it where a NUL follows.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32-le"),

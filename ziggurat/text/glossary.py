@@ -18,8 +18,6 @@ from ziggurat.decoding.lines import UNSPACED_SCRIPTS
 from ziggurat.errors import DataError, printable
 from ziggurat.text.protection import occurrences
 
-__all__ = ["MAX_TERM", "Found", "Tally", "Term", "Terms", "times"]
-
 MAX_TERM = 200
 """Characters of a term, in either language."""
 

@@ -16,8 +16,6 @@ from ziggurat.text.sentences import Options, Unit, sentence
 from ziggurat.text.words import Target
 from ziggurat.text.work import Link, Work
 
-__all__ = ["with_terms"]
-
 
 def with_terms(unit: Unit, found: Sequence[Found], options: Options, notices: Counter[str]) -> Work[Target]:
     """Return the work of translating a sentence with these hard terms; `found` is in order.

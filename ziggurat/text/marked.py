@@ -11,8 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-__all__ = ["MAX_DEPTH", "Close", "Copied", "Mark", "Marked", "Open", "Piece", "Point", "marked", "plain_pieces"]
-
 MAX_DEPTH = 100
 """Deepest nesting of marks in a paragraph; deeper ones divide it."""
 

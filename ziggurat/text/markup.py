@@ -20,8 +20,6 @@ from ziggurat.text.tokens import ATTRIBUTE, Token, element_ends, html_tokens
 from ziggurat.text.work import Outcome, Work
 from ziggurat.text.xml import read_xml
 
-__all__ = ["HTML", "HTML_ATTRIBUTES", "Rules", "html", "markup_template", "shown_text", "xml", "xml_tokens"]
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())

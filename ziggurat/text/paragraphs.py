@@ -20,8 +20,6 @@ from ziggurat.text.splitting import sentence_spans
 from ziggurat.text.words import Target
 from ziggurat.text.work import Link, Outcome, Rendered, Sentence, Work, together
 
-__all__ = ["AlignedText", "SentencePair", "aligned_text", "paragraphs", "plain_text", "sentence_count"]
-
 Result = TypeVar("Result")
 
 _LINE_ENDS = regex.compile(r"(\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])")

@@ -17,8 +17,6 @@ from itertools import pairwise
 from ziggurat.text.marked import Copied, Mark, Marked, Piece, Point
 from ziggurat.text.words import Target, best_boundary, cut_at, units
 
-__all__ = ["MAX_STEPS", "MisplacedError", "project", "steps"]
-
 MAX_STEPS = 4_000_000
 """Most points times words that are projected: a few seconds. Beyond it a paragraph is translated in segments."""
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import regex
 
-__all__ = ["Item", "has_words", "occurrences", "protected"]
-
 
 class Item(NamedTuple):
     """A stretch of a text that must come through unchanged; `start` and the exclusive `end` are characters of it."""

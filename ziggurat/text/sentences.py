@@ -19,8 +19,6 @@ from ziggurat.text.splitting import Splitter
 from ziggurat.text.words import Target, best_boundary, units
 from ziggurat.text.work import Link, Rendered, Sentence, Work
 
-__all__ = ["Options", "Unit", "sentence"]
-
 _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]")
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")
 _TOUCHES = regex.compile(r"[\p{L}\p{N}]")

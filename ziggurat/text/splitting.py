@@ -14,8 +14,6 @@ import regex
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["MAX_SENTENCE", "Splitter", "sentence_spans", "sentencex_splitter"]
-
 Splitter = Callable[[str], list[str]]
 """Text without line ends at its own ends -> its sentences; joined they are the text."""
 

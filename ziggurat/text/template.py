@@ -18,20 +18,6 @@ from ziggurat.text.sentences import Options
 from ziggurat.text.tokens import Spelling
 from ziggurat.text.work import Work
 
-__all__ = [
-    "Form",
-    "MarkupForm",
-    "PlainForm",
-    "Raw",
-    "Slot",
-    "Spellings",
-    "Template",
-    "add",
-    "filled",
-    "slots",
-    "written",
-]
-
 
 class Form(Protocol):
     """The way in which a format writes the pieces of a translated paragraph."""

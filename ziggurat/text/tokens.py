@@ -13,8 +13,6 @@ from typing import Literal, NamedTuple
 
 import regex
 
-__all__ = ["ATTRIBUTE", "Spelling", "Token", "element_ends", "html_tokens", "spelt"]
-
 Kind = Literal["open", "close", "empty", "text", "other"]
 
 

@@ -12,8 +12,6 @@ import regex
 from ziggurat.decoding.lines import UNSPACED_SCRIPTS
 from ziggurat.text.work import Link
 
-__all__ = ["Target", "best_boundary", "cut_at", "units"]
-
 # A letter of a script without blanks; a word, with what joins its parts; any other sign.
 _UNIT = regex.compile(
     rf"[{UNSPACED_SCRIPTS}]\p{{M}}*|(?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+"

@@ -12,8 +12,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["Link", "Outcome", "Rendered", "Sentence", "Work", "run", "together"]
-
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 

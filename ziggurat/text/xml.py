@@ -18,8 +18,6 @@ from ziggurat.errors import DataError, printable
 from ziggurat.text.charsets import codec_named
 from ziggurat.text.tokens import Token
 
-__all__ = ["MAX_XML_DEPTH", "Xml", "read_xml"]
-
 MAX_XML_DEPTH = 200
 """Deepest nesting of elements; Word's own files have some dozens."""
 

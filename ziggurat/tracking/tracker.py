@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 
 from ziggurat.data.files import write_atomically
 
-__all__ = [
-    "BLANK",
-    "FOLDER",
-    "Pixels",
-    "Tracker",
-    "draw",
-    "keep",
-    "kept",
-]
-
-
 Pixels = NDArray[np.uint8]
 """An image, [height, width, 3], red, green and blue from 0 to 255."""
 

@@ -24,17 +24,6 @@ from ziggurat.config.lifecycle import MlflowConfig, WandbConfig
 from ziggurat.errors import ConfigError, printable
 from ziggurat.tracking.tracker import FOLDER, Pixels, Tracker, keep, kept
 
-__all__ = [
-    "ROOM",
-    "Listener",
-    "Mlflow",
-    "TensorBoard",
-    "Wandb",
-    "open_trackers",
-    "refuse_missing_trackers",
-    "refuse_other_experiment",
-]
-
 
 def refuse_missing_trackers(config: TrainingConfig) -> None:
     """Raise ConfigError when the configuration asks for a tracker whose package is not installed."""

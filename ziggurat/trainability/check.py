@@ -21,16 +21,6 @@ from ziggurat.trainability.reference import reference_of
 from ziggurat.trainability.trial import Trial, TrialOptions, open_data, run_trial
 from ziggurat.trainability.verdict import Reference, Verdict, judge
 
-__all__ = [
-    "REMEDIES",
-    "DepthCheck",
-    "Outcome",
-    "Remedy",
-    "applied",
-    "check_depth",
-    "ranked",
-]
-
 
 @dataclass(frozen=True)
 class DepthCheck:

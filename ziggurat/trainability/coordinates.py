@@ -27,8 +27,6 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.profile import profile_batch
 from ziggurat.training.update import train_update
 
-__all__ = ["COORDINATES", "COORDINATE_RATE", "Coordinates", "coordinates", "spread"]
-
 COORDINATES = ("memory", "decoder", "logits")
 """States whose changes say whether a learning rate carries over."""
 COORDINATE_RATE = 5e-5

@@ -27,8 +27,6 @@ from ziggurat.models.device import usable_device
 from ziggurat.small_files import Form, json_safe, read_json
 from ziggurat.trainability.trial import TrialOptions, trial_experiment
 
-__all__ = ["KeptTrials", "trial_digest"]
-
 _FORMAT: Literal[1] = 1
 
 

@@ -24,8 +24,6 @@ from ziggurat.trainability.kept import trial_digest
 from ziggurat.trainability.trial import TrialOptions, reduced, run_trial
 from ziggurat.trainability.verdict import Reference
 
-__all__ = ["REFERENCES_FILE", "reference_of"]
-
 REFERENCES_FILE = "depth-references.json"
 """File of a store with the references that were measured on it; it may be deleted at any time."""
 

@@ -39,18 +39,6 @@ from ziggurat.training.profile import profile_batch
 from ziggurat.training.schedule import learning_rate, peak_update
 from ziggurat.training.update import train_update
 
-__all__ = [
-    "TRIAL_MEASURES",
-    "Trial",
-    "TrialOptions",
-    "open_data",
-    "peak_rate",
-    "reduced",
-    "run_trial",
-    "trial_experiment",
-]
-
-
 _PROFILE = ("nll", "gradient_norm", "beta", "variance")
 TRIAL_MEASURES = ("nll", "source_dependence", *_PROFILE[1:])
 """Measures taken at the end of a trial. Before it there are fewer, since all of them take as long as six updates:

@@ -20,17 +20,6 @@ from ziggurat.errors import ConfigError
 from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions, run_trial
 
-__all__ = [
-    "RATES",
-    "Size",
-    "Tried",
-    "base_width",
-    "best",
-    "resized",
-    "sweep",
-    "with_base",
-]
-
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 """Peaks that are tried first."""
 _BASE_WIDTH = 64

@@ -13,21 +13,6 @@ from typing import Any, Literal
 
 from ziggurat.trainability.trial import Trial
 
-__all__ = [
-    "DEAD",
-    "ENOUGH",
-    "LEARNING",
-    "READS",
-    "SHARE",
-    "STARVED",
-    "Finding",
-    "Label",
-    "Reference",
-    "Verdict",
-    "evenness",
-    "judge",
-]
-
 Label = Literal["trains", "risky", "too early to tell", "will not train"]
 
 LEARNING = 0.1

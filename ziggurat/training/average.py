@@ -31,8 +31,6 @@ from ziggurat.training.growth import stage_experiment
 from ziggurat.training.run import changes_since
 from ziggurat.training.selection import CheckpointSelection, regular_checkpoints, selected_checkpoints
 
-__all__ = ["average_newest", "average_run", "mean_weights"]
-
 _PATIENCE_SECONDS = 60.0
 
 

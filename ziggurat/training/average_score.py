@@ -20,8 +20,6 @@ from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.run_state import Progress
 from ziggurat.training.setup import Setup
 
-__all__ = ["average_ended", "remove_average"]
-
 
 def remove_average(run: Path, log: RunLog) -> None:
     """Remove the average of a run that goes on."""

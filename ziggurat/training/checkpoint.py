@@ -39,15 +39,6 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.run_state import Progress
 from ziggurat.training.shards import read_shards, write_shards
 
-__all__ = [
-    "Checkpoint",
-    "latest_checkpoint",
-    "load_checkpoint",
-    "read_progress",
-    "same_for_all",
-    "save_checkpoint",
-]
-
 _STATE = "state"
 _OPTIMISER = f"{_STATE}/optimiser"
 

@@ -35,9 +35,6 @@ from ziggurat.training.profile import profile_batches
 from ziggurat.training.run_state import Progress
 from ziggurat.training.update import UpdateResult
 
-__all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batches", "record_of"]
-
-
 _IMAGES_GROWTH = 1.1
 """Heat maps are drawn again once there are this many times as many records: about 50 times in 500 records."""
 

@@ -17,8 +17,6 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.objective import autocast, batch_loss
 from ziggurat.training.processes import Processes
 
-__all__ = ["DevLoss", "dev_loss"]
-
 
 class DevLoss(NamedTuple):
     """Sums over target tokens; those of several processes add up."""

@@ -14,8 +14,8 @@ from ziggurat.config import TrainingConfig
 from ziggurat.config.pruning import LeftOut, unprunable
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.decoding.lines import translate_tagged
-from ziggurat.decoding.translator import TranslationWarning, load_translator
+from ziggurat.decoding.lines import TranslationWarning, translate_tagged
+from ziggurat.decoding.translator import load_translator
 from ziggurat.diagnosis.layer_worth import layer_measures, passes_needed, pruning_order
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -28,8 +28,6 @@ from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.depth_records import measured, probe_batches, record_of
 from ziggurat.training.directions import directions_of
 from ziggurat.training.objective import probe_loss, settle_precision
-
-__all__ = ["diagnose"]
 
 
 def diagnose(

@@ -15,8 +15,6 @@ from ziggurat.models.run_folder import checkpoint_name
 from ziggurat.training.dev_loss import DevLoss
 from ziggurat.training.run_state import Progress
 
-__all__ = ["Direction", "DirectionScores", "Validation", "directions_of", "loss_over"]
-
 
 @dataclass(frozen=True)
 class Direction:

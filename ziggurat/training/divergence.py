@@ -24,8 +24,6 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.memory import Shortage, within_memory
 from ziggurat.training.objective import Objective, add_gradients
 
-__all__ = ["Fault", "all_finite", "find_fault", "highest_nll", "remember_loss"]
-
 
 def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
     """Return the loss above which an update is a spike, nats per target token; infinity while none can be.

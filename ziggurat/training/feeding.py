@@ -16,8 +16,6 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
 from ziggurat.training.processes import Processes
 
-__all__ = ["fed", "loader_of", "send_ahead"]
-
 
 def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
     """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""

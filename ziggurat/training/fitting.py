@@ -25,17 +25,6 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, limited_to_available_memory, readable, within_memory
 from ziggurat.training.objective import every_branch_present
 
-__all__ = [
-    "BUDGET_STEP",
-    "TooLarge",
-    "fit_batches",
-    "largest_batches",
-    "largest_budget",
-    "refuse_too_large",
-    "try_batches",
-]
-
-
 BUDGET_STEP = 256
 """`training.batch.fit` tries multiples of this number of tokens."""
 

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from ziggurat.config import Experiment
 from ziggurat.errors import ConfigError
 
-__all__ = ["GraphedPasses", "refuse_unrecordable"]
-
 _Shape = tuple[int, ...]
 
 

@@ -25,18 +25,6 @@ from ziggurat.training.optim import Optimiser
 from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import updates_at_peak
 
-__all__ = [
-    "after_growth",
-    "carry_moments",
-    "carry_weights",
-    "grow_model",
-    "keep_stage",
-    "stage_ended",
-    "stage_experiment",
-    "stage_folder",
-    "stage_model",
-]
-
 STAGES = "stages"
 
 

@@ -19,10 +19,8 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.errors import DataError
-from ziggurat.nn.attention import KeptWeights
+from ziggurat.nn.attention.cache import KeptWeights
 from ziggurat.training.loss import LossSums, token_weights
-
-__all__ = ["alignment_loss", "refuse_without_links", "with_guidance"]
 
 _LEAST = 1e-20
 """Attention below this counts as this: what rounds to 0 has no logarithm. Its -log is 46 nats, and the gradient of that

@@ -33,8 +33,6 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.profile import profile_admin
 from ziggurat.training.sharded import Sharded
 
-__all__ = ["Learner"]
-
 
 class Learner:
     """Model and optimiser of a run.

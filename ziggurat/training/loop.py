@@ -37,8 +37,6 @@ from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
 from ziggurat.training.window import UpdateWindow
 
-__all__ = ["TrainingResult", "train"]
-
 
 def train(
     run: Path, experiment: Experiment, *, resume: bool = False, console: Console | None = None, advice: bool = True

@@ -15,8 +15,6 @@ from torch import Tensor
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.linear import product
 
-__all__ = ["Labels", "LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of", "token_weights"]
-
 
 class Smoothing(NamedTuple):
     """Smoothed target distribution over V types: mass `every` on each, and `gold` more on the gold token.

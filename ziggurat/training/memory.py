@@ -22,17 +22,6 @@ import torch
 
 from ziggurat.errors import out_of_memory, printable
 
-__all__ = [
-    "MemoryGuard",
-    "Shortage",
-    "available_memory",
-    "give_back_freed_memory",
-    "keep_freed_memory",
-    "limited_to_available_memory",
-    "readable",
-    "within_memory",
-]
-
 # Work that runs out of memory.
 
 Result = TypeVar("Result")

@@ -23,8 +23,6 @@ from ziggurat.terminal import safe
 from ziggurat.tracking.tracker import draw
 from ziggurat.tracking.trackers import Listener
 
-__all__ = ["CLOCK_FIELDS", "MetricsWriter", "RunLog"]
-
 CLOCK_FIELDS = frozenset(
     (
         *("time", "seconds", "target_tokens_per_second", "source_tokens_per_second"),

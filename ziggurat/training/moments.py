@@ -17,8 +17,6 @@ from torch import Tensor
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.models.tensors import local, part_begins
 
-__all__ = ["NarrowAdam", "rounded"]
-
 _CHUNK = 1 << 18
 """Number of values whose moments exist in fp32 at a time: 1 MiB for either moment, which fits into a core's cache."""
 _LOW = 0xFFFF

@@ -31,25 +31,12 @@ from ziggurat.models.inspection import bare_model
 from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.attention import KeptWeights
+from ziggurat.nn.attention.cache import KeptWeights
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.precision import maps_of, training_precision
 from ziggurat.nn.quantised import quantise
 from ziggurat.training.guidance import with_guidance
 from ziggurat.training.loss import Labels, LossSums, sequence_loss
-
-__all__ = [
-    "Objective",
-    "add_gradients",
-    "as_trained",
-    "autocast",
-    "batch_loss",
-    "every_branch_present",
-    "inter_similarity_penalty",
-    "probe_loss",
-    "settle_precision",
-    "with_layer_drop",
-]
 
 
 def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:

@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.errors import CheckpointError
-from ziggurat.init import Role
 from ziggurat.init.transfer import Scale
 from ziggurat.models.tensors import local, placed_as
+from ziggurat.nn.roles import Role
 from ziggurat.training.moments import NarrowAdam
-
-__all__ = ["Optimiser"]
 
 # Weight decay acts on the matrices inside the layers; here are vectors, wiring, and the matrices of the vocabulary.
 _UNDECAYED = frozenset(

@@ -16,8 +16,6 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.retention import clear_leftovers
 from ziggurat.training.run import keep_configuration, keep_environment, refuse_edited
 
-__all__ = ["held", "owned", "refuse_unshared", "restarted"]
-
 _TOKEN = ".shared"
 """File by which processes see whether they share the folder; there for a moment."""
 

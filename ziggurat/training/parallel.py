@@ -29,8 +29,6 @@ from ziggurat.training.memory import MemoryGuard, Shortage
 from ziggurat.training.objective import Objective, add_gradients, with_layer_drop
 from ziggurat.training.processes import Processes
 
-__all__ = ["Parallel", "Replicated", "UpdateSize"]
-
 
 class UpdateSize(NamedTuple):
     """The size of one update.

@@ -25,8 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
 from ziggurat.training.signals import end_at_once, leave_with_launcher
 
-__all__ = ["Processes", "joined", "lost"]
-
 _ARRIVALS = "ziggurat/arrivals"
 
 _DISK = "disk"

@@ -12,14 +12,12 @@ from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
 from ziggurat.data.stages import CorpusMix
-from ziggurat.init import profile_omega
+from ziggurat.init.admin import profile_omega
 from ziggurat.models.build import stack_residuals
 from ziggurat.models.device import random_state_kept
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.residual import Residual
+from ziggurat.nn.residual.base import Residual
 from ziggurat.training.objective import every_branch_present
-
-__all__ = ["profile_admin", "profile_batch", "profile_batches"]
 
 
 def profile_batch(

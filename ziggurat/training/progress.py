@@ -25,8 +25,6 @@ from ziggurat.training.schedule import finished, share_done, time_left
 from ziggurat.training.update import UpdateResult
 from ziggurat.training.window import UpdateWindow
 
-__all__ = ["ProgressLine", "Reporter", "introduction"]
-
 
 def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path) -> list[str]:
     """Return the first lines of the log: the model, the number of training `pairs`, the device and the run's folder."""

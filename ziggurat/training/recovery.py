@@ -17,8 +17,6 @@ from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.update import AdaptiveClipper, Guard, UpdateResult
 
-__all__ = ["Recovery", "count_skipped", "next_rate", "refuse_to_go_on"]
-
 
 def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | None:
     """Count the update just tried if it was skipped, and return the reason for the log; None when it was taken.

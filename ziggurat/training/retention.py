@@ -13,8 +13,6 @@ from ziggurat.models.run_folder import CHECKPOINTS, best_link, checkpoint_folder
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.run_state import Progress
 
-__all__ = ["clear_leftovers", "prune", "set_aside"]
-
 
 def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
     """Delete the checkpoints that `kept` does not ask for, and mend the links `best` and `best-DIRECTION`.

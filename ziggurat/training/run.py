@@ -36,21 +36,6 @@ from ziggurat.models.run_folder import BASE, CHECKPOINTS, CONFIG_FILE, ENVIRONME
 from ziggurat.tracking.trackers import refuse_other_experiment
 from ziggurat.training.processes import Processes
 
-__all__ = [
-    "changes_since",
-    "create_run",
-    "keep_configuration",
-    "keep_environment",
-    "other_files_notice",
-    "refuse_edited",
-    "refuse_existing",
-    "refuse_idle",
-    "refuse_other_store",
-    "reopen_run",
-    "settled_before",
-]
-
-
 _VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
 """The files in a run's folder that checksums protect. Checkpoints have theirs, and contain the configuration."""
 

@@ -10,8 +10,6 @@ from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.stages import FIRST, stages_over
 
-__all__ = ["Progress"]
-
 
 @dataclass
 class Progress:

@@ -28,8 +28,6 @@ from ziggurat.training.retention import prune
 from ziggurat.training.run_state import Progress
 from ziggurat.training.store_check import StoreCheck
 
-__all__ = ["Buffers", "Saver"]
-
 
 class Buffers:
     """CPU memory that receives copies of tensors and is reused; page-locked for tensors of a GPU.

@@ -16,21 +16,6 @@ from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 from ziggurat.training.run_state import Progress
 
-__all__ = [
-    "TrainingResult",
-    "due",
-    "ends_after",
-    "finished",
-    "how_to_go_on",
-    "initial_progress",
-    "learning_rate",
-    "peak_update",
-    "refuse_endless",
-    "share_done",
-    "time_left",
-    "updates_at_peak",
-]
-
 
 def peak_update(config: ScheduleConfig) -> int:
     """Return the update at which the warm-up has reached its highest rate."""

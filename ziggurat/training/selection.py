@@ -17,8 +17,6 @@ from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.run_state import Progress
 from ziggurat.training.schedule import finished
 
-__all__ = ["CheckpointSelection", "regular_checkpoints", "selected_checkpoints"]
-
 
 @dataclass(frozen=True)
 class CheckpointSelection:

@@ -43,8 +43,6 @@ from ziggurat.training.schedule import initial_progress, refuse_endless
 from ziggurat.training.store_check import StoreCheck
 from ziggurat.training.validate import Validator, settings_of_scores
 
-__all__ = ["Setup", "StartingPoint", "position_limit", "rank_anew", "set_up", "starting_point"]
-
 
 @dataclass(frozen=True)
 class Setup:

@@ -19,8 +19,6 @@ from ziggurat.training.memory import Shortage
 from ziggurat.training.parallel import Parallel, UpdateSize
 from ziggurat.training.processes import Processes
 
-__all__ = ["Sharded"]
-
 
 class Sharded(Parallel):
     """A part of each parameter, its gradient and its moments in every process.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ziggurat.models.tensors import read_tensors, write_tensors
 
-__all__ = ["read_shards", "shard_header", "shard_name", "write_shards"]
-
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, str]:
     """Write `tensors` into `folder`, `shard-00000.safetensors` by the first process and so on; return checksums.

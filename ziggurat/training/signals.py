@@ -16,8 +16,6 @@ from types import FrameType, TracebackType
 
 from ziggurat.terminal import say_at_once, stop_signals
 
-__all__ = ["GracefulStop", "end_at_once", "leave_with_launcher"]
-
 _PATIENCE_SECONDS = 30.0
 """Time for a process whose launcher is gone to end: as long as torchrun itself waits between SIGTERM and SIGKILL."""
 

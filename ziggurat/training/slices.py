@@ -34,8 +34,6 @@ from ziggurat.errors import CheckpointError, refuse_passing
 from ziggurat.models.tensors import write_tensors
 from ziggurat.training.shards import shard_header, shard_name
 
-__all__ = ["read_slices", "write_slices"]
-
 # torch warns on every save and load of a single process, where that is intended.
 warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable or uninitialized")
 

@@ -11,8 +11,6 @@ from ziggurat.data.store_checks import Verification
 from ziggurat.errors import DataError
 from ziggurat.training.processes import Processes
 
-__all__ = ["StoreCheck"]
-
 
 class StoreCheck:
     """The comparison of a store with its checksums, in all processes: damage found by one ends the run in all.

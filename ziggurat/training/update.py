@@ -14,8 +14,6 @@ from ziggurat.training.memory import Shortage
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 
-__all__ = ["AdaptiveClipper", "Guard", "UpdateResult", "train_update"]
-
 
 @dataclass(frozen=True)
 class UpdateResult:

@@ -18,8 +18,8 @@ import torch
 
 from ziggurat.config import DecodingConfig, TrainingConfig
 from ziggurat.data.corpus import Store, unigram_entropy
-from ziggurat.decoding.lines import translate_tagged
-from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.decoding.lines import TranslationWarning, translate_tagged
+from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
@@ -28,9 +28,6 @@ from ziggurat.training.dev_loss import DevLoss, dev_loss
 from ziggurat.training.directions import DirectionScores, Validation, directions_of, loss_over
 from ziggurat.training.objective import autocast
 from ziggurat.training.processes import Processes
-
-__all__ = ["Validator", "settings_of_scores"]
-
 
 Result = TypeVar("Result")
 

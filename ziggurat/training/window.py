@@ -14,8 +14,6 @@ from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import time_left
 from ziggurat.training.update import UpdateResult
 
-__all__ = ["UpdateWindow"]
-
 # Attributes of a window, and their names in checkpoints (`Progress.window`).
 _SUMS = (
     *("updates", "source_tokens", "target_tokens", "sentences"),

@@ -14,8 +14,6 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["AdditiveAttention"]
-
 
 class AdditiveAttention(nn.Module):
     """Per head, with keys K = memory W_s + b_s and a query q = x W_q + b_q: softmax(v^T tanh(K A + q B)) K.

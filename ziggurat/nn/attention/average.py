@@ -16,8 +16,6 @@ from ziggurat.nn.attention.values import FirstValues
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["AverageAttention", "AverageCache", "SimplifiedAverageAttention", "causal_average"]
-
 
 def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean of x_1 .. x_j at every position j, [batch, length, d_model] like `x`.

@@ -17,16 +17,6 @@ from ziggurat.nn.attention.mask import Mask, SequenceBounds
 from ziggurat.nn.attention.values import FirstValues
 from ziggurat.nn.dropout import Dropout
 
-__all__ = [
-    "EXPLICIT_MAX_LENGTH",
-    "AttentionResult",
-    "OwnAttention",
-    "OwnCache",
-    "attend",
-    "attend_to_blocks",
-    "weights_explicit",
-]
-
 EXPLICIT_MAX_LENGTH = 256
 """On CPU, sequences up to this long are attended to by explicit products, with dropout longer ones too
 (benchmarks/attention_kernel.py)."""

@@ -10,8 +10,6 @@ from torch import Tensor
 from ziggurat.nn.attention.live import BLOCK, LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["Block", "CrossAttentionCache", "KeptWeights", "LiveMemory", "SelfAttentionCache", "StateCache"]
-
 _DENSE_BLOCK = 8
 """Positions in a block that is always read whole: a larger one is read in vain, smaller ones take more products."""
 

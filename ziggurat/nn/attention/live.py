@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["BLOCK", "LiveBeams", "RowMoves"]
-
 BLOCK = 32
 """Positions by which caches and masks grow."""
 

@@ -8,9 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Mask", "SequenceBounds", "causal_mask", "padding_bias", "padding_mask", "sequence_bounds"]
-
-
 _MOST_SEQUENCES = 65_535
 """Of a call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
 

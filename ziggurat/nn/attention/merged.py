@@ -16,8 +16,6 @@ from ziggurat.nn.attention.target import TargetView
 from ziggurat.nn.linear import Linear, NormedLinear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["MergedAttention", "MergedAverageAttention"]
-
 
 class MergedAttention(nn.Module):
     """own(x) + cross(x): both attentions read the same input, each with its own maps, and their outputs are added.

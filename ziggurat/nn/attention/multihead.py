@@ -17,10 +17,8 @@ from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.values import FirstValues, ValueResidual, attended_values
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear, NormedLinear
-from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.residual.fixup import ShiftedLinear
 from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
-
-__all__ = ["CrossAttention", "LinearMaker", "SelfAttention", "join_heads", "split_heads"]
 
 LinearMaker = Callable[[int, int], Linear | ShiftedLinear | NormedLinear]
 """Makes a linear map from (width in, width out)."""

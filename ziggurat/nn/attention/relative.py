@@ -18,8 +18,6 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["RelativeAttention"]
-
 
 class RelativeAttention(SelfAttention):
     """Self-attention with the logits q_i (k_j + r_c(j-i)) / sqrt(d_head), c(m) = clip(m, -k, k) + k.

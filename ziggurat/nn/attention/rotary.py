@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Rotary"]
-
 
 def _turns(length: int, d_head: int) -> Tensor:
     """Return [2, length, d_head / 2] in fp64: cosine and sine of position * 10000^(-2i / d_head)."""

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["QueryKeyScaling"]
-
 _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
     "layer": lambda width, epsilon: nn.LayerNorm(width, epsilon, bias=False),
     "rms": lambda width, epsilon: nn.RMSNorm(width, epsilon),

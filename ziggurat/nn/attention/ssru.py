@@ -17,8 +17,6 @@ from ziggurat.nn.linear import Linear
 from ziggurat.nn.recurrence import decayed_sum
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["CellCache", "Ssru"]
-
 
 class CellCache(StateCache):
     """The cells of all live hypotheses, [slots, K, d_model]."""

@@ -16,8 +16,6 @@ from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import CrossAttention
 from ziggurat.nn.attention.values import FirstValues
 
-__all__ = ["TargetView", "WholeTarget"]
-
 
 class TargetView(Protocol):
     """All that a decoder layer sees besides the stream."""

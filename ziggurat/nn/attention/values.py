@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["FirstValues", "ValueResidual", "ValueResidualKind", "attended_values"]
-
 ValueResidualKind = Literal["half", "learned", "single"]
 
 

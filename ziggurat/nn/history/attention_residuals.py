@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from ziggurat.nn.history.base import HistoryOptions, HistoryState, KeepingHistory, inherited, mixed
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
-
 _EPSILON = 1e-6
 """Of the RMS norm of keys; sources of any size that occurs are far above it."""
 

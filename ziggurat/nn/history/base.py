@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["History", "HistoryOptions", "HistoryState", "KeepingHistory", "Reading", "inherited", "mixed"]
-
 
 @dataclass(frozen=True)
 class HistoryOptions:

@@ -19,8 +19,6 @@ from torch.autograd.function import once_differentiable
 from ziggurat.nn.history.base import History, HistoryOptions, HistoryState, inherited
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["SHARE_OF_ZEROS", "Combination", "joined_logits", "start_row", "weighted_sum"]
-
 SHARE_OF_ZEROS = 0.05
 """The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
 gives next to nothing hardly learns."""

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from ziggurat.nn.history.base import History, HistoryOptions, HistoryState, inherited
 from ziggurat.nn.history.combination import Combination, joined_logits, start_row
 
-__all__ = ["Blocks", "DepthWeighted", "Dlcl", "Latest", "TopOnly", "average", "dense"]
-
 
 class Latest(History):
     """The plain stack: each layer reads the one below (Vaswani et al. 2017). Earlier outputs are not kept."""

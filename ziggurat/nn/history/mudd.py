@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from ziggurat.nn.history.base import HistoryOptions, HistoryState, KeepingHistory, Reading, inherited, mixed
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["Mudd"]
-
 _WAYS = 4
 """Query, key, value and residual stream."""
 _LAST_WIDENING = 4

@@ -12,8 +12,6 @@ from ziggurat.nn.history.base import inherited
 from ziggurat.nn.history.combination import joined_logits, weighted_sum
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["Transparent"]
-
 
 class Transparent(nn.Module):
     """z_j = sum_i s_ij h^i, what reader j attends to, with s_j = softmax(dropout(w_j + 1/sources)).

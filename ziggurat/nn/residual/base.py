@@ -15,8 +15,6 @@ from torch.nn import functional as F
 
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["NoSkip", "NormalisedSkip", "Residual", "ResidualOptions", "ScaledNorm", "SublayerPosition"]
-
 
 @dataclass(frozen=True)
 class SublayerPosition:

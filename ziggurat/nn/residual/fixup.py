@@ -17,8 +17,6 @@ from ziggurat.nn.roles import Role, Slot
 if TYPE_CHECKING:
     from ziggurat.nn.low_rank import LowRank
 
-__all__ = ["ShiftScale", "ShiftedLinear"]
-
 
 class ShiftedLinear(nn.Module):
     """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector.

@@ -19,29 +19,6 @@ from torch import nn
 from ziggurat.nn.residual.base import NormalisedSkip, NoSkip, Residual, ResidualOptions, ScaledNorm, SublayerPosition
 from ziggurat.nn.residual.streams import HyperConnection, ManifoldConnection, SiameseConnection
 
-__all__ = [
-    "admin",
-    "b2t",
-    "deepnorm",
-    "deepnorm_constants",
-    "fixup",
-    "hybrid",
-    "hyper",
-    "keel",
-    "layer_scale",
-    "lingvo",
-    "ln_scaling",
-    "manifold_hyper",
-    "no_norm",
-    "no_skip",
-    "peri",
-    "post_norm",
-    "pre_norm",
-    "res_post",
-    "rezero",
-    "siamese",
-]
-
 
 def post_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = LN(x + f(x)): Vaswani et al. 2017, section 3.1."""

@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from ziggurat.nn.residual.base import Residual, ResidualOptions
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["HyperConnection", "ManifoldConnection", "SiameseConnection", "SiameseEnd"]
-
 
 class HyperConnection(Residual):
     """H' = A_r^T H + B^T dropout(f(LN(A_m^T H))) for n streams H [..., n, d_model]: equations 2 to 5.

@@ -11,8 +11,6 @@ from starlette.responses import Response, StreamingResponse
 from ziggurat.serving.document_translation import Document
 from ziggurat.text.documents.kinds import document_kind
 
-__all__ = ["name_of", "sent"]
-
 _BLOCK = 1 << 16
 
 

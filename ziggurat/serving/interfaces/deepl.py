@@ -25,8 +25,6 @@ from ziggurat.text.glossary import Terms
 from ziggurat.text.markup import HTML, Rules, xml_tokens
 from ziggurat.text.tokens import Token
 
-__all__ = ["GLOSSARY", "KEY", "REFUSED", "SOURCE", "TARGET", "DeepL", "DeepLAccount"]
-
 _SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""

@@ -25,8 +25,6 @@ from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind
 
-__all__ = ["DeepLDocuments", "DeepLGlossaries"]
-
 _STATUS = {"waiting": "queued", "translating": "translating", "done": "done", "failed": "error"}
 _TELLS = record(
     {

@@ -23,8 +23,6 @@ from ziggurat.serving.interfaces.dialects import Dialect
 from ziggurat.serving.interfaces.schemas import Schema, record, text
 from ziggurat.serving.requests import Refused, fields_of, upload_of
 
-__all__ = ["Described", "Field", "Operation", "specification"]
-
 _CONVERTER = re.compile(r":\w+\}")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"
 

@@ -13,8 +13,6 @@ from ziggurat.text.glossary import Term, Terms
 from ziggurat.text.words import units
 from ziggurat.text.work import Link, Sentence
 
-__all__ = ["details"]
-
 
 def details(found: TextTranslation, source: str, wanted: Wanted) -> dict[str, Any]:
     """Return a translation as the answer has it."""

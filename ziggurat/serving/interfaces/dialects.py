@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from ziggurat.serving.interfaces.schemas import Schema, record, text
 
-__all__ = ["DEEPL", "LIBRETRANSLATE", "OPENAI", "OWN", "SERVER", "Dialect", "dialect_of"]
-
 
 @dataclass(frozen=True)
 class Dialect:

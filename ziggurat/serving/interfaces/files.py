@@ -22,8 +22,6 @@ from ziggurat.serving.translations import Translations
 from ziggurat.small_files import parse_json
 from ziggurat.text.documents.kinds import document_kind
 
-__all__ = ["Files"]
-
 _SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
 _TARGET = Field("target", text("the code of the language to translate into"), required=True)
 _KEY = Field("api_key", text("an API key, where the server asks for one"))

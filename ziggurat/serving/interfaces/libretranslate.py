@@ -19,8 +19,6 @@ from ziggurat.serving.wanted import Wanted
 from ziggurat.text.documents.kinds import KINDS
 from ziggurat.text.markup import HTML
 
-__all__ = ["LibreTranslate"]
-
 FORMATS = ("text", "html")
 
 _KEY = Field("api_key", text("an API key, where the server asks for one"))

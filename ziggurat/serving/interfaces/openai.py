@@ -18,8 +18,6 @@ from ziggurat.serving.pool import Model
 from ziggurat.serving.requests import Refused, unless_gone
 from ziggurat.serving.translations import Translations
 
-__all__ = ["OpenAI"]
-
 _PARTS = listed({"type": "object"}, "parts, of which those with `text` count")
 _MESSAGE = record({"role": text("`user` counts"), "content": {"anyOf": [text(), _PARTS]}})
 _NULL: Schema = {"type": "null"}

@@ -20,8 +20,6 @@ from ziggurat.serving.wanted import TextTranslation, Wanted
 from ziggurat.text.documents.kinds import KINDS
 from ziggurat.text.markup import HTML
 
-__all__ = ["Own"]
-
 _FORMATS = ("text", "html")
 
 _SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)

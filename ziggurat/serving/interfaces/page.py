@@ -11,8 +11,6 @@ from starlette.responses import Response
 from ziggurat.serving.interfaces.description import Described, Operation
 from ziggurat.serving.interfaces.dialects import SERVER
 
-__all__ = ["page_routes"]
-
 _SCRIPTS = ("page.js", "common.js", "documents.js", "glossary.js", "output.js")
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),

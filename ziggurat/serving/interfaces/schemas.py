@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Schema", "flag", "listed", "number", "record", "text", "whole"]
-
 Schema = dict[str, Any]
 
 

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from ziggurat.errors import DataError, printable
 from ziggurat.text.documents.settings import TAGS, Limits
 
-__all__ = ["Archive"]
-
 _RATIO_FREE = 1 << 24
 _BLOCK = 1 << 18
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)

@@ -15,8 +15,6 @@ from ziggurat.text.tokens import Token, spelt
 from ziggurat.text.work import Outcome, Work
 from ziggurat.text.xml import Xml, read_xml
 
-__all__ = ["tmx", "xliff"]
-
 # Inline elements hold text; those of native codes hold what is not text.
 _XLIFF = Rules(
     inline=frozenset(("g", "pc", "mrk", "pair")),

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 
 from ziggurat.errors import DataError, printable
 from ziggurat.text.documents import bilingual, lines, markdown, messages, office, opendocument
-from ziggurat.text.documents.settings import LINES, TAGS, Limits, Settings
+from ziggurat.text.documents.settings import LINES, TAGS, Settings
 from ziggurat.text.work import Outcome, Work
-
-__all__ = ["KINDS", "DocumentKind", "Limits", "Settings", "document", "document_kind"]
 
 Reader = Callable[[bytes, str, Settings], Work[Outcome[bytes]]]
 

@@ -18,8 +18,6 @@ from ziggurat.text.template import MarkupForm, PlainForm, Spellings, Template, f
 from ziggurat.text.tokens import html_tokens
 from ziggurat.text.work import Outcome, Work
 
-__all__ = ["LINE", "file_work", "html_file", "srt", "text_file", "vtt"]
-
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""
 

@@ -23,8 +23,6 @@ from ziggurat.text.template import Template
 from ziggurat.text.tokens import html_tokens
 from ziggurat.text.work import Outcome, Work
 
-__all__ = ["markdown"]
-
 _ALERT = regex.compile(r"\[![A-Za-z]{1,20}\][-+]?\s*")
 _TASK = regex.compile(r"\[[ xX]\]\s+")
 

@@ -14,8 +14,6 @@ from ziggurat.text.markup import HTML, shown_text
 from ziggurat.text.template import Slot, Spellings, Template, add, filled
 from ziggurat.text.tokens import html_tokens
 
-__all__ = ["Inline", "folded"]
-
 _TARGET = r"""\(\s*+(?:<[^<>\n]{0,500}>|(?:[^()\s<]++|\([^()\s]{0,100}\)){0,50}+)
   (?:\s++(?:"[^"]{0,300}"|'[^']{0,300}'))?\s*+\)"""
 _INLINE = regex.compile(

@@ -18,8 +18,6 @@ from ziggurat.text.template import PlainForm, filled, written
 from ziggurat.text.tokens import html_tokens
 from ziggurat.text.work import Outcome, Work, together
 
-__all__ = ["gettext", "json_values"]
-
 _TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
 
 

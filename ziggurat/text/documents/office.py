@@ -22,8 +22,6 @@ from ziggurat.text.tokens import Token, spelt
 from ziggurat.text.work import Outcome, Work
 from ziggurat.text.xml import read_xml
 
-__all__ = ["docx", "pptx"]
-
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
     "http://purl.oclc.org/ooxml/wordprocessingml/main": "w",

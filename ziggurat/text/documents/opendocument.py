@@ -18,8 +18,6 @@ from ziggurat.text.tokens import spelt
 from ziggurat.text.work import Outcome, Work, together
 from ziggurat.text.xml import Xml, read_xml
 
-__all__ = ["epub", "opendocument", "xml_members"]
-
 
 def _named(prefix: str, names: str) -> frozenset[str]:
     return frozenset(f"{prefix}:{name}" for name in names.split())

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from ziggurat.errors import DataError
 from ziggurat.text.sentences import Options
 
-__all__ = ["LINES", "TAGS", "Limits", "Settings"]
-
 LINES = tuple(end.encode() for end in "\n\r\v\f\x85\u2028\u2029")
 """Bytes in UTF-8 of which each line of a file has one."""
 
