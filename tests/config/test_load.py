@@ -9,11 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, dump, load_experiment, parse_experiment
-from ziggurat.config.experiment import changed
 from ziggurat.config.load import change_section
 from ziggurat.config.pipeline_reference import pipeline_markdown
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, markdown
+from ziggurat.config.yaml_text import changed
 from ziggurat.errors import ConfigError
 
 MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import Self
 
 from pydantic import model_validator
 
@@ -17,7 +15,6 @@ from ziggurat.config.guidance import alignment_refused
 from ziggurat.config.lora import lora_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
-from ziggurat.errors import printable
 
 CONFIG_FORMAT = 1
 """Version of the configuration format, written into every saved config."""
@@ -88,53 +85,3 @@ def _quantisation_refused(model: ModelConfig) -> list[str]:
         if "fixup" in kinds
     ]
     return [f"the {' and the '.join(shifted)}"] if shifted else []
-
-
-def changed(before: Any, after: Any) -> list[str]:
-    """Return `key: old -> new` for every dotted key whose value differs or that only one of the two has."""
-    old, new = settings_by_key(before, items=True), settings_by_key(after, items=True)
-    keys = [*old, *(key for key in new if key not in old)]
-    return [
-        f"{key}: {_said(old, key)} -> {_said(new, key)}"
-        for key in keys
-        # 1, 1.0 and True are equal in Python but not in a configuration; JSON spells them differently.
-        if ((key in old) != (key in new) or _spelt(old[key]) != _spelt(new[key]))
-        and not _filled(key, old, new)
-        and not _filled(key, new, old)
-    ]
-
-
-def _filled(key: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Return True if a section is empty in `settings` and has keys in `others`, which say all."""
-    empty = key in settings and settings[key] in ({}, [])
-    return empty and any(other.startswith(f"{key}.") for other in others)
-
-
-def shown(changes: list[str], most: int = 6) -> str:
-    """Return `changes` on one line for a message, at most `most` of them written out."""
-    more = f"; and {len(changes) - most} more" if len(changes) > most else ""
-    return "; ".join(changes[:most]) + more
-
-
-def settings_by_key(content: Any, prefix: str = "", *, items: bool = False) -> dict[str, Any]:
-    """Return the values of nested sections by dotted key; `items`: those of lists too, by number from 0."""
-    # An empty section or list counts as a value: a list that lost its last item differs from a missing one.
-    if isinstance(content, Mapping) and content:
-        inner = [(str(key), value) for key, value in content.items()]
-    elif items and isinstance(content, list) and content:
-        inner = [(str(number), value) for number, value in enumerate(content)]
-    else:
-        return {prefix: content}
-    return {
-        key: value
-        for name, part in inner
-        for key, value in settings_by_key(part, f"{prefix}.{name}" if prefix else name, items=items).items()
-    }
-
-
-def _said(values: Mapping[str, Any], key: str) -> str:
-    return printable(_spelt(values[key]), 40) if key in values else "(not given)"
-
-
-def _spelt(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,4 +1,5 @@
-"""YAML text to values and back, within limits: a file of a few hundred bytes must not take gigabytes or minutes.
+"""YAML text to values and back, within limits: a file of a few hundred bytes must not take gigabytes or minutes. And
+nested settings compared.
 
 Aliases can double the size of a document with every line, so values are counted before they are constructed.
 """
@@ -180,3 +181,53 @@ def to_yaml(content: Mapping[str, Any], *, compact: bool = False) -> str:
     return yaml.dump(
         dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
     )
+
+
+def changed(before: Any, after: Any) -> list[str]:
+    """Return `key: old -> new` for every dotted key whose value differs or that only one of the two has."""
+    old, new = settings_by_key(before, items=True), settings_by_key(after, items=True)
+    keys = [*old, *(key for key in new if key not in old)]
+    return [
+        f"{key}: {_said(old, key)} -> {_said(new, key)}"
+        for key in keys
+        # 1, 1.0 and True are equal in Python but not in a configuration; JSON spells them differently.
+        if ((key in old) != (key in new) or _spelt(old[key]) != _spelt(new[key]))
+        and not _filled(key, old, new)
+        and not _filled(key, new, old)
+    ]
+
+
+def _filled(key: str, settings: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return True if a section is empty in `settings` and has keys in `others`, which say all."""
+    empty = key in settings and settings[key] in ({}, [])
+    return empty and any(other.startswith(f"{key}.") for other in others)
+
+
+def shown(changes: list[str], most: int = 6) -> str:
+    """Return `changes` on one line for a message, at most `most` of them written out."""
+    more = f"; and {len(changes) - most} more" if len(changes) > most else ""
+    return "; ".join(changes[:most]) + more
+
+
+def settings_by_key(content: Any, prefix: str = "", *, items: bool = False) -> dict[str, Any]:
+    """Return the values of nested sections by dotted key; `items`: those of lists too, by number from 0."""
+    # An empty section or list counts as a value: a list that lost its last item differs from a missing one.
+    if isinstance(content, Mapping) and content:
+        inner = [(str(key), value) for key, value in content.items()]
+    elif items and isinstance(content, list) and content:
+        inner = [(str(number), value) for number, value in enumerate(content)]
+    else:
+        return {prefix: content}
+    return {
+        key: value
+        for name, part in inner
+        for key, value in settings_by_key(part, f"{prefix}.{name}" if prefix else name, items=items).items()
+    }
+
+
+def _said(values: Mapping[str, Any], key: str) -> str:
+    return printable(_spelt(values[key]), 40) if key in values else "(not given)"
+
+
+def _spelt(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

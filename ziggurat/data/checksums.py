@@ -23,8 +23,7 @@ from typing import Any
 import xxhash
 from yaml import YAMLError
 
-from ziggurat.config.experiment import changed, shown
-from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
+from ziggurat.config.yaml_text import MAX_YAML_BYTES, changed, parse_yaml, shown
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.errors import CheckpointError, DataError, ZigguratError, other_format, printable
 from ziggurat.small_files import read_bounded

@@ -18,8 +18,8 @@ from typing import Any
 import xxhash
 
 from ziggurat.config.data import DataConfig
-from ziggurat.config.experiment import shown
 from ziggurat.config.unheeded import unread_files
+from ziggurat.config.yaml_text import shown
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.experiment import shown
+from ziggurat.config.yaml_text import shown
 from ziggurat.errors import printable
 
 _LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language

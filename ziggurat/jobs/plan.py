@@ -14,7 +14,7 @@ from typing import Any
 
 import xxhash
 
-from ziggurat.config.experiment import shown
+from ziggurat.config.yaml_text import shown
 from ziggurat.data.files import write_atomically
 from ziggurat.data.store_checks import InputWatch, differences
 from ziggurat.data.temporary import TEMPORARY, locked

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.experiment import changed, shown
 from ziggurat.config.lora import without_lora
 from ziggurat.config.pruning import LeftOut
+from ziggurat.config.yaml_text import changed, shown
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import folder_kind

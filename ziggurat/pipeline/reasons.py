@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ziggurat.config.experiment import changed, shown
+from ziggurat.config.yaml_text import changed, shown
 from ziggurat.pipeline.settings import settings_changed
 from ziggurat.pipeline.step import Step, StepManifest
 

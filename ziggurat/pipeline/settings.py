@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from ziggurat.config.base import Section
-from ziggurat.config.experiment import changed
+from ziggurat.config.yaml_text import changed
 
 
 class Settings(dict[str, Any]):

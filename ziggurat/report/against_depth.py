@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ziggurat.config.experiment import settings_by_key
+from ziggurat.config.yaml_text import settings_by_key
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError, ConfigError, DataError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from ziggurat.config import Experiment
-from ziggurat.config.experiment import settings_by_key
+from ziggurat.config.yaml_text import settings_by_key
 from ziggurat.diagnosis.health import readings
 from ziggurat.duration import duration
 from ziggurat.report.runs import ReportRun

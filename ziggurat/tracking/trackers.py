@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.experiment import settings_by_key
 from ziggurat.config.lifecycle import MlflowConfig, WandbConfig
+from ziggurat.config.yaml_text import settings_by_key
 from ziggurat.errors import ConfigError, printable
 from ziggurat.tracking.tracker import FOLDER, Pixels, Tracker, keep, kept
 

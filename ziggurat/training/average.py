@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
-from ziggurat.config.experiment import shown
 from ziggurat.config.lora import without_lora
+from ziggurat.config.yaml_text import shown
 from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import building, sweep

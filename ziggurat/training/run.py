@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ziggurat import __version__
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
-from ziggurat.config.experiment import changed, shown
 from ziggurat.config.lora import without_lora
 from ziggurat.config.train import BatchConfig
+from ziggurat.config.yaml_text import changed, shown
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ziggurat.config import Experiment
-from ziggurat.config.experiment import shown
+from ziggurat.config.yaml_text import shown
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.data.store_checks import StoreWatch
