@@ -28,7 +28,7 @@ test-slow: $(VENV)/.ray
 
 # Jobs on a Ray cluster whose two nodes are processes of this machine.
 test-ray: $(VENV)/.ray
-	$(BIN)/python -m pytest -m slow tests/jobs/test_ray.py
+	$(BIN)/python -m pytest -m slow tests/corpora/jobs/test_ray.py
 
 lint: $(READY)
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
@@ -66,11 +66,11 @@ bench-gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu_speed
 
 clean:
-	rm -rf $(VENV) $(TOOLS) docs/api .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist ziggurat/nn/_compiled.so
+	rm -rf $(VENV) $(TOOLS) docs/api .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist ziggurat/model/fast/_compiled.so
 
 # torch first: where an index offers CPU builds under the plain version, nothing of CUDA is fetched afterwards.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu asks PyTorch's own index for the CPU build.
-$(READY): constraints.txt pyproject.toml hatch_build.py ziggurat/nn/compiled.c
+$(READY): constraints.txt pyproject.toml hatch_build.py ziggurat/model/fast/compiled.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch

@@ -1,7 +1,8 @@
-"""Hatchling's hook that compiles ziggurat/nn/compiled.c when the package is built or installed.
+"""Hatchling's hook that compiles ziggurat/model/fast/compiled.c when the package is built or installed.
 
 Where there is no C compiler, or it fails, the package is built without the library: PyTorch's operators then do its
-work, more slowly (ziggurat/nn/compiled.py). A wheel with it is for one platform, but for every version of Python.
+work, more slowly (ziggurat/model/fast/compiled.py). A wheel with it is for one platform, but for every version of
+Python.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def compile_library(source: Path, library: Path) -> str:
     compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") or shutil.which("cc") or ""]
     if not compiler[0]:
         return "there is no C compiler"
-    # ziggurat/nn/compiled.py compares: a library of another version would be called with other arguments.
+    # ziggurat/model/fast/compiled.py compares: a library of another version would be called with other arguments.
     name = hashlib.sha256(source.read_bytes()).hexdigest()
     # In the same folder, so that the library is moved as a whole: another process may be loading the old one.
     with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compiling-") as folder:
@@ -51,7 +52,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile, and say so where the package goes without."""
-        folder = Path(self.root, "ziggurat", "nn")
+        folder = Path(self.root, "ziggurat", "model", "fast")
         library = folder / "_compiled.so"
         try:
             problem = compile_library(folder / "compiled.c", library)
@@ -60,9 +61,11 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         if problem:
             # One of an earlier attempt stays in a tree, where compiled.py looks whether it fits, but not in a wheel.
             build_data["pure_python"] = True
-            self.app.display_warning(f"ziggurat/nn/compiled.c was not compiled, so translation is slower: {problem}")
+            self.app.display_warning(
+                f"ziggurat/model/fast/compiled.c was not compiled, so translation is slower: {problem}"
+            )
             return
-        build_data["artifacts"].append("/ziggurat/nn/_compiled.so")
+        build_data["artifacts"].append("/ziggurat/model/fast/_compiled.so")
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
         build_data["tag"] = f"py3-none-{platform}"

@@ -11,10 +11,10 @@ import time
 
 import torch
 
-from ziggurat.nn.attention import base
-from ziggurat.nn.attention.base import attend
-from ziggurat.nn.attention.mask import padding_mask
-from ziggurat.nn.dropout import Dropout
+from ziggurat.model.attention import base
+from ziggurat.model.attention.base import attend
+from ziggurat.model.attention.mask import padding_mask
+from ziggurat.model.dropout import Dropout
 
 
 def seconds(length: int, tokens: int, explicit: bool, p: float, rounds: int = 5) -> float:

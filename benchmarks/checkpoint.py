@@ -32,14 +32,14 @@ from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.prepare import prepare
-from ziggurat.models.build import build_model, parameter_roles
-from ziggurat.training.memory import keep_freed_memory
-from ziggurat.training.metrics import RunLog
-from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel
-from ziggurat.training.run_state import Progress
-from ziggurat.training.saving import Saver
-from ziggurat.training.update import train_update
+from ziggurat.model.build import build_model, parameter_roles
+from ziggurat.train.memory import keep_freed_memory
+from ziggurat.train.metrics import RunLog
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.run_state import Progress
+from ziggurat.train.saving import Saver
+from ziggurat.train.update import train_update
 
 VOCABULARY, DEFAULT_CADENCE, LIMIT = 32_000, 1000, 0.05
 WAYS = ("none", "asynchronous", "synchronous")

@@ -1,4 +1,4 @@
-"""What the compiled loops of translation (ziggurat/nn/compiled.c) bring, beside PyTorch's operators.
+"""What the compiled loops of translation (ziggurat/model/fast/compiled.c) bring, beside PyTorch's operators.
 
     python -m benchmarks.compiled_loops [--rounds 3] [--json]
 
@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from benchmarks.decode_speed import SHAPES, searcher, sentences
-from ziggurat.nn import compiled
-from ziggurat.nn.attention.base import attend_to_blocks
-from ziggurat.nn.attention.cache import Block
-from ziggurat.nn.compiled import Precision
-from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.packed import available, packed
+from ziggurat.model.attention.base import attend_to_blocks
+from ziggurat.model.attention.cache import Block
+from ziggurat.model.dropout import Dropout
+from ziggurat.model.fast import compiled
+from ziggurat.model.fast.compiled import Precision
+from ziggurat.model.fast.packed import available, packed
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16", "int8")
 LAYERS, HEADS, BEAMS, POSITIONS = 16, 8, 4, 10

@@ -77,7 +77,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 def sentences(count: int, length: int) -> list[Any]:
     """Return random sentences as long as those of the test set, or as log-normal ones where that is not there."""
-    from ziggurat.decoding.request import Sentence
+    from ziggurat.translate.request import Sentence
 
     draw = random.Random(1)
     path = Path(os.environ.get("BENCH_DATA", "")) / "test_2016_flickr.en.sp"
@@ -92,11 +92,11 @@ def sentences(count: int, length: int) -> list[Any]:
 def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, batch: int = BATCH) -> Any:
     """Return a function of sentences that searches with an untrained model."""
     from ziggurat.config import ModelConfig
-    from ziggurat.decoding.request import SearchSettings
-    from ziggurat.decoding.scorers import ModelScorer
-    from ziggurat.decoding.search import search
-    from ziggurat.models.build import build_model
-    from ziggurat.nn.packed import make_fast
+    from ziggurat.model.build import build_model
+    from ziggurat.model.fast.packed import make_fast
+    from ziggurat.translate.request import SearchSettings
+    from ziggurat.translate.scorers import ModelScorer
+    from ziggurat.translate.search import search
 
     d, ff, heads, encoder, decoder = sizes
     values = {"d_model": d, "d_ff": ff, "heads": heads, "residual": "pre", "encoder": {"layers": encoder}}
@@ -226,9 +226,9 @@ def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, 
     from benchmarks.train_speed import prepared
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
-    from ziggurat.models.build import build_model
-    from ziggurat.models.directory import write_model_directory
-    from ziggurat.models.tensors import weights
+    from ziggurat.model.build import build_model
+    from ziggurat.model.directory import write_model_directory
+    from ziggurat.model.tensors import weights
 
     store = prepared(data)
     d, ff, heads, encoder, decoder = SHAPES["T3"]

@@ -16,12 +16,12 @@ from benchmarks.gpu_models import Ours, config_of, random_batch
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.data.loader import Group, LoaderState
-from ziggurat.errors import printable
-from ziggurat.models.build import build_model, compile_layers
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import mask
-from ziggurat.training.feeding import send_ahead
-from ziggurat.training.objective import autocast, batch_loss
+from ziggurat.model.attention import mask
+from ziggurat.model.build import build_model, compile_layers
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.system.errors import printable
+from ziggurat.train.feeding import send_ahead
+from ziggurat.train.objective import autocast, batch_loss
 
 LENGTHS = [(30, 25), (7, 31), (22, 3), (15, 15), (30, 31), (1, 2)]
 NO_DROPOUT = {"residual": 0.0, "embedding": 0.0, "attention": 0.0, "activation": 0.0}

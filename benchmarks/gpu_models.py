@@ -16,15 +16,15 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.batching import make_batches
 from ziggurat.data.collate import Batch, SpecialIds, collate
-from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.nn.embedding import sinusoids
-from ziggurat.training.graphs import GraphedPasses
-from ziggurat.training.objective import autocast
-from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel
-from ziggurat.training.update import train_update
+from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.build import build_model, compile_layers, parameter_roles, set_recompute
+from ziggurat.model.embedding import sinusoids
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.train.graphs import GraphedPasses
+from ziggurat.train.objective import autocast
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 MODELS: dict[str, dict[str, Any]] = {
     "base 6-6": {"encoder": {"layers": 6}, "decoder": {"layers": 6}},
@@ -42,7 +42,7 @@ MULTIPLE = 8
 """Lengths are padded to multiples of this, which keeps shapes few and suits tensor cores."""
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-"""Of attention, for the plain loop; ours does without cuDNN's (ziggurat.models.device)."""
+"""Of attention, for the plain loop; ours does without cuDNN's (ziggurat.model.device)."""
 
 
 def config_of(name: str, width: int, heads: int, **choices: Any) -> ModelConfig:

@@ -35,9 +35,9 @@ from benchmarks.gpu_checks import checks
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations
 from benchmarks.gpu_translation import translation
 from ziggurat.data.collate import Batch
-from ziggurat.errors import printable
-from ziggurat.models.device import usable_device
-from ziggurat.training.memory import Shortage, within_memory
+from ziggurat.model.device import usable_device
+from ziggurat.system.errors import printable
+from ziggurat.train.memory import Shortage, within_memory
 
 GIB = 1 << 30
 ROUNDS = 2

@@ -15,17 +15,17 @@ import torch
 
 from benchmarks.gpu_models import config_of
 from ziggurat.config.model import ModelConfig
-from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.scorers import ModelScorer
-from ziggurat.decoding.search import search
-from ziggurat.errors import printable
-from ziggurat.export.anatomy import dissect
-from ziggurat.export.ctranslate2 import write_ctranslate2
-from ziggurat.models.build import build_model
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import weights
-from ziggurat.nn.compiled import Precision
-from ziggurat.nn.packed import make_fast
+from ziggurat.exchange.anatomy import dissect
+from ziggurat.exchange.ctranslate2 import write_ctranslate2
+from ziggurat.model.build import build_model
+from ziggurat.model.fast.compiled import Precision
+from ziggurat.model.fast.packed import make_fast
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.tensors import weights
+from ziggurat.system.errors import printable
+from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.scorers import ModelScorer
+from ziggurat.translate.search import search
 
 DECODED, LENGTH, BEAM, BATCH = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4, 64
 PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")

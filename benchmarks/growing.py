@@ -41,12 +41,12 @@ def training(axis: str, value: int, seconds: float) -> dict[str, float]:
 
     from benchmarks.gpu_models import config_of, operations, random_batch
     from ziggurat.config.train import LossConfig, OptimiserConfig
-    from ziggurat.models.build import build_model, parameter_roles
-    from ziggurat.training.memory import keep_freed_memory
-    from ziggurat.training.optim import Optimiser
-    from ziggurat.training.parallel import Parallel, Replicated
-    from ziggurat.training.processes import joined
-    from ziggurat.training.update import train_update
+    from ziggurat.model.build import build_model, parameter_roles
+    from ziggurat.train.memory import keep_freed_memory
+    from ziggurat.train.optim import Optimiser
+    from ziggurat.train.parallel import Parallel, Replicated
+    from ziggurat.train.processes import joined
+    from ziggurat.train.update import train_update
 
     sizes = {"depth": 6, "batch": 4096, "vocabulary": 8_000, "length": 16, "processes": 1, axis: value}
     keep_freed_memory()

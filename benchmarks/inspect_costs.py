@@ -11,14 +11,14 @@ import time
 import torch
 
 from ziggurat.config.recipes import load_named
-from ziggurat.cost.batches import Batches
-from ziggurat.cost.estimate import time_cost
-from ziggurat.cost.machine import measure_speed, slowness
-from ziggurat.cost.simulation import BatchShape, full_batch, simulate_update
-from ziggurat.models.build import build_model, parameter_roles, set_recompute
-from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel
-from ziggurat.training.update import train_update
+from ziggurat.inspect.cost.batches import Batches
+from ziggurat.inspect.cost.estimate import time_cost
+from ziggurat.inspect.cost.machine import measure_speed, slowness
+from ziggurat.inspect.cost.simulation import BatchShape, full_batch, simulate_update
+from ziggurat.model.build import build_model, parameter_roles, set_recompute
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 CPU = torch.device("cpu")
 VOCABULARY = 8000

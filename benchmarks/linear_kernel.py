@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from ziggurat.nn.linear import kernel, linear
+from ziggurat.model.linear import kernel, linear
 
 SHAPES = [(4096, 256, 768), (4096, 256, 1024), (4096, 1024, 256), (4096, 512, 2048), (4096, 2048, 512)]
 """Tokens, width in, width out."""

@@ -23,7 +23,7 @@ def measure(variant: str, tokens: int, d_model: int, vocabulary: int) -> dict[st
     from torch.nn import functional as F
 
     from ziggurat.config.train import LossConfig
-    from ziggurat.training.loss import Labels, sequence_loss
+    from ziggurat.train.loss import Labels, sequence_loss
 
     torch.manual_seed(0)
     hidden = torch.randn(1, tokens, d_model, requires_grad=True)

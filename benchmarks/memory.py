@@ -67,8 +67,8 @@ def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: d
 
     from ziggurat.config.model import ModelConfig
     from ziggurat.config.train import RecomputeConfig
-    from ziggurat.models.build import build_model, set_recompute
-    from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
+    from ziggurat.model.build import build_model, set_recompute
+    from ziggurat.train.memory import give_back_freed_memory, keep_freed_memory
 
     if o["compact"]:
         give_back_freed_memory()
@@ -87,10 +87,10 @@ def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: d
 def measure_base(o: dict[str, Any]) -> dict[str, Any]:
     """Train a few updates of the 60-12 base model."""
     from ziggurat.config.train import LossConfig, OptimiserConfig
-    from ziggurat.models.build import count_parameters, parameter_roles
-    from ziggurat.training.optim import Optimiser
-    from ziggurat.training.parallel import Parallel
-    from ziggurat.training.update import train_update
+    from ziggurat.model.build import count_parameters, parameter_roles
+    from ziggurat.train.optim import Optimiser
+    from ziggurat.train.parallel import Parallel
+    from ziggurat.train.update import train_update
 
     model = built((60, 12), 512, 8, 32_000, o)
     optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig(moments=o["moments"]))
@@ -119,8 +119,8 @@ def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from ziggurat.config.train import LossConfig
-    from ziggurat.models.build import count_parameters
-    from ziggurat.training.objective import batch_loss
+    from ziggurat.model.build import count_parameters
+    from ziggurat.train.objective import batch_loss
 
     model = built((o["depth"], 1), 64, 4, 1000, o)
 

@@ -40,8 +40,8 @@ from ziggurat.config.recipes import load_named
 from ziggurat.config.train import TrainingConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
-from ziggurat.training.loop import train
-from ziggurat.training.update import train_update
+from ziggurat.train.loop import train
+from ziggurat.train.update import train_update
 
 SHAPES: dict[str, list[str]] = {
     "demo": [],
@@ -89,7 +89,7 @@ def turn(run: Path, way: str, experiment: Experiment) -> Cost:
         return train_update(*arguments, **options)
 
     console = Console(file=io.StringIO(), force_terminal=way != "off", width=120)
-    with patch("ziggurat.training.loop.train_update", stamped):
+    with patch("ziggurat.train.loop.train_update", stamped):
         train(run, experiment, console=console)
     first, last = stamps[WARM], stamps[-1]
     updates = len(stamps) - 1 - WARM

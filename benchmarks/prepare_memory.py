@@ -41,9 +41,9 @@ from functools import partial
 from pathlib import Path
 from ray.cluster_utils import Cluster
 from ziggurat.config.data import DataConfig
-from ziggurat.jobs.launchers import ray_actors
-from ziggurat.jobs.preparation import prepare_job
-from ziggurat.jobs.run import Work
+from ziggurat.corpora.jobs.launchers import ray_actors
+from ziggurat.corpora.jobs.preparation import prepare_job
+from ziggurat.corpora.jobs.run import Work
 node = {"num_cpus": 1, "object_store_memory": 200 << 20}
 cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
 cluster.add_node(**node)

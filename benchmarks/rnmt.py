@@ -25,14 +25,14 @@ from torch.nn import functional as F
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.collate import Batch, SpecialIds, collate
-from ziggurat.models.build import build_model, count_parameters, parameter_roles
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
-from ziggurat.nn.recurrence import CELL_CLIP, EPSILON
-from ziggurat.training.memory import keep_freed_memory
-from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel
-from ziggurat.training.update import train_update
+from ziggurat.model.build import build_model, count_parameters, parameter_roles
+from ziggurat.model.lstm import LstmCell, LstmLayer, LstmState, StepOrder
+from ziggurat.model.recurrence import CELL_CLIP, EPSILON
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.train.memory import keep_freed_memory
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 VOCABULARY, SHORTEST, LONGEST = 8000, 18, 22
 

@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     o = parser.parse_args()
     from ziggurat.config import load_experiment
-    from ziggurat.export.exporter import export_model
+    from ziggurat.exchange.exporter import export_model
 
     data = load_experiment(o.model / "config.yaml").data
     pair = data.source_language, data.target_language

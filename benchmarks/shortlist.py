@@ -18,13 +18,13 @@ import torch
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.shortlist import ShortlistTable
-from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.scorers import ModelScorer
-from ziggurat.decoding.search import search
-from ziggurat.decoding.shortlist import Shortlist
-from ziggurat.models.build import build_model
-from ziggurat.nn.compiled import Precision
-from ziggurat.nn.packed import available, make_fast
+from ziggurat.model.build import build_model
+from ziggurat.model.fast.compiled import Precision
+from ziggurat.model.fast.packed import available, make_fast
+from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.scorers import ModelScorer
+from ziggurat.translate.search import search
+from ziggurat.translate.shortlist import Shortlist
 
 SENTENCES, LENGTH, STEPS, BEAMS, CANDIDATES = 64, 25, 15, 4, 100
 EOS = 3

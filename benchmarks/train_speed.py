@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ziggurat.data.collate import Batch
-    from ziggurat.training.update import UpdateResult
+    from ziggurat.train.update import UpdateResult
 
 SHAPES = {
     "T1": (256, 1024, 4, 6, 6),
@@ -84,11 +84,11 @@ def _stepper(
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
     from ziggurat.data.loader import Loader
-    from ziggurat.models.build import build_model, compile_layers, parameter_roles
-    from ziggurat.training.memory import keep_freed_memory
-    from ziggurat.training.optim import Optimiser
-    from ziggurat.training.parallel import Parallel
-    from ziggurat.training.update import train_update
+    from ziggurat.model.build import build_model, compile_layers, parameter_roles
+    from ziggurat.train.memory import keep_freed_memory
+    from ziggurat.train.optim import Optimiser
+    from ziggurat.train.parallel import Parallel
+    from ziggurat.train.update import train_update
 
     keep_freed_memory()
     d, ff, heads, encoder, decoder = SHAPES[shape]
@@ -206,7 +206,7 @@ def peak(precision: str) -> float:
     """Return the GFLOP/s of the fastest product of two 2048 x 2048 matrices."""
     import torch
 
-    from ziggurat.nn.linear import kernel, product
+    from ziggurat.model.linear import kernel, product
 
     a, b = (torch.randn(2048, 2048).to(torch.bfloat16 if precision == "bf16" else torch.float32) for _ in range(2))
     best = 0.0

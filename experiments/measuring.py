@@ -12,10 +12,10 @@ import torch
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
-from ziggurat.training.feeding import loader_of
-from ziggurat.training.learner import Learner
-from ziggurat.training.memory import keep_freed_memory
-from ziggurat.training.update import train_update
+from ziggurat.train.feeding import loader_of
+from ziggurat.train.learner import Learner
+from ziggurat.train.memory import keep_freed_memory
+from ziggurat.train.update import train_update
 
 _HERE = Path(__file__).resolve().parent
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ziggurat.errors import ZigguratError
+from ziggurat.system.errors import ZigguratError
 
 
 @dataclass(frozen=True)

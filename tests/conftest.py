@@ -104,7 +104,7 @@ def forkserver() -> multiprocessing.context.ForkServerContext:
     """Return what starts processes by a fork of one that has imported everything; spawned, each takes seconds."""
     context = multiprocessing.get_context("forkserver")
     heavy = ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"]  # optimisers import the last one
-    context.set_forkserver_preload([*heavy, "ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    context.set_forkserver_preload([*heavy, "ziggurat.train.loop", "ziggurat.cli.app", "tests.conftest"])
     # Now, or it would start with the signals that a pool of workers blocks, and so would all that it forks.
     multiprocessing.forkserver.ensure_running()
     return context

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ziggurat.nn import compiled, packed
+from ziggurat.model.fast import compiled, packed
 
 ENGINES = [
     "arithmetic",

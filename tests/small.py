@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ziggurat.config import ModelConfig
-from ziggurat.models.run_folder import CHECKPOINT_FORMAT
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.model.run_folder import CHECKPOINT_FORMAT
+from ziggurat.model.seq2seq import Seq2Seq
 
 
 def merged(defaults: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,75 +13,23 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "ziggurat"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-# A package may import those named here, itself, and nothing else of ziggurat.
-BASE = {"errors", "small_files", "duration", "processes", "terminal", "threads"}
-ALLOWED = {
-    "config": BASE,
-    "alignment": BASE,
-    "cleaning": BASE | {"config", "alignment"},
-    "data": BASE | {"config", "alignment", "cleaning"},
-    "fetch": BASE | {"config", "data", "__init__"},
-    "nn": BASE,
-    "evaluation": BASE | {"config"},
-    "init": BASE | {"config", "nn"},
-    "models": BASE | {"config", "data", "nn", "init"},
-    "decoding": BASE | {"config", "data", "nn", "models"},
-    "export": BASE | {"config", "data", "nn", "evaluation", "models", "decoding"},
-    "diagnosis": BASE | {"config", "data", "nn", "models"},
-    "tracking": BASE | {"config", "data"},
-    "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
-    "cost": BASE | {"config", "data", "nn", "models", "training"},
-    "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
-    "jobs": BASE | {"cleaning", "config", "alignment", "data", "models", "decoding"},
-    "backtranslation": BASE | {"config", "data", "evaluation", "decoding", "jobs"},
-    "text": BASE | {"data", "decoding"},
-    "report": BASE
-    | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
-    "serving": BASE | {"config", "cleaning", "data", "decoding", "models", "text"},
-    "pipeline": BASE
-    | {
-        "config",
-        "alignment",
-        "cleaning",
-        "data",
-        "fetch",
-        "nn",
-        "evaluation",
-        "models",
-        "decoding",
-        "training",
-        "cost",
-        "jobs",
-        "backtranslation",
-        "export",
-        "report",
-    },
-    "cli": BASE
-    | {
-        "config",
-        "alignment",
-        "data",
-        "evaluation",
-        "models",
-        "decoding",
-        "training",
-        "jobs",
-        "backtranslation",
-        "export",
-        "fetch",
-        "serving",
-        "trainability",
-    }
-    | {"report", "diagnosis", "cost", "text", "pipeline"},
-    "errors": set(),
-    "small_files": {"errors"},
-    "duration": set(),
-    "processes": {"errors"},
-    "threads": set(),
-    "terminal": set(),
-    "__init__": {"decoding"},
-    "__main__": {"cli"},
+UNDER = {
+    "system": "",
+    "config": "system",
+    "data": "system config",
+    "evaluate": "system config data",
+    "model": "system config data",
+    "translate": "system config data model",
+    "train": "system config data evaluate model translate",
+    "inspect": "system config data evaluate model translate train",
+    "exchange": "system config data evaluate model translate",
+    "corpora": "system config data evaluate model translate train inspect exchange",
+    "serve": "system config data model translate",
+    "cli": "system config data evaluate model translate train inspect exchange corpora serve",
 }
+"""UNDER is a room of the package -> the rooms that it may import (docs/architecture.md)."""
+LOOSE = {"__init__.py", "__main__.py"}
+"""LOOSE are the modules that are in no room."""
 OVER_BUDGET: dict[str, int] = {}
 
 
@@ -97,19 +45,27 @@ def imports(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_imports_follow_the_layers(path: Path) -> None:
-    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-    used = {name.split(".")[1] for name in imports(path) if name.startswith("ziggurat.")}
-    assert used - {part} <= ALLOWED[part]
-    if part == "decoding":
+def room(path: Path) -> str:
+    """The room of a module."""
+    return path.relative_to(PACKAGE).parts[0]
+
+
+def test_the_package_has_twelve_rooms() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} == set(UNDER)
+    assert {path.name for path in PACKAGE.glob("*.py")} == LOOSE
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.parent != PACKAGE], ids=str)
+def test_a_room_imports_only_those_under_it(path: Path) -> None:
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("ziggurat.")} - {room(path)}
+    assert used <= set(UNDER[room(path)].split())
+    if room(path) == "translate":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
-        # Subwords, what text must go through before and after them, a table by subwords, which tags name languages;
-        # whether files are whole, and folders that a kill moved.
-        names = ("subword", "lines", "shortlist", "tags", "checksums", "workspace", "temporary")
-        assert data <= {f"ziggurat.data.{name}" for name in names}
-    if part == "nn":
-        assert not any(name.startswith("ziggurat.config") for name in imports(path)), "nn takes numbers, not configs"
+        # Subwords, what text must go through before and after them, a table by subwords, which tags name languages.
+        assert data <= {f"ziggurat.data.{name}" for name in ("subword", "lines", "shortlist", "tags")}
+    layers = path.parent.parent.name == "model" and path.parent.name in ("attention", "history", "residual", "fast")
+    if layers and path.name != "kinds.py":  # the tables that build from a configuration
+        assert not any(name.startswith("ziggurat.config") for name in imports(path)), "layers take numbers, not configs"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
@@ -162,7 +118,7 @@ def test_translating_waits_for_no_library_that_it_does_not_use() -> None:
     program = f"""
 import sys, ziggurat.cli.app, ziggurat.cli.translation
 print(*(name for name in ["torch", "pyarrow"] if name in sys.modules))
-import ziggurat.decoding.translator
+import ziggurat.translate.translator
 print(*(name for name in {unused} if name in sys.modules))"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "\n\n"
@@ -172,7 +128,7 @@ print(*(name for name in {unused} if name in sys.modules))"""
 def test_nothing_loads_pickles() -> None:
     for path in MODULES:
         text = path.read_text(encoding="utf-8")
-        if path == PACKAGE / "export" / "pickled.py":  # tells torch to read weights and options only
+        if path == PACKAGE / "exchange" / "pickled.py":  # tells torch to read weights and options only
             assert re.findall(r"torch\.load\(.*", text)[1:] == [
                 'torch.load(path, map_location="cpu", weights_only=True)'
             ]

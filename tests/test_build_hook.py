@@ -26,8 +26,8 @@ def hook(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    (tmp_path / "ziggurat" / "nn").mkdir(parents=True)
-    shutil.copy(ROOT / "ziggurat" / "nn" / "compiled.c", tmp_path / "ziggurat" / "nn")
+    (tmp_path / "ziggurat" / "model" / "fast").mkdir(parents=True)
+    shutil.copy(ROOT / "ziggurat" / "model" / "fast" / "compiled.c", tmp_path / "ziggurat" / "model" / "fast")
     made = module.CompileHook()
     made.root, made.said = str(tmp_path), []
     made.app = types.SimpleNamespace(display_warning=made.said.append)
@@ -45,10 +45,10 @@ def build(hook: Any) -> dict[str, Any]:
 def test_the_library_is_part_of_a_wheel_for_one_platform(hook: Any) -> None:
     data = build(hook)
     assert hook.said == []
-    assert data["artifacts"] == ["/ziggurat/nn/_compiled.so"]
+    assert data["artifacts"] == ["/ziggurat/model/fast/_compiled.so"]
     assert data["tag"].startswith("py3-none-linux_")
     assert data["pure_python"] is False
-    assert sorted(os.listdir(Path(hook.root, "ziggurat", "nn"))) == ["_compiled.so", "compiled.c"]
+    assert sorted(os.listdir(Path(hook.root, "ziggurat", "model", "fast"))) == ["_compiled.so", "compiled.c"]
 
 
 @pytest.mark.parametrize("kind", ["silent", "not UTF-8", "missing", "without a result"])
@@ -64,4 +64,4 @@ def test_a_compiler_that_fails_leaves_a_pure_package(
     data = build(hook)
     assert data == {"artifacts": [], "pure_python": True, "tag": None}
     assert len(hook.said) == 1
-    assert os.listdir(Path(hook.root, "ziggurat", "nn")) == ["compiled.c"]
+    assert os.listdir(Path(hook.root, "ziggurat", "model", "fast")) == ["compiled.c"]

@@ -15,12 +15,12 @@ from tests.composition import covering, model, refused_by_rnmt, refused_pairs
 from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.collate import Batch
-from ziggurat.models.build import build_model, count_parameters, parameter_roles
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import load_weights, read_tensors, weights, write_tensors
-from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel
-from ziggurat.training.update import train_update
+from ziggurat.model.build import build_model, count_parameters, parameter_roles
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.tensors import load_weights, read_tensors, weights, write_tensors
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import train_update
 
 VOCABULARY = 13
 GOLDEN = Path(__file__).parent / "golden" / "refused_pairs.txt"

@@ -61,11 +61,11 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("ziggurat_mt-*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    page = {str(path.relative_to(ROOT)) for path in (ROOT / "ziggurat" / "serving" / "interfaces" / "static").iterdir()}
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "ziggurat" / "serve" / "interfaces" / "static").iterdir()}
     assert len(page) > 5
     assert page <= held
     if shutil.which("gcc"):
-        assert "ziggurat/nn/_compiled.so" in held
+        assert "ziggurat/model/fast/_compiled.so" in held
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python, ziggurat = (tmp_path / "venv" / "bin" / name for name in ("python", "ziggurat"))
     run(python, *pip, "install", "--constraint", ROOT / "constraints.txt", f"{wheel}[train]", cwd=tmp_path)

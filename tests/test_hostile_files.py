@@ -20,20 +20,20 @@ from tests.confined import cli, confined, refusal
 from tests.conftest import tiny_experiment
 from ziggurat.config import dump, load_experiment, parse_experiment
 from ziggurat.config.load import apply_override
-from ziggurat.data import compressed
-from ziggurat.data.checksums import CHECKSUMS_FILE
-from ziggurat.data.compressed import byte_blocks, uncompressed_file
 from ziggurat.data.corpus import Store
 from ziggurat.data.lines import LineStream
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.diagnosis.records import read_records
-from ziggurat.diagnosis.watch import read_warnings
-from ziggurat.errors import ConfigError, DataError
-from ziggurat.models.build import build_model
-from ziggurat.models.directory import open_model, write_model_directory
-from ziggurat.models.run_folder import read_meta
-from ziggurat.models.tensors import weights
+from ziggurat.model.build import build_model
+from ziggurat.model.directory import open_model, write_model_directory
+from ziggurat.model.run_folder import read_meta
+from ziggurat.model.tensors import weights
+from ziggurat.system import compressed
+from ziggurat.system.checksums import CHECKSUMS_FILE
+from ziggurat.system.compressed import byte_blocks, uncompressed_file
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.train.diagnosis.records import read_records
+from ziggurat.train.diagnosis.watch import read_warnings
 
 GIB = 1 << 30
 MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"
@@ -294,8 +294,8 @@ JSON_ATTACKS = {
 
 @pytest.mark.parametrize("case", JSON_ATTACKS)
 def test_every_json_file_says_what_is_wrong_with_it(tmp_path: Path, tiny_folder: Path, case: str) -> None:
-    from ziggurat.decoding.engines import read_report
-    from ziggurat.report.runs import _environment, _records
+    from ziggurat.inspect.report.runs import _environment, _records
+    from ziggurat.translate.engines import read_report
 
     content = JSON_ATTACKS[case].encode("utf-8", "surrogateescape")
     run, store = tmp_path / "run", tmp_path / "store"
@@ -334,7 +334,7 @@ def test_every_json_file_says_what_is_wrong_with_it(tmp_path: Path, tiny_folder:
 
 
 def test_two_hundred_thousand_banned_phrases_are_refused(model: Path) -> None:
-    from ziggurat.decoding.translator import load_translator
+    from ziggurat.translate.translator import load_translator
 
     banned = [f"word{i} other" for i in range(200_000)]
     assert "decoding.banned" in refusal(lambda: load_translator(model, banned=banned))

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from tests.composition import AXES, covering, model
 from tests.small import moved
 from tests.test_composition import VOCABULARY, padded_batch, stepwise
-from ziggurat.models.build import build_model
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.model.build import build_model
+from ziggurat.model.seq2seq import Seq2Seq
 
 # Every value of every axis once, the other axes at their defaults.
 KINDS: list[dict[str, Any]] = [

@@ -1,7 +1,7 @@
 """Guards: a kind is told in one place, and what was forgotten of it is named here (CONTRIBUTING.md, "Adding a kind").
 
-The equations are guarded by tests/models/test_stacks.py (residuals), tests/nn/test_history_equations.py (histories) and
-the table of initialisations below; that every pair of choices works by tests/test_composition.py.
+The equations are guarded by tests/model/test_stacks.py (residuals), tests/model/test_history_equations.py (histories)
+and the table of initialisations below; that every pair of choices works by tests/test_composition.py.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ziggurat.config.kinds import (
 )
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import DecoderConfig, EncoderConfig, InitConfig, StackConfig
-from ziggurat.init.schemes import INIT, Distribution, ModelDepth, Normal, Uniform
-from ziggurat.models.attention import ATTENTION, ENCODER_ATTENTION
-from ziggurat.models.kinds import HISTORY, RESIDUAL
-from ziggurat.nn.roles import Role, Slot
+from ziggurat.model.attention.kinds import ATTENTION, ENCODER_ATTENTION
+from ziggurat.model.init.schemes import INIT, Distribution, ModelDepth, Normal, Uniform
+from ziggurat.model.kinds import HISTORY, RESIDUAL
+from ziggurat.model.roles import Role, Slot
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -59,14 +59,14 @@ class Axis(NamedTuple):
 AXES = {
     "residual": Axis(
         ResidualKind,
-        {"RESIDUALS (ziggurat/config/kinds.py)": RESIDUALS, "RESIDUAL (ziggurat/models/kinds.py)": RESIDUAL},
+        {"RESIDUALS (ziggurat/config/kinds.py)": RESIDUALS, "RESIDUAL (ziggurat/model/kinds.py)": RESIDUAL},
         "## One sub-layer",
         ModelConfig,
         "residual",
     ),
     "history": Axis(
         HistoryKind,
-        {"HISTORIES (ziggurat/config/kinds.py)": HISTORIES, "HISTORY (ziggurat/models/kinds.py)": HISTORY},
+        {"HISTORIES (ziggurat/config/kinds.py)": HISTORIES, "HISTORY (ziggurat/model/kinds.py)": HISTORY},
         "## One stack",
         StackConfig,
         "history",
@@ -76,7 +76,10 @@ AXES = {
     ),
     "decoder attention": Axis(
         DecoderAttentionKind,
-        {"ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS, "ATTENTION (ziggurat/models/attention.py)": ATTENTION},
+        {
+            "ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS,
+            "ATTENTION (ziggurat/model/attention/kinds.py)": ATTENTION,
+        },
         "## Attention",
         DecoderConfig,
         "attention",
@@ -85,7 +88,7 @@ AXES = {
         EncoderAttentionKind,
         {
             "ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS,
-            "ENCODER_ATTENTION (ziggurat/models/attention.py)": ENCODER_ATTENTION,
+            "ENCODER_ATTENTION (ziggurat/model/attention/kinds.py)": ENCODER_ATTENTION,
         },
         "## Attention",
         EncoderConfig,
@@ -93,7 +96,7 @@ AXES = {
     ),
     "initialisation": Axis(
         InitKind,
-        {"INITIALISATIONS (ziggurat/config/kinds.py)": INITIALISATIONS, "INIT (ziggurat/init/schemes.py)": INIT},
+        {"INITIALISATIONS (ziggurat/config/kinds.py)": INITIALISATIONS, "INIT (ziggurat/model/init/schemes.py)": INIT},
         "## Initialisation",
         InitConfig,
         "kind",
@@ -155,13 +158,13 @@ ATTENTION_REFERENCES = {
     "merged_full": "test_merged_attention.py",
     "merged_gated": "test_merged_attention.py",
 }
-"""Kind -> the file in tests/nn that compares it with its equation."""
+"""Kind -> the file in tests/model that compares it with its equation."""
 
 
 @pytest.mark.parametrize("kind", get_args(DecoderAttentionKind))
 def test_every_attention_kind_has_a_reference(kind: str) -> None:
     assert kind in ATTENTION_REFERENCES, f"attention `{kind}` has no reference: name its test in ATTENTION_REFERENCES"
-    assert (ROOT / "tests" / "nn" / ATTENTION_REFERENCES[kind]).is_file()
+    assert (ROOT / "tests" / "model" / ATTENTION_REFERENCES[kind]).is_file()
 
 
 N, M, LAYER, OUT, IN = 12, 5, 3, 300, 200

@@ -24,20 +24,20 @@ from torch import Tensor
 from torch.distributed.run import parse_args
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.launch import run_together
+from tests.train.launch import run_together
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig, Recompute, RecomputeConfig
 from ziggurat.data.collate import Batch, SpecialIds, collate
-from ziggurat.models.build import build_model, count_parameters, parameter_roles, set_recompute
-from ziggurat.models.inspection import bare_model
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import local
-from ziggurat.training.objective import autocast, batch_loss
-from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Replicated
-from ziggurat.training.processes import Processes, joined
-from ziggurat.training.sharded import Sharded
-from ziggurat.training.update import train_update
+from ziggurat.model.build import build_model, count_parameters, parameter_roles, set_recompute
+from ziggurat.model.inspection import bare_model
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.tensors import local
+from ziggurat.train.objective import autocast, batch_loss
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Replicated
+from ziggurat.train.processes import Processes, joined
+from ziggurat.train.sharded import Sharded
+from ziggurat.train.update import train_update
 
 HERE = "tests.test_scaling_doc"
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")

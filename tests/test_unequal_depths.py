@@ -11,11 +11,11 @@ import pytest
 from tests.composition import model as small_model
 from tests.test_composition import VOCABULARY, one_update, padded_batch
 from ziggurat.config.train import LossConfig
-from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.scorers import ModelScorer
-from ziggurat.decoding.search import search
-from ziggurat.init.admin import profile_omega
-from ziggurat.models.build import build_model, stack_residuals
+from ziggurat.model.build import build_model, stack_residuals
+from ziggurat.model.init.admin import profile_omega
+from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.scorers import ModelScorer
+from ziggurat.translate.search import search
 
 # The residual kind each initialisation is made for.
 MADE_FOR: dict[str, dict[str, Any]] = {

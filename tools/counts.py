@@ -96,8 +96,8 @@ def calls_to_the_model() -> list[str]:
     from ziggurat.config.recipes import load_named
     from ziggurat.data.babel import write_corpus
     from ziggurat.data.prepare import prepare
-    from ziggurat.models.seq2seq import Seq2Seq
-    from ziggurat.training.loop import train
+    from ziggurat.model.seq2seq import Seq2Seq
+    from ziggurat.train.loop import train
 
     found: list[list[str]] = []
     forward = Seq2Seq.forward
@@ -121,7 +121,7 @@ def calls_to_the_model() -> list[str]:
         train(Path(folder) / "run", experiment, console=Console(file=io.StringIO()))
     updates = [stack for stack in found if any(name.endswith(": train_update") for name in stack)]
     stack = updates[0] if updates else found[-1]
-    begin = max(n for n, name in enumerate(stack) if name.startswith("training/loop.py"))
+    begin = max(n for n, name in enumerate(stack) if name.startswith("train/loop.py"))
     return stack[begin + 1 :]
 
 

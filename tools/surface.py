@@ -95,8 +95,8 @@ def specification() -> str:
     """The server's `/spec`, with the exported model of the golden set."""
     from starlette.testclient import TestClient
 
-    from ziggurat.serving.config import ServeConfig
-    from ziggurat.serving.server import app_of
+    from ziggurat.serve.config import ServeConfig
+    from ziggurat.serve.server import app_of
 
     config = ServeConfig.model_validate({"models": [{"path": "ctranslate2", "threads": 1}]})
     with TestClient(app_of(config, lambda text: None)) as client:
@@ -131,7 +131,7 @@ def json_keys() -> str:
 def parameters() -> str:
     """Names and shapes of the parameters of a small model per kind, one axis changed at a time."""
     from tests.composition import AXES, model
-    from ziggurat.models.build import build_model
+    from ziggurat.model.build import build_model
 
     def lines(title: str, choices: dict[str, Any]) -> list[str]:
         try:

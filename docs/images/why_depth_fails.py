@@ -13,8 +13,8 @@ import csv
 import json
 from pathlib import Path
 
-from ziggurat.report import paper
-from ziggurat.report.figure import Figure, Panel, Series
+from ziggurat.inspect.report import paper
+from ziggurat.inspect.report.figure import Figure, Panel, Series
 
 HERE = Path(__file__).resolve().parent
 EXPERIMENTS = HERE.parents[1] / "experiments"

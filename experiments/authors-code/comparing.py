@@ -13,12 +13,12 @@ from checkouts import as_precise_as
 from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
-from ziggurat.models import transformer
-from ziggurat.models.build import assemble
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.transformer import Encoder
-from ziggurat.nn.attention.mask import causal_mask
-from ziggurat.nn.roles import Role, assign_roles, place_of
+from ziggurat.model import transformer
+from ziggurat.model.attention.mask import causal_mask
+from ziggurat.model.build import assemble
+from ziggurat.model.roles import Role, assign_roles, place_of
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.transformer import Encoder
 
 BATCH, LENGTH = 3, 11
 

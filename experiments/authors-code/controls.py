@@ -17,11 +17,11 @@ from comparing import Case, compared
 from torch import Tensor
 from torch.nn import functional as F
 
-from ziggurat.models import kinds, parts
-from ziggurat.nn.attention import values
-from ziggurat.nn.residual import base
-from ziggurat.nn.residual import kinds as residual
-from ziggurat.nn.residual import streams as connections
+from ziggurat.model import kinds, parts
+from ziggurat.model.attention import values
+from ziggurat.model.residual import base
+from ziggurat.model.residual import kinds as residual
+from ziggurat.model.residual import streams as connections
 
 
 class Control(NamedTuple):

@@ -11,7 +11,7 @@ from comparing import Case, Pair, config_of, encoded, matching, model_of
 from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.model.seq2seq import Seq2Seq
 
 PATH = "nanoGPT-mup/model.py"
 BASE_WIDTH, BASE_LAYERS, D_HEAD = 16, 2, 8

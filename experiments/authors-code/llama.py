@@ -14,7 +14,7 @@ from comparing import Case, Pair, encoded, encoder_of, matching, rows
 from stacks import GATED, HEADS, INNER, LAYERS, ROTARY, D
 from torch import Tensor, nn
 
-from ziggurat.models.transformer import Encoder
+from ziggurat.model.transformer import Encoder
 
 
 def _llama(ours: Encoder, theirs: nn.Module) -> list[Pair]:

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import OptimiserConfig
-from ziggurat.init.schemes import ModelDepth, xavier
-from ziggurat.models.build import model_slots, parameter_roles, parameter_scales
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.roles import place_of
-from ziggurat.training.optim import Optimiser
+from ziggurat.model.build import model_slots, parameter_roles, parameter_scales
+from ziggurat.model.init.schemes import ModelDepth, xavier
+from ziggurat.model.roles import place_of
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.train.optim import Optimiser
 
 EPSILON, DECAY, BETAS = 1e-8, 0.1, (0.9, 0.95)
 

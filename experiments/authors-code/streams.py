@@ -22,8 +22,8 @@ from stacks import HEADS, INNER, D
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.models.transformer import Encoder
-from ziggurat.nn.residual.base import Residual
+from ziggurat.model.residual.base import Residual
+from ziggurat.model.transformer import Encoder
 
 N, LAYERS = 4, 3
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.data.files import write_atomically
+from ziggurat.system.files import write_atomically
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 
@@ -121,7 +121,7 @@ class Work:
 
 def classifier(source: list[str], target: list[str]) -> NDArray[np.float64]:
     """Return the pair score of each pair, learnt from these."""
-    from ziggurat.cleaning.pair_score import PairScorer
+    from ziggurat.data.cleaning.pair_score import PairScorer
 
     return PairScorer.train(zip(source, target, strict=True)).scores(source, target)
 
@@ -221,7 +221,7 @@ RULES = {"identical": True, "max_length_ratio": 3, "languages": {}, "agreement":
 def rules(pairs: Pairs) -> dict[str, NDArray[np.bool_]]:
     """Return for each rule of RULES the pairs that it drops, whatever the others do."""
     from ziggurat.config.filters import FilterConfig
-    from ziggurat.data.cleaner import predicates
+    from ziggurat.data.cleaning.cleaner import predicates
 
     found = {}
     for name, predicate in predicates(FilterConfig.model_validate(RULES), ("de", "en")):

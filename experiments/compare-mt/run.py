@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.cli.output import input_stream
-from ziggurat.decoding.lines import read_lines
-from ziggurat.evaluation.comparison import System, compare
-from ziggurat.evaluation.segments import Words
+from ziggurat.evaluate.comparison import System, compare
+from ziggurat.evaluate.segments import Words
+from ziggurat.translate.lines import read_lines
 
 THEIRS = Path(__file__).with_name("theirs.py")
 

@@ -52,13 +52,13 @@ from methods import (  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
-from ziggurat.cost.simulation import BatchShape, simulate_update  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.data.files import write_atomically  # noqa: E402
-from ziggurat.errors import TrainingError, ZigguratError  # noqa: E402
-from ziggurat.evaluation.scores import evaluate  # noqa: E402
-from ziggurat.models.build import build_model, count_parameters  # noqa: E402
-from ziggurat.training.loop import train  # noqa: E402
+from ziggurat.evaluate.scores import evaluate  # noqa: E402
+from ziggurat.inspect.cost.simulation import BatchShape, simulate_update  # noqa: E402
+from ziggurat.model.build import build_model, count_parameters  # noqa: E402
+from ziggurat.system.errors import TrainingError, ZigguratError  # noqa: E402
+from ziggurat.system.files import write_atomically  # noqa: E402
+from ziggurat.train.loop import train  # noqa: E402
 
 MAIN = "18-18"
 TEST = Path("../shared/data/multi30k/test_2016_flickr")

@@ -24,8 +24,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 from methods import CLIMBED, DEPTHS, LONG, METHODS, UPDATES  # noqa: E402
 from run import MAIN, PLAIN, Run, climbing, missing, rate_of, result_of  # noqa: E402
 
-from ziggurat.evaluation.metrics import TestSet  # noqa: E402
-from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
+from ziggurat.evaluate.metrics import TestSet  # noqa: E402
+from ziggurat.evaluate.significance import compare_scores, holm  # noqa: E402
 
 FIGURE = HERE.parents[1] / "docs" / "images" / "what-depth-is-worth.svg"
 LEVEL = 0.05

@@ -31,8 +31,8 @@ from unseen import DATA, SHALLOW, languages  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.errors import TrainingError  # noqa: E402
-from ziggurat.training.loop import train  # noqa: E402
+from ziggurat.system.errors import TrainingError  # noqa: E402
+from ziggurat.train.loop import train  # noqa: E402
 
 
 def commit() -> str:

@@ -40,12 +40,12 @@ from measuring import commit, processor  # noqa: E402
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.data.files import write_atomically  # noqa: E402
-from ziggurat.errors import TrainingError  # noqa: E402
-from ziggurat.evaluation.comparison import System, compare  # noqa: E402
-from ziggurat.evaluation.scores import evaluate  # noqa: E402
-from ziggurat.models.build import build_model, count_parameters  # noqa: E402
-from ziggurat.training.loop import train  # noqa: E402
+from ziggurat.evaluate.comparison import System, compare  # noqa: E402
+from ziggurat.evaluate.scores import evaluate  # noqa: E402
+from ziggurat.model.build import build_model, count_parameters  # noqa: E402
+from ziggurat.system.errors import TrainingError  # noqa: E402
+from ziggurat.system.files import write_atomically  # noqa: E402
+from ziggurat.train.loop import train  # noqa: E402
 
 RESULTS = HERE / "results" / "converged"
 LAYERS = {"6-6": 6, "18-6": 18, "30-6": 30, "12-6": 12, "wide 6-6": 6, "grown 18-6": 18}

@@ -36,10 +36,10 @@ from measuring import commit, processor, seconds_in_turns  # noqa: E402
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.data.files import write_atomically  # noqa: E402
-from ziggurat.evaluation.scores import evaluate  # noqa: E402
-from ziggurat.models.build import build_model, count_parameters  # noqa: E402
-from ziggurat.training.loop import train  # noqa: E402
+from ziggurat.evaluate.scores import evaluate  # noqa: E402
+from ziggurat.model.build import build_model, count_parameters  # noqa: E402
+from ziggurat.system.files import write_atomically  # noqa: E402
+from ziggurat.train.loop import train  # noqa: E402
 
 RESULTS = HERE / "results"
 TEST = Path("../shared/data/tatoeba-de-en/test")

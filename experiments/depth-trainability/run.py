@@ -30,8 +30,8 @@ from measuring import commit  # noqa: E402
 from methods import DEPTHS, INITIALISATIONS, METHODS, UNEQUAL, common, growth  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
-from ziggurat.errors import TrainingError  # noqa: E402
-from ziggurat.training.loop import train  # noqa: E402
+from ziggurat.system.errors import TrainingError  # noqa: E402
+from ziggurat.train.loop import train  # noqa: E402
 
 
 def one_run(out: Path, name: str, depth: tuple[int, int], overrides: list[str], options: argparse.Namespace) -> None:

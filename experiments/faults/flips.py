@@ -72,7 +72,7 @@ class Count:
     unnamed: list[str] = field(default_factory=list)
     """Refused, but the message does not name the file."""
     internal: list[str] = field(default_factory=list)
-    """Errors that are none of ziggurat.errors."""
+    """Errors that are none of ziggurat.system.errors."""
     crashed: list[str] = field(default_factory=list)
     """The interpreter died, or gave no answer in two minutes."""
 
@@ -221,7 +221,7 @@ class _Reader:
 
 
 def _answer(reader: str, folder: Path) -> dict[str, str]:
-    from ziggurat.errors import ZigguratError
+    from ziggurat.system.errors import ZigguratError
 
     digest = xxhash.xxh3_128()
     try:
@@ -286,7 +286,7 @@ def _tokenizer_parts(tokenizer: Any) -> Iterator[object]:
 
 
 def _read_checkpoint(folder: Path) -> Iterator[object]:
-    from ziggurat.training.checkpoint import load_checkpoint
+    from ziggurat.train.checkpoint import load_checkpoint
 
     checkpoint = load_checkpoint(folder)
     yield asdict(checkpoint.progress)
@@ -298,7 +298,7 @@ def _read_checkpoint(folder: Path) -> Iterator[object]:
 
 def _read_model(folder: Path) -> Iterator[object]:
     from ziggurat.data.subword import load_tokenizers
-    from ziggurat.models.directory import open_model
+    from ziggurat.model.directory import open_model
 
     opened = open_model(folder)
     yield opened.experiment.model_dump(mode="json")
@@ -309,7 +309,7 @@ def _read_model(folder: Path) -> Iterator[object]:
 
 
 def _read_ctranslate2(folder: Path) -> Iterator[object]:
-    from ziggurat.decoding.served import ServedTranslator
+    from ziggurat.translate.served import ServedTranslator
 
     translator = ServedTranslator(folder, device="cpu", threads=1)
     yield from _translations(translator)
@@ -317,13 +317,13 @@ def _read_ctranslate2(folder: Path) -> Iterator[object]:
 
 
 def _read_onnx(folder: Path) -> Iterator[object]:
-    from ziggurat.export.onnx_runtime import load_onnx
+    from ziggurat.exchange.onnx_runtime import load_onnx
 
     yield from _translations(load_onnx(folder, threads=1))
 
 
 def _read_huggingface(folder: Path) -> Iterator[object]:
-    from ziggurat.export.import_huggingface import read_huggingface
+    from ziggurat.exchange.import_huggingface import read_huggingface
 
     model = read_huggingface(folder, [], None)
     tensors = model.tensors()
@@ -355,10 +355,10 @@ def subjects(folder: Path, *, exports: bool = True) -> list[Subject]:
     """Prepare, train, grow, average, export and import tiny models below `folder`; return everything to damage."""
     from ziggurat.data.babel import generate
     from ziggurat.data.prepare import prepare
-    from ziggurat.export.exporter import export_model
-    from ziggurat.export.importer import import_checkpoint
-    from ziggurat.training.growth import grow_model
-    from ziggurat.training.loop import train
+    from ziggurat.exchange.exporter import export_model
+    from ziggurat.exchange.importer import import_checkpoint
+    from ziggurat.train.growth import grow_model
+    from ziggurat.train.loop import train
 
     for split, first, count in (("train", 0, 300), ("dev", 300, 10)):
         pairs = list(generate(first + count, seed=5))[first:]
@@ -394,8 +394,8 @@ def _make_ending(run: Path, out: Path) -> None:
     import torch
 
     from ziggurat.data.subword import load_tokenizers
-    from ziggurat.models.directory import open_model, write_model_directory
-    from ziggurat.models.tensors import weights
+    from ziggurat.model.directory import open_model, write_model_directory
+    from ziggurat.model.tensors import weights
 
     opened = open_model(run)
     _, target = load_tokenizers(opened.directory)

@@ -19,10 +19,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "hostile YAML": ("tests/test_hostile_files.py::test_yaml_made_to_hurt_is_refused", "tests/config/test_bounds.py"),
     "bombs, pipes, nesting, a stranger's folder": (
         "tests/test_hostile_files.py",
-        "tests/export/test_hostile_imports.py",
+        "tests/exchange/test_hostile_imports.py",
     ),
-    "pickle payloads in fairseq .pt": ("tests/export/test_import.py::test_a_checkpoint_runs_no_code",),
-    "report in headless Chromium": ("tests/report/test_browser.py",),
+    "pickle payloads in fairseq .pt": ("tests/exchange/test_import.py::test_a_checkpoint_runs_no_code",),
+    "report in headless Chromium": ("tests/inspect/test_browser.py",),
 }
 """Attack -> tests, every case of which is one disturbance; files that are not there are left out."""
 

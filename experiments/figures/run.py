@@ -25,17 +25,17 @@ from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import write_atomically
-from ziggurat.diagnosis.gradients import by_part, lengths, parts_of
-from ziggurat.diagnosis.probe import measure
-from ziggurat.models.build import build_model
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.report.figure import Panel, Series, described, numbers
-from ziggurat.report.figures_layers import SUB_LAYERS
-from ziggurat.report.panels import STACKS, finite
-from ziggurat.report.paper import save
-from ziggurat.training.objective import Objective, add_gradients, probe_loss
-from ziggurat.training.profile import profile_batch
+from ziggurat.inspect.report.figure import Panel, Series, described, numbers
+from ziggurat.inspect.report.figures_layers import SUB_LAYERS
+from ziggurat.inspect.report.panels import STACKS, finite
+from ziggurat.inspect.report.paper import save
+from ziggurat.model.build import build_model
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.system.files import write_atomically
+from ziggurat.train.diagnosis.gradients import by_part, lengths, parts_of
+from ziggurat.train.diagnosis.probe import measure
+from ziggurat.train.objective import Objective, add_gradients, probe_loss
+from ziggurat.train.profile import profile_batch
 
 VOCABULARY = 32000  # of random tokens
 TOLERANCE = 0.03

@@ -27,18 +27,18 @@ import torch
 import yaml
 
 import ziggurat
-from ziggurat.alignment.links import Link, error_rate, format_links
 from ziggurat.config import load_experiment
+from ziggurat.data.alignment.links import Link, error_rate, format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.units import PieceUnits, Words
-from ziggurat.evaluation.scores import evaluate
-from ziggurat.models.directory import open_model
-from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
-from ziggurat.nn.attention.cache import KeptWeights
-from ziggurat.training.loop import train
+from ziggurat.evaluate.scores import evaluate
+from ziggurat.model.attention.cache import KeptWeights
+from ziggurat.model.directory import open_model
+from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.train.loop import train
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]

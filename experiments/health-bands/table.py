@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ziggurat.diagnosis.health import readings
-from ziggurat.diagnosis.records import read_records
-from ziggurat.diagnosis.watch import Watch
+from ziggurat.train.diagnosis.health import readings
+from ziggurat.train.diagnosis.records import read_records
+from ziggurat.train.diagnosis.watch import Watch
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WARMUP = 120

@@ -25,16 +25,16 @@ from typing import Any, NamedTuple
 import torch
 
 import ziggurat
-from ziggurat.alignment.aligner import Aligner
-from ziggurat.alignment.links import Link as WordLink
-from ziggurat.alignment.words import split_words, word_spans
+from ziggurat.data.alignment.aligner import Aligner
+from ziggurat.data.alignment.links import Link as WordLink
+from ziggurat.data.alignment.words import split_words, word_spans
 from ziggurat.data.babel import generate_aligned
-from ziggurat.evaluation.scores import evaluate
-from ziggurat.text.alignment import control_pieces, rendered
-from ziggurat.text.markup import html
-from ziggurat.text.sentences import Options
-from ziggurat.text.tokens import html_tokens
-from ziggurat.text.work import Link, Rendered, Sentence, run
+from ziggurat.evaluate.scores import evaluate
+from ziggurat.serve.text.alignment import control_pieces, rendered
+from ziggurat.serve.text.markup import html
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.tokens import html_tokens
+from ziggurat.serve.text.work import Link, Rendered, Sentence, run
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 

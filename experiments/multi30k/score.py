@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ziggurat.decoding.translator import load_translator
-from ziggurat.evaluation.scores import evaluate
-from ziggurat.models.run_folder import checkpoint_folders
+from ziggurat.evaluate.scores import evaluate
+from ziggurat.model.run_folder import checkpoint_folders
+from ziggurat.translate.translator import load_translator
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ziggurat.data.files import write_atomically
+from ziggurat.system.files import write_atomically
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]

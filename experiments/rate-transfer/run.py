@@ -20,9 +20,9 @@ import torch
 from ziggurat.config import Experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import write_atomically
-from ziggurat.trainability.kept import KeptTrials
-from ziggurat.trainability.tuning import Size, Tried, best, sweep
+from ziggurat.inspect.kept import KeptTrials
+from ziggurat.inspect.tuning import Size, Tried, best, sweep
+from ziggurat.system.files import write_atomically
 
 RESULTS = Path(__file__).resolve().parent / "results"
 BASE, TARGET = Size(64, 3, 3), Size(256, 18, 18)

@@ -28,7 +28,7 @@ from measuring import commit, processor  # noqa: E402
 from run import CORES, faster, train, ziggurat  # noqa: E402
 from systems import DECODING, SEED, System, training  # noqa: E402
 
-from ziggurat.data.files import write_atomically  # noqa: E402
+from ziggurat.system.files import write_atomically  # noqa: E402
 
 RESULTS = HERE / "results" / "cut.json"
 WIDTH, UPDATE_TOKENS = 128, 1024

@@ -40,9 +40,9 @@ from systems import DECODING, FULL, SEED, TINY, Plan, training  # noqa: E402
 
 from ziggurat.config import load_experiment  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.data.files import write_atomically  # noqa: E402
-from ziggurat.export.exporter import reachable  # noqa: E402
-from ziggurat.nn.precision import training_precision  # noqa: E402
+from ziggurat.exchange.exporter import reachable  # noqa: E402
+from ziggurat.model.fast.precision import training_precision  # noqa: E402
+from ziggurat.system.files import write_atomically  # noqa: E402
 
 UPDATE_TOKENS = 2048
 CORES = len(os.sched_getaffinity(0))

@@ -14,12 +14,12 @@ from typing import Any
 
 import ziggurat
 from ziggurat.config import load_experiment
-from ziggurat.decoding.lines import TranslationWarning
-from ziggurat.decoding.served import ServedTranslator
-from ziggurat.evaluation.scores import evaluate
-from ziggurat.models.build import assemble, count_parameters
-from ziggurat.models.directory import open_model
-from ziggurat.nn.packed import available
+from ziggurat.evaluate.scores import evaluate
+from ziggurat.model.build import assemble, count_parameters
+from ziggurat.model.directory import open_model
+from ziggurat.model.fast.packed import available
+from ziggurat.translate.lines import TranslationWarning
+from ziggurat.translate.served import ServedTranslator
 
 BEAMS = (1, 4)
 _WARM_UP = 64

@@ -10,7 +10,7 @@ import torch
 from benchmarks import gpu_speed, gpu_translation, train_speed
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations, random_batch
 from ziggurat.config import ModelConfig
-from ziggurat.models.build import build_model
+from ziggurat.model.build import build_model
 
 CPU = torch.device("cpu")
 PAIRS = [(7, 5), (3, 9), (11, 1)]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from tests.evaluation.test_comet import program
+from tests.evaluate.test_comet import program
 from ziggurat.cli.compare import parse_systems
-from ziggurat.errors import ConfigError
-from ziggurat.evaluation.comparison import comparison_from_json
+from ziggurat.evaluate.comparison import comparison_from_json
+from ziggurat.system.errors import ConfigError
 
 ONE, TWO = (
     ["A small dog runs home now.", "Two <script>alert(1)</script>\x1b[2J old men."],

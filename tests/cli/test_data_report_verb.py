@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from tests.report.test_data_report import prepared
-from tests.report.test_report_page import sound
-from ziggurat.data.checksums import content_checksum
+from tests.inspect.test_data_report import prepared
+from tests.inspect.test_report_page import sound
 from ziggurat.data.prepare import CLEANING
+from ziggurat.system.checksums import content_checksum
 
 
 @pytest.fixture(scope="module")

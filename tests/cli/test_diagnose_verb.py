@@ -11,11 +11,11 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.conftest import tiny_experiment
-from tests.training.runs import QUIET
-from ziggurat.diagnosis.hooks import STACKS
-from ziggurat.diagnosis.layer_worth import LAYER_MEASURES
-from ziggurat.diagnosis.records import DEPTH_FILE, read_records, write_records
-from ziggurat.training.loop import train
+from tests.train.runs import QUIET
+from ziggurat.inspect.layer_worth import LAYER_MEASURES
+from ziggurat.train.diagnosis.hooks import STACKS
+from ziggurat.train.diagnosis.records import DEPTH_FILE, read_records, write_records
+from ziggurat.train.loop import train
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from tests.text.files import docx, members, odt
-from ziggurat.decoding.translator import load_translator
-from ziggurat.text.alignment import control_pieces, rendered
-from ziggurat.text.documents.kinds import document
-from ziggurat.text.documents.settings import Settings
-from ziggurat.text.sentences import Options
-from ziggurat.text.splitting import sentencex_splitter
-from ziggurat.text.work import Rendered, Sentence, run
+from tests.serve.text.files import docx, members, odt
+from ziggurat.serve.text.alignment import control_pieces, rendered
+from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.documents.settings import Settings
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.serve.text.work import Rendered, Sentence, run
+from ziggurat.translate.translator import load_translator
 
 SHORT = ["max_length.limit=6", "beam_size=2"]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from ziggurat.decoding.translator import load_translator
+from ziggurat.translate.translator import load_translator
 
 
 @pytest.mark.slow

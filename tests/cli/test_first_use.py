@@ -23,7 +23,7 @@ from ziggurat.config import load_experiment
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named
 from ziggurat.data.babel import generate
-from ziggurat.training.schedule import TrainingResult
+from ziggurat.train.schedule import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -238,7 +238,7 @@ def test_texts_that_do_not_pair_up_are_named(
 ) -> None:
     one = tmp_path / "one.txt"
     one.write_text("Madona.\n", encoding="utf-8")
-    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", None)  # seen before anything is opened
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", None)  # seen before anything is opened
     for verb in (
         ["evaluate", "--hypothesis", text, "--reference", text, "--reference", one],
         ["evaluate", trained, "--source", text, "--reference", one],
@@ -252,7 +252,7 @@ def test_texts_that_do_not_pair_up_are_named(
 def test_wrong_scores_are_refused_before_anything_is_translated(
     ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", None)
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", None)
     evaluate = ["evaluate", trained, "--source", text, "--reference", text]
     status, _, errors = ziggurat(*evaluate, "--tokenised", "xx")
     assert status == 2
@@ -483,12 +483,12 @@ def test_out_of_memory_and_signals_have_their_own_words_and_status(
     def allocate(*_arguments: object, **_options: object) -> None:
         torch.empty(10**15)
 
-    monkeypatch.setattr("ziggurat.training.loop.train", allocate)
+    monkeypatch.setattr("ziggurat.train.loop.train", allocate)
     status, _, errors = ziggurat("train", "--run", trained, "--resume")
     assert status == 2
     assert "out of memory; use smaller batches" in errors
     stopped = TrainingResult("SIGTERM", 1, 1.0, 1, None, None, signal.SIGTERM)
-    monkeypatch.setattr("ziggurat.training.loop.train", lambda *_arguments, **_options: stopped)
+    monkeypatch.setattr("ziggurat.train.loop.train", lambda *_arguments, **_options: stopped)
     assert ziggurat("train", "--run", trained, "--resume")[0] == 143
 
 

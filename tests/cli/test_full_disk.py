@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
 from ziggurat.cli.output import check_output
-from ziggurat.errors import DataError, MachineError, is_full_disk, why_unwritten, written_whole
+from ziggurat.system.errors import DataError, MachineError, is_full_disk, why_unwritten, written_whole
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])

@@ -9,8 +9,8 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from ziggurat.cli.perturbing import perturbation_names
-from ziggurat.data.perturbations import PERTURBATIONS
-from ziggurat.errors import ConfigError
+from ziggurat.evaluate.perturbations import PERTURBATIONS
+from ziggurat.system.errors import ConfigError
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from tests.report.runs import train_record, write_run
+from tests.inspect.runs import train_record, write_run
 from ziggurat.config import load_experiment
 
 

@@ -21,10 +21,10 @@ import pytest
 
 from tests.cli.conftest import tiny_config
 from tests.conftest import forkserver
-from tests.training.runs import same_records
+from tests.train.runs import same_records
 from ziggurat.cli import main
-from ziggurat.terminal import Messages, signals_waiting, standard_streams
-from ziggurat.training.checkpoint import load_checkpoint
+from ziggurat.system.terminal import Messages, signals_waiting, standard_streams
+from ziggurat.train.checkpoint import load_checkpoint
 
 UPDATES = 6
 SETTINGS = {"threads": 1, "stop": {"updates": UPDATES}, "validation": {"every_updates": 3, "decode": False}}

@@ -15,10 +15,10 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from ziggurat.cli.engine import ModelOptions, warnings_shown, worker_count
 from ziggurat.cli.output import check_output, line_count, line_progress, output_stream
-from ziggurat.decoding.translator import load_translator
-from ziggurat.errors import ConfigError
-from ziggurat.nn import precision
-from ziggurat.nn.packed import available
+from ziggurat.model.fast import precision
+from ziggurat.model.fast.packed import available
+from ziggurat.system.errors import ConfigError
+from ziggurat.translate.translator import load_translator
 
 SHORT = ["max_length.limit=4", "min_length=0"]
 
@@ -203,7 +203,7 @@ def test_a_text_of_unknown_length_gets_the_hint_once_it_is_long(
 
 def test_automatic_workers_follow_threads_text_and_memory(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 50]
-    monkeypatch.setattr("ziggurat.training.memory.available_memory", lambda: free[0])
+    monkeypatch.setattr("ziggurat.train.memory.available_memory", lambda: free[0])
 
     def workers(asked: str = "auto", lines: int | None = 100_000, threads: int | None = 4, device: str = "cpu") -> int:
         return worker_count(asked, [str(trained)], ModelOptions(None, device, threads), lines)
@@ -223,6 +223,6 @@ def test_automatic_workers_follow_threads_text_and_memory(trained: Path, monkeyp
 
 
 def test_automatic_workers_of_an_exported_model_need_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ziggurat.decoding.engines.is_served", lambda path: True)
+    monkeypatch.setattr("ziggurat.translate.engines.is_served", lambda path: True)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert worker_count("auto", [str(tmp_path)], ModelOptions(None, "auto", 2), 5_000) == 2

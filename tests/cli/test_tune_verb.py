@@ -14,8 +14,8 @@ from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.prepare import prepare
-from ziggurat.trainability.trial import TrialOptions
-from ziggurat.trainability.tuning import Size, with_base
+from ziggurat.inspect.trial import TrialOptions
+from ziggurat.inspect.tuning import Size, with_base
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,7 @@ def test_the_best_rate_of_small_models_is_written_for_the_large_one(
 def test_what_is_written_is_the_configuration_with_the_keys_that_are_printed(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ziggurat.trainability.tuning._loss", lambda sized, *_: abs(sized.training.schedule.peak - 0.01)
-    )
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda sized, *_: abs(sized.training.schedule.peak - 0.01))
     before = load_experiment(config)
     mine, out = tmp_path / "mine.yaml", tmp_path / "tuned.yaml"
     text = f"# mine\ndata: {json.dumps(before.data.model_dump(mode='json'))}\nmodel: {{preset: tiny}} # small\n"
@@ -84,7 +82,7 @@ def test_what_is_written_is_the_configuration_with_the_keys_that_are_printed(
 def test_what_is_written_goes_where_it_was_sent(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: 1.0)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: 1.0)
     monkeypatch.chdir(tmp_path)
     options = ["--depths", "1-1", "--rates", "1e-3,2e-3,4e-3"]
     Path("link").symlink_to("target")
@@ -110,15 +108,15 @@ def test_a_rate_that_diverged_is_no_result(
     def loss(sized: Experiment, *_: object) -> float:
         return math.inf if sized.model.encoder.layers == 2 else 1.0
 
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", loss)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", loss)
     assert "WARNING: every training at width 16, 2-1 diverged" in ziggurat("tune", config, *options).out
     found = json.loads(ziggurat("tune", config, *options, "--json").out, parse_constant=pytest.fail)
     assert {one["loss"] for one in found["tried"] if one["encoder_layers"] == 2} == {None}
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda sized, *_: -sized.training.schedule.peak)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda sized, *_: -sized.training.schedule.peak)
     assert "    training.schedule.peak=0.032\nWARNING: that is an end of the rates" in (
         ziggurat("tune", config, *options).out
     )
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: math.inf)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: math.inf)
     result = ziggurat("tune", config, *options, "--out", tmp_path / "tuned.yaml")
     assert result.status == 2
     assert "every training at width 16, 1-1 diverged, down to a rate of" in result.err
@@ -128,7 +126,7 @@ def test_a_rate_that_diverged_is_no_result(
 def test_a_figure_that_cannot_be_is_told_before_anything_is_trained(
     config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: pytest.fail("trained"))
     (file := tmp_path / "file").touch()
     result = ziggurat("tune", config, "--depths", "1-1", "--figure", file)
     assert result.status == 2
@@ -141,8 +139,8 @@ def test_the_table_is_there_even_where_the_figure_fails(
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", lambda *_: 1.0)
-    monkeypatch.setattr("ziggurat.report.paper.save", fail)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: 1.0)
+    monkeypatch.setattr("ziggurat.inspect.report.paper.save", fail)
     result = ziggurat("tune", config, "--depths", "1-1", "--rates", "1e-3,2e-3,4e-3", "--figure", tmp_path)
     assert result.status != 0
     assert "best at width 16, 1-1" in result.out
@@ -167,7 +165,7 @@ def test_a_batch_far_from_that_of_the_trials_is_a_doubt(
         tokens.append(tried.tokens)
         return 1.0
 
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", loss)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", loss)
     result = ziggurat("tune", config, "--depths", "1-1", "--rates", "1e-3,2e-3,4e-3", *options)
     assert result.status == 0, result.err
     asked = int(options[-1]) if "--tokens" in options else 512
@@ -192,7 +190,7 @@ def test_a_best_rate_that_moves_with_the_depth_is_a_doubt(
     def loss(sized: Experiment, *_: object) -> float:
         return abs(math.log(sized.training.schedule.peak / (best if sized.model.encoder.layers == 2 else 2e-3)))
 
-    monkeypatch.setattr("ziggurat.trainability.tuning._loss", loss)
+    monkeypatch.setattr("ziggurat.inspect.tuning._loss", loss)
     found = ziggurat("tune", config, "--depths", "1-1,2-1", "--rates", "1e-3,2e-3,4e-3,8e-3,1.6e-2").out
     assert "    training.schedule.peak=0.002\n" in found
     assert f"\n{said}" in found

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
 
 MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"
 ABSURD = (10**30, -(10**30), 10**400, -(10**400), float("nan"), float("inf"), float("-inf"))

@@ -17,7 +17,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.notices import notices
 from ziggurat.config.recipes import recipe_names
 from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
-from ziggurat.training.schedule import learning_rate
+from ziggurat.train.schedule import learning_rate
 
 DATA = {
     "store": "store",

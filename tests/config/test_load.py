@@ -13,8 +13,8 @@ from ziggurat.config.load import change_section
 from ziggurat.config.pipeline_reference import pipeline_markdown
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, markdown
-from ziggurat.config.yaml_text import changed
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.yaml_text import changed
 
 MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tests.config.update_golden import GOLDEN, load_once, paper_dump
-from tests.report.test_figures import EVERYTHING
+from tests.inspect.test_figures import EVERYTHING
 from ziggurat.config import Experiment, dump, parse_experiment
 from ziggurat.config.growth import saved_passes
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
-from ziggurat.config.yaml_text import parse_yaml
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.yaml_text import parse_yaml
 
 FILES = {path.stem: path for path in (GOLDEN.parents[2] / "ziggurat" / "recipes" / "papers").glob("*.yaml")}
 

@@ -17,9 +17,9 @@ from ziggurat.config.recipes import recipe_text
 from ziggurat.config.small import RULES, SUFFIX, Corpus, small_content
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
-from ziggurat.models.build import build_model
-from ziggurat.training.loop import train
-from ziggurat.training.schedule import learning_rate, peak_update
+from ziggurat.model.build import build_model
+from ziggurat.train.loop import train
+from ziggurat.train.schedule import learning_rate, peak_update
 
 NAMES = [name for key in paper_keys() for name in paper_recipes(key)]
 

@@ -12,7 +12,7 @@ from typing import Any
 from ziggurat.config import Experiment, dump
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names
-from ziggurat.config.yaml_text import to_yaml
+from ziggurat.system.yaml_text import to_yaml
 
 GOLDEN = Path(__file__).parent / "golden"
 CORPORA = ("data.train", "data.dev", "data.store")

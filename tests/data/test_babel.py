@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from ziggurat.alignment.words import split_words
 from ziggurat.data import babel_lexicon as words
+from ziggurat.data.alignment.words import split_words
 from ziggurat.data.babel import generate, generate_aligned, write_corpus
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 LEXICON = words.LEXICON
 NOUNS = {n.low + "im" * plural: (n.senses, plural) for n in LEXICON.nouns.items for plural in (0, 1)}

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.data.batching import check_fits, epoch_indices, make_batches, round_up, sorted_batches
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=200)
 SETTINGS = st.fixed_dictionaries(

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.config.filters import FilterConfig
-from ziggurat.data import clean
-from ziggurat.data.cleaner import Cleaner
+from ziggurat.data.cleaning import clean
+from ziggurat.data.cleaning.cleaner import Cleaner
 from ziggurat.data.lines import UnicodeForm, normalise
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\r\n\u00a0\u3000é\u0301ﬁ"), max_size=20)
 

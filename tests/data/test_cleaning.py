@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from tests.killing import tree
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
-from ziggurat.data.cleaner import Examples
+from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import CLEANING, prepare
 from ziggurat.data.prepare_report import PrepareReport
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError
 
 Pairs = list[tuple[str, str]]
 GERMAN = ["Der Hund schläft vor der Tür.", "Am Fluss steht ein altes Haus.", "Wir gehen morgen in die Stadt."]
@@ -270,7 +270,7 @@ def test_languages_must_be_known(corpora: Corpora) -> None:
 
 
 def test_everything_at_once_gives_the_same_store_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ziggurat.cleaning.pair_score.LEAST_PAIRS", 20)
+    monkeypatch.setattr("ziggurat.data.cleaning.pair_score.LEAST_PAIRS", 20)
     stores = []
     for block, threads in ((16_384, 1), (7, 2), (1, 1)):
         monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", block)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import fingerprint
 from ziggurat.data.prepare import prepare
 from ziggurat.data.table import PairTable, TableWriter
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
+from ziggurat.system.files import fingerprint
 
 Ragged = tuple[NDArray[np.int32], NDArray[np.int32]]
 

@@ -9,8 +9,8 @@ import pytest
 
 from ziggurat.data.corpus import Store
 from ziggurat.data.folder_kinds import folder_kind
-from ziggurat.errors import CheckpointError, DataError
-from ziggurat.models.directory import locate_weights
+from ziggurat.model.directory import locate_weights
+from ziggurat.system.errors import CheckpointError, DataError
 
 
 def filled(folder: Path, **files: object) -> Path:

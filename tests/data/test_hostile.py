@@ -17,7 +17,7 @@ import pytest
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.alignment import model1
-from ziggurat.alignment.model1 import translation_table
+from ziggurat.data.alignment import model1
+from ziggurat.data.alignment.model1 import translation_table
 from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError
 
 SOURCE = VocabularyTokenizer(b"haus\nhund\ndas\n")
 TARGET = VocabularyTokenizer(b"house\ndog\nthe\na\n")

@@ -20,7 +20,7 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.collate import Background, Batch, SpecialIds, collate
 from ziggurat.data.loader import Group, Loader, LoaderState, fixed_batches
 from ziggurat.data.table import PairTable, TableWriter
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 SPECIAL = SpecialIds(source_pad=0, source_eos=1, target_pad=2, target_bos=3, target_eos=4)
 TAG = 9

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ziggurat.alignment.links import format_links
 from ziggurat.config.data import DataConfig
 from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.config.train import BatchConfig
+from ziggurat.data.alignment.links import format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.data.modified import PairModifier
 from ziggurat.data.prepare import prepare
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 PAIRS = list(generate_aligned(300, 3))
 BATCH = BatchConfig(max_tokens=480, accumulate=2, length_multiple=4)

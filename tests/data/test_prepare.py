@@ -22,8 +22,8 @@ from ziggurat.data.passes import sample_sentences
 from ziggurat.data.prepare import prepare
 from ziggurat.data.prepare_report import PrepareReport
 from ziggurat.data.store_checks import other_files
-from ziggurat.data.workspace import building
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.workspace import building
 
 WORDS = ["turm", "ziegel", "fluss", "lampe", "winter", "brief", "hof", "regen", "leiter", "garten"]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ziggurat.config.data import CorpusConfig
 from ziggurat.data import lines as lines_module
 from ziggurat.data.readers import CorpusReader
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError
 
 SOURCE = ["der erste Satz", "", "  drei \t Blanks ", "Ende"]
 TARGET = ["the first sentence", "x", "three blanks", "end"]
@@ -108,7 +108,7 @@ def test_lines_survive_any_block_size(
         content = content[:-1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "_BLOCK_BYTES", block)
-        patch.setattr("ziggurat.data.compressed._BLOCK_BYTES", block)
+        patch.setattr("ziggurat.system.compressed._BLOCK_BYTES", block)
         source, target = aligned(folder, content, content)
     expected = [text.removesuffix("\r") for text in texts]
     if expected:
@@ -160,7 +160,7 @@ def test_invalid_utf8_is_refused_at_its_place(
     block: int,
 ) -> None:
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", block)
-    monkeypatch.setattr("ziggurat.data.compressed._BLOCK_BYTES", block)
+    monkeypatch.setattr("ziggurat.system.compressed._BLOCK_BYTES", block)
     wanted = rf"a\.de, line {line}: not valid UTF-8.*byte {in_line} of the line, {in_file} of the file"
     with pytest.raises(DataError, match=wanted):
         aligned(tmp_path, content, b"x\n" * (content.count(b"\n") or 1))

@@ -15,7 +15,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.stages import CorpusMix, next_starts, stages_over
 from ziggurat.data.table import PairTable, TableWriter
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 SIZES = {"clean": 40, "dirty": 130, "rest": 7}
 

@@ -17,13 +17,13 @@ import pytest
 
 from tests.conftest import tiny_experiment
 from ziggurat.data.arrow_shard import Shard
-from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import fingerprint
 from ziggurat.data.prepare import prepare
 from ziggurat.data.shortlist import ShortlistTable, read_shortlist, write_shortlist
 from ziggurat.data.store_checks import Verification
-from ziggurat.errors import DataError, MachineError
+from ziggurat.system.checksums import content_checksum
+from ziggurat.system.errors import DataError, MachineError
+from ziggurat.system.files import fingerprint
 
 
 def test_too_many_open_files_are_no_damage(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from ziggurat.data.subword import (
 )
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 NOUNS = [
     "the tower",

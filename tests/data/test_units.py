@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.vocabulary import SENTENCES, trained_tokenizer
-from ziggurat.alignment.links import Link
-from ziggurat.alignment.words import split_words
 from ziggurat.config.data import RegularisationConfig
+from ziggurat.data.alignment.links import Link
+from ziggurat.data.alignment.words import split_words
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.units import LinkMapper, PieceUnits, Words, link_spans
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 TOKENIZER = trained_tokenizer(SENTENCES, 330, ["<bt>"])
 TEXT = st.text(st.sampled_from("aeinst .,'\t\u00a0\u2581\ufdd0ü語\u0301İﬁ…3"), max_size=14)

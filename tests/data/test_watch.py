@@ -9,7 +9,7 @@ import pytest
 
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import StoreWatch
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 
 @pytest.fixture

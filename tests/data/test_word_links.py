@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ziggurat.alignment.aligner import Aligner
-from ziggurat.alignment.links import Link, format_links
-from ziggurat.alignment.words import split_words
 from ziggurat.config.data import DataConfig
 from ziggurat.config.train import BatchConfig
+from ziggurat.data.alignment.aligner import Aligner
+from ziggurat.data.alignment.links import Link, format_links
+from ziggurat.data.alignment.words import split_words
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
@@ -26,7 +26,7 @@ from ziggurat.data.prepare import prepare
 from ziggurat.data.prepare_report import PrepareReport
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.word_links import spread_pairs
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError
 
 PAIRS = list(generate_aligned(240, 3))
 

@@ -38,10 +38,10 @@ def test_the_page_runs_equals_the_toolkit_and_shows_what_it_measures(capsys: pyt
 
 def assert_same_search(names: dict[str, Any]) -> None:
     """Compare the page's beam search with the toolkit's, on a model whose translations have different lengths."""
-    from ziggurat.decoding.length import LengthPenalty
-    from ziggurat.decoding.request import SearchSettings, Sentence
-    from ziggurat.decoding.scorers import ModelScorer
-    from ziggurat.decoding.search import search
+    from ziggurat.translate.length import LengthPenalty
+    from ziggurat.translate.request import SearchSettings, Sentence
+    from ziggurat.translate.scorers import ModelScorer
+    from ziggurat.translate.search import search
 
     torch.manual_seed(2)
     model = names["Translator"](12, 2, 16, 24, 2, "pre").double()

@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.conftest import tiny_experiment
-from tests.training.runs import QUIET
+from tests.train.runs import QUIET
 from ziggurat.cli.app import app
 from ziggurat.data.prepare import prepare
-from ziggurat.training.loop import train
+from ziggurat.train.loop import train
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ from ziggurat.cli.app import app
 from ziggurat.cli.hints import hints
 from ziggurat.config import parse_experiment
 from ziggurat.config.reference import entries
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
 
 FOREIGN = sorted((ROOT / "docs" / "coming-from").glob("*.md"))
 PAGES = [*FOREIGN, *(ROOT / name for name in ("README.md", "docs/tutorial.md", "docs/install.md", "docs/papers.md"))]

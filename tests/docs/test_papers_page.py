@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.docs.pages import ROOT, blocks, without_blocks
-from tests.report.test_figures import EVERYTHING
+from tests.inspect.test_figures import EVERYTHING
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.small import SUFFIX
 

@@ -27,7 +27,7 @@ def test_api_pages_are_made_without_importing_the_package(tmp_path: Path) -> Non
     code = "import sys; from tools import api_pages; from pathlib import Path; "
     code += "api_pages.write(Path('.'), Path(sys.argv[1])); assert 'ziggurat' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True)
-    assert (tmp_path / "ziggurat.nn.md").is_file()
+    assert (tmp_path / "ziggurat.model.md").is_file()
 
 
 def test_docstrings_become_markdown() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.export.test_import import dictionary, fairseq_checkpoint
+from tests.exchange.test_import import dictionary, fairseq_checkpoint
 from ziggurat.data.subword import load_tokenizers
 
 

@@ -24,7 +24,7 @@ from tests.faults.children import Told, in_child, in_children, limited
 from tests.faults.material import newest_set, write_material
 from tests.faults.mutations import damage
 from tests.faults.readers import READERS, FailedError, Reader, RefusedError
-from ziggurat.errors import ZigguratError, shortage
+from ziggurat.system.errors import ZigguratError, shortage
 
 OUTCOMES = ("refused", "equal", "differs", "silent", "unnamed", "leftover", "internal", "memory", "hang", "crash")
 """`refused`: with a message that names a file (too little memory: that says so); `unnamed`: with one that does not.

@@ -22,8 +22,8 @@ from ziggurat.data.babel import generate
 
 def in_one_process() -> None:
     """Let jobs be done in the process of the verb: operations of others are not seen."""
-    from tests.backtranslation import conftest
-    from ziggurat.jobs import launchers
+    from tests.corpora.synthesis import conftest
+    from ziggurat.corpora.jobs import launchers
 
     launchers.worker_pool = conftest.here
 
@@ -52,7 +52,7 @@ def on_ready_graphs() -> None:
 
 def with_a_server() -> None:
     """Let the addresses of `fetch` lead to the files in `origin`, which a proxy in this process serves."""
-    from tests.fetch.server import serving
+    from tests.corpora.fetch.server import serving
 
     running = serving()
     server = running.__enter__()
@@ -123,7 +123,7 @@ class Ground:
             self.part("run")
             self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=TORCH)
         elif name == "origin":
-            from tests.fetch.material import contents, registry
+            from tests.corpora.fetch.material import contents, registry
 
             (self.folder / name / "f").mkdir(parents=True)
             for path, content in contents().items():

@@ -18,19 +18,19 @@ import torch
 import zstandard
 from torch import Tensor
 
-from ziggurat.alignment.aligner import Aligner
-from ziggurat.backtranslation.lines import readable_lines
-from ziggurat.backtranslation.plan import BackTranslationJob, make_plan
-from ziggurat.backtranslation.stages import make_shard
 from ziggurat.config import dump, load_experiment
 from ziggurat.config.load import change_section
+from ziggurat.corpora.jobs.shards import cut
+from ziggurat.corpora.synthesis.lines import readable_lines
+from ziggurat.corpora.synthesis.plan import BackTranslationJob, make_plan
+from ziggurat.corpora.synthesis.stages import make_shard
+from ziggurat.data.alignment.aligner import Aligner
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.export.anatomy import dissect
-from ziggurat.export.imported import layer_names
-from ziggurat.jobs.shards import cut
-from ziggurat.models.directory import open_model
-from ziggurat.models.tensors import weights
+from ziggurat.exchange.anatomy import dissect
+from ziggurat.exchange.imported import layer_names
+from ziggurat.model.directory import open_model
+from ziggurat.model.tensors import weights
 
 
 def newest_set() -> Path:

@@ -23,11 +23,11 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.readers import CorpusReader
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
-from ziggurat.errors import ConfigError
-from ziggurat.export.onnx_runtime import load_onnx
-from ziggurat.models.run_folder import checkpoint_folders
-from ziggurat.models.tensors import read_tensors
-from ziggurat.training.checkpoint import load_checkpoint
+from ziggurat.exchange.onnx_runtime import load_onnx
+from ziggurat.model.run_folder import checkpoint_folders
+from ziggurat.model.tensors import read_tensors
+from ziggurat.system.errors import ConfigError
+from ziggurat.train.checkpoint import load_checkpoint
 
 
 class RefusedError(Exception):

@@ -56,8 +56,8 @@ def test_every_verb_that_writes_is_disturbed() -> None:
     from ziggurat.cli.app import app
 
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
-    # They print, or answer; what `serve --new-key` writes is random (tests/serving). `pipeline` is made of the others,
-    # and killed in tests/pipeline.
+    # They print, or answer; what `serve --new-key` writes is random (tests/serve). `pipeline` is made of the others,
+    # and killed in tests/corpora/pipeline.
     reading = {"recipes", "explain", "serve", "pipeline"}
     assert {verb.arguments[0] for verb in WHOLE.values()} == known - reading
 
@@ -68,7 +68,7 @@ def write_in_place() -> None:
     from collections.abc import Iterator
 
     from ziggurat.cli import output
-    from ziggurat.data import files
+    from ziggurat.system import files
 
     @contextlib.contextmanager
     def in_place(path: Path, *_: Any, **__: Any) -> Iterator[Any]:

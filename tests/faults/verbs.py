@@ -101,13 +101,18 @@ def _train(name: str) -> Verb:
 
 
 TORCH = (
-    *("torch._dynamo", "ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.fitting"),
+    *("torch._dynamo", "ziggurat.train.loop", "ziggurat.train.run", "ziggurat.train.fitting"),
     "tests.conftest",
 )
-_REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
-_TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
-_HERE = (*TORCH, "tests.faults.ground", "tests.backtranslation.conftest")  # for `in_one_process`
-_EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
+_REPORT = (
+    "ziggurat.inspect.report.content",
+    "ziggurat.inspect.report.page",
+    "ziggurat.inspect.report.runs",
+    "ziggurat.inspect.report.paper",
+)
+_TRANSLATE = ("ziggurat.translate.translator", "ziggurat.evaluate.scores")
+_HERE = (*TORCH, "tests.faults.ground", "tests.corpora.synthesis.conftest")  # for `in_one_process`
+_EXPORT = ("ziggurat.exchange.exporter", "ziggurat.exchange.importer")
 _SCORED = ("--reference", "text", "-o", "out", "--metrics", "chrf")
 _SMALL_DEMO = (
     *("model.d_model=16", "model.d_ff=32", "model.heads=2", "model.encoder.layers=1", "model.decoder.layers=1"),
@@ -120,8 +125,14 @@ _MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_
 
 _FETCH = ("fetch", "origin/my.yaml", "--registry", "origin/registry.yaml", "--cache", "cache")
 _FETCHING = (
-    *("ziggurat.fetch.plan", "ziggurat.fetch.downloads", "ziggurat.fetch.indexes", "pyarrow", "sacrebleu.dataset"),
-    "tests.fetch.server",
+    *(
+        "ziggurat.corpora.fetch.plan",
+        "ziggurat.corpora.fetch.downloads",
+        "ziggurat.corpora.fetch.indexes",
+        "pyarrow",
+        "sacrebleu.dataset",
+    ),
+    "tests.corpora.fetch.server",
 )
 
 VERBS: dict[str, Verb] = {
@@ -152,7 +163,7 @@ VERBS: dict[str, Verb] = {
         ground=("corpus", "tiny.yaml"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, "ziggurat.jobs.preparation"),
+        preload=(*_HERE, "ziggurat.corpora.jobs.preparation"),
     ),
     **{name: _train(name) for name in TRAININGS},
     "train-resumed": Verb(
@@ -174,9 +185,9 @@ VERBS: dict[str, Verb] = {
         before=(("grow", "run", "--layers", "3", "--out", "out"),),
         preload=TORCH,
     ),
-    "diagnose": Verb(("diagnose", "run"), preload=(*TORCH, "ziggurat.training.diagnose")),
+    "diagnose": Verb(("diagnose", "run"), preload=(*TORCH, "ziggurat.inspect.diagnose")),
     "diagnose-again": Verb(
-        ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*TORCH, "ziggurat.training.diagnose")
+        ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*TORCH, "ziggurat.inspect.diagnose")
     ),
     "report": Verb(
         ("report", "run", "--translations", "2"), preload=(*TORCH, *_REPORT, *_TRANSLATE), parts=("run/translations",)
@@ -200,7 +211,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.jobs.translation"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.jobs.translation"),
     ),
     "score": Verb(
         ("score", "run", "--source", "text", "--target", "text", "-o", "out"),
@@ -210,7 +221,7 @@ VERBS: dict[str, Verb] = {
     "translate-document": Verb(
         ("translate", "run", "--document", "page.html", "-o", "out.html"),
         ground=("run", "page.html"),
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.text.documents.kinds", "sentencex"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.serve.text.documents.kinds", "sentencex"),
     ),
     "evaluate": Verb(
         ("evaluate", "run", "--source", "text", *_SCORED),
@@ -229,14 +240,14 @@ VERBS: dict[str, Verb] = {
         ),
         ground=("run", "text"),
         timed=("page.html",),
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.report.robustness"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.inspect.report.robustness"),
     ),
     "backtranslate": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.run", "ziggurat.corpora.jobs.launchers"),
     ),
     "backtranslate-merge": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
@@ -247,38 +258,38 @@ VERBS: dict[str, Verb] = {
         ),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.run", "ziggurat.corpora.jobs.launchers"),
     ),
     "filter": Verb(
         ("filter", "run", "--source", "text", "--target", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.cross_entropy", "ziggurat.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.cross_entropy", "ziggurat.corpora.jobs.launchers"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
     "align": Verb(
         ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--save-model", "model"),
         ground=("corpus",),
         parts=("model",),
-        preload=("ziggurat.alignment.aligner", "ziggurat.data.readers"),
+        preload=("ziggurat.data.alignment.aligner", "ziggurat.data.readers"),
     ),
     "align-job": Verb(
         ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--job", "job", "--hmm-iterations", "1"),
         ground=("corpus",),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, "ziggurat.alignment.aligner", "ziggurat.data.readers", "ziggurat.jobs.text"),
+        preload=(*_HERE, "ziggurat.data.alignment.aligner", "ziggurat.data.readers", "ziggurat.corpora.jobs.text"),
     ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
         ground=("store", "post.yaml"),
-        preload=(*TORCH, "ziggurat.trainability.check"),
+        preload=(*TORCH, "ziggurat.inspect.check"),
     ),
     "tune": Verb(
         ("tune", "tiny.yaml", "--depths", "1-1", "--rates", "1e-3", "--updates", "10", "--out", "out"),
         ground=("store", "tiny.yaml"),
-        preload=(*TORCH, "ziggurat.trainability.tuning"),
+        preload=(*TORCH, "ziggurat.inspect.tuning"),
     ),
     "demo": Verb(
         ("demo", "--folder", "demo", *_SMALL_DEMO),

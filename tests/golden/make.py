@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ziggurat.alignment.links import format_links
 from ziggurat.cli import main
 from ziggurat.config import Experiment, dump
+from ziggurat.data.alignment.links import format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 
 UPDATES = 400

@@ -11,24 +11,24 @@ import pytest
 import torch
 
 from tests.golden import make
-from tests.training.runs import QUIET
+from tests.train.runs import QUIET
 from ziggurat.config import load_experiment
-from ziggurat.data.checksums import CHECKSUMS_FORMAT
 from ziggurat.data.corpus import STORE_FORMAT, Store
 from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import VOCABULARY_FORMAT
-from ziggurat.decoding.served import ServedTranslator
-from ziggurat.decoding.translator import load_translator
-from ziggurat.diagnosis.records import read_records
-from ziggurat.export.exporter import REPORT_FORMAT
-from ziggurat.export.importer import import_checkpoint
-from ziggurat.export.onnx import FORMAT as ONNX_FORMAT
-from ziggurat.export.onnx_runtime import load_onnx
-from ziggurat.models.run_folder import CHECKPOINT_FORMAT, checkpoint_folders
-from ziggurat.models.tensors import read_tensors
-from ziggurat.report.runs import read_run
-from ziggurat.training.loop import train
-from ziggurat.training.run import reopen_run
+from ziggurat.exchange.exporter import REPORT_FORMAT
+from ziggurat.exchange.importer import import_checkpoint
+from ziggurat.exchange.onnx import FORMAT as ONNX_FORMAT
+from ziggurat.exchange.onnx_runtime import load_onnx
+from ziggurat.inspect.report.runs import read_run
+from ziggurat.model.run_folder import CHECKPOINT_FORMAT, checkpoint_folders
+from ziggurat.model.tensors import read_tensors
+from ziggurat.system.checksums import CHECKSUMS_FORMAT
+from ziggurat.train.diagnosis.records import read_records
+from ziggurat.train.loop import train
+from ziggurat.train.run import reopen_run
+from ziggurat.translate.served import ServedTranslator
+from ziggurat.translate.translator import load_translator
 
 SETS = sorted(path for path in Path(__file__).parent.glob("v*") if path.is_dir())
 

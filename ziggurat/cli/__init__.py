@@ -18,8 +18,8 @@ from types import FrameType
 import typer
 
 from ziggurat.cli.hints import option_hint, single_hyphen_hint
-from ziggurat.errors import ZigguratError, is_full_disk, shortage, why_unwritten
-from ziggurat.terminal import let_go, say_at_once, standard_streams, why
+from ziggurat.system.errors import ZigguratError, is_full_disk, shortage, why_unwritten
+from ziggurat.system.terminal import let_go, say_at_once, standard_streams, why
 
 _CLOSED = "standard output is closed, so results would be lost; redirect it to a file or to /dev/null"
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from ziggurat.alignment.symmetry import Symmetrisation
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, line_job
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
@@ -23,18 +22,19 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.data.files import fingerprint, write_atomically
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
+from ziggurat.data.alignment.symmetry import Symmetrisation
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import fingerprint, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ziggurat.alignment.aligner import Aligner
-    from ziggurat.alignment.direction import TrainingOptions
-    from ziggurat.alignment.links import Link
+    from ziggurat.corpora.jobs.plan import Plan
+    from ziggurat.data.alignment.aligner import Aligner
+    from ziggurat.data.alignment.direction import TrainingOptions
+    from ziggurat.data.alignment.links import Link
     from ziggurat.data.readers import CorpusReader
-    from ziggurat.jobs.plan import Plan
 
 _MODEL_FILE = "aligner"  # in the folder of a job
 _SHARD_PAIRS = 10_000  # of a shard of a job
@@ -101,9 +101,9 @@ def align(
 
     Example: `ziggurat align train.de train.en -o train.de-en.align`
     """
-    from ziggurat.alignment.aligner import read_aligner
-    from ziggurat.alignment.direction import TrainingOptions
     from ziggurat.config.data import CorpusConfig
+    from ziggurat.data.alignment.aligner import read_aligner
+    from ziggurat.data.alignment.direction import TrainingOptions
     from ziggurat.data.readers import CorpusReader
 
     training = {
@@ -165,7 +165,7 @@ def align(
 
 def _written(blocks: Iterator[list[set[Link]]], output: str) -> dict[str, int]:
     """Write the links of each pair; return the counts of the report."""
-    from ziggurat.alignment.links import format_links
+    from ziggurat.data.alignment.links import format_links
 
     counts = {"pairs": 0, "links": 0, "without_links": 0}
     with line_progress("aligning", None) as advance, output_stream(output) as out:
@@ -188,8 +188,8 @@ def _by_job(
     output: str,
 ) -> dict[str, int] | None:
     """Align the corpus in bulk, all parts with one aligner; return the counts of the report, None for a part."""
-    from ziggurat.jobs.run import made_once
-    from ziggurat.jobs.text import Aligning, Line
+    from ziggurat.corpora.jobs.run import made_once
+    from ziggurat.corpora.jobs.text import Aligning, Line
 
     def lines() -> Iterator[Line]:
         return (Line(s, (t,)) for block in reader.blocks() for s, t in zip(*block, strict=True))
@@ -212,7 +212,7 @@ def _trained(
     reader: CorpusReader, rule: Literal["split", "blanks"], options: TrainingOptions, most: int | None
 ) -> Aligner:
     """Return an aligner trained on the corpus, of which at most `most` pairs are read into memory."""
-    from ziggurat.alignment.aligner import Aligner
+    from ziggurat.data.alignment.aligner import Aligner
     from ziggurat.data.word_links import TRAINING_PAIRS, spread_pairs
 
     with line_progress("counting", None) as advance:

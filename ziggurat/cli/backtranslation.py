@@ -14,10 +14,10 @@ from ziggurat.cli.output import OUT, counted, print_json, say
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.backtranslation.merge import Report
+    from ziggurat.corpora.synthesis.merge import Report
 
 _UNLIKELY = -4.0
 """Median score, nats per token, below which the text is probably not what the model translates."""
@@ -101,11 +101,11 @@ def backtranslate(
     # Only for its checks: `prepare` must accept the tag and the weight that are written into the snippet.
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
-    from ziggurat.backtranslation.filters import PairFilter
-    from ziggurat.backtranslation.merge import write_snippet
-    from ziggurat.backtranslation.plan import METHODS, N_BEST, BackTranslationJob
-    from ziggurat.backtranslation.run import back_translate
     from ziggurat.config.pipeline_models import Method
+    from ziggurat.corpora.synthesis.filters import PairFilter
+    from ziggurat.corpora.synthesis.merge import write_snippet
+    from ziggurat.corpora.synthesis.plan import METHODS, N_BEST, BackTranslationJob
+    from ziggurat.corpora.synthesis.run import back_translate
 
     chosen = method or ("beam" if forward else "sample")
     if chosen not in METHODS:
@@ -175,8 +175,8 @@ def filter_corpus(
     options = JobOptions(str(out), shard, merge, ray, workers, threads, device, noun="pair")
     change_section(CorpusConfig(source="-", target="-"), {"weight": weight}, "data.train.0")
 
-    from ziggurat.backtranslation.cross_entropy import FilterJob, filter_pairs
-    from ziggurat.backtranslation.merge import write_snippet
+    from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
+    from ziggurat.corpora.synthesis.merge import write_snippet
 
     job = FilterJob(
         models=(model, *(ensemble or [])),
@@ -221,7 +221,7 @@ def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
         figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
         print_json({"out": str(out), **figures})
         return
-    from ziggurat.backtranslation.merge import CORPUS_FILE, dropped_text
+    from ziggurat.corpora.synthesis.merge import CORPUS_FILE, dropped_text
 
     print(f"{out}: {report.kept:,} pairs of {counted(report.read, 'line')}; dropped: {dropped_text(report.dropped)}")
     print(f"{out / CORPUS_FILE}, for the configuration:\n{snippet}", end="")

@@ -21,7 +21,7 @@ from ziggurat.cli.output import (
     say,
 )
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class CompareOptions:
 
 def compare_systems(options: CompareOptions, *, json: bool) -> None:
     """Translate where a system is a model, compare all systems, and print the tables."""
-    from ziggurat.evaluation.comparison import System, compare
+    from ziggurat.evaluate.comparison import System, compare
 
     # (1) Texts are read and paired, options and metrics checked, before a model is opened.
     systems = parse_systems(options.systems)
@@ -174,7 +174,7 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def _lines(paths: Sequence[str]) -> Iterator[str]:
     """Yield the lines of all files, read as they are asked for."""
-    from ziggurat.decoding.lines import read_lines
+    from ziggurat.translate.lines import read_lines
 
     for path in paths:
         yield from read_lines(*input_stream(path))

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.output import counted
-from ziggurat.errors import printable
-from ziggurat.evaluation.findings import FEWEST_CASES
+from ziggurat.evaluate.findings import FEWEST_CASES
+from ziggurat.system.errors import printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluation.comparison import Comparison
-    from ziggurat.evaluation.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
+    from ziggurat.evaluate.comparison import Comparison
+    from ziggurat.evaluate.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
 
 _EXAMPLES = 3  # sentences shown for each of two systems; the JSON has more
 _LINE = 4096  # characters shown of a sentence

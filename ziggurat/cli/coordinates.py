@@ -9,12 +9,12 @@ from ziggurat.cli.output import print_json, say
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named
-from ziggurat.errors import ConfigError
-from ziggurat.models.run_folder import CONFIG_FILE
+from ziggurat.model.run_folder import CONFIG_FILE
+from ziggurat.system.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ziggurat.trainability.coordinates import Coordinates
-    from ziggurat.trainability.tuning import Size
+    from ziggurat.inspect.coordinates import Coordinates
+    from ziggurat.inspect.tuning import Size
 
 _LAYERS = 3
 """Of the smallest model, where no base is given."""
@@ -33,9 +33,9 @@ def check_coordinates(config: str, device: str | None = None, *, json: bool) -> 
     experiment = load_experiment(saved) if saved.is_file() else load_named(config)
     if device is not None:
         experiment = change_section(experiment, {"training": {"device": device}}, "")
-    from ziggurat.trainability.coordinates import coordinates, spread
-    from ziggurat.trainability.trial import open_data
-    from ziggurat.trainability.tuning import Size, base_width, resized
+    from ziggurat.inspect.coordinates import coordinates, spread
+    from ziggurat.inspect.trial import open_data
+    from ziggurat.inspect.tuning import Size, base_width, resized
 
     base = experiment.model.transfer
     smallest = (
@@ -70,7 +70,7 @@ def check_coordinates(config: str, device: str | None = None, *, json: bool) -> 
 
 
 def _said(flat: bool, experiment: Experiment, smallest: Size) -> str:
-    from ziggurat.trainability.tuning import with_base
+    from ziggurat.inspect.tuning import with_base
 
     if flat:
         return (

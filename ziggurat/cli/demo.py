@@ -16,12 +16,12 @@ from ziggurat.cli.options import Json
 from ziggurat.cli.output import console, print_json, say
 from ziggurat.config import Experiment, dump
 from ziggurat.config.recipes import load_named
-from ziggurat.data.files import write_atomically
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from ziggurat.report.translations import Sentences
+    from ziggurat.inspect.report.translations import Sentences
 
 
 def demo(
@@ -39,12 +39,12 @@ def demo(
     """
     from ziggurat.data.babel import write_corpus
     from ziggurat.data.prepare import prepare
-    from ziggurat.evaluation.scores import evaluate
-    from ziggurat.report.content import gather
-    from ziggurat.report.page import page
-    from ziggurat.report.runs import read_run
-    from ziggurat.report.translations import translated
-    from ziggurat.training.loop import train
+    from ziggurat.evaluate.scores import evaluate
+    from ziggurat.inspect.report.content import gather
+    from ziggurat.inspect.report.page import page
+    from ziggurat.inspect.report.runs import read_run
+    from ziggurat.inspect.report.translations import translated
+    from ziggurat.train.loop import train
 
     began = time.perf_counter()
 
@@ -112,7 +112,7 @@ def _experiment(folder: Path, files: Mapping[str, tuple[Path, Path]], overrides:
 
 def _test_set(source: Path, target: Path) -> Sentences:
     from ziggurat.data.babel import TARGET_LANGUAGE
-    from ziggurat.report.translations import Sentences
+    from ziggurat.inspect.report.translations import Sentences
 
     sources, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, target))
     name = f"the {len(sources)} sentences of the test set"

@@ -18,13 +18,13 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
-from ziggurat.decoding.engines import tells_alignments
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
-from ziggurat.small_files import read_bounded
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.small_files import read_bounded
+from ziggurat.translate.engines import tells_alignments
 
 if TYPE_CHECKING:
-    from ziggurat.text.work import Rendered, Sentence
+    from ziggurat.serve.text.work import Rendered, Sentence
 
 _NOTICES = {
     "unaligned": "translated by segments for lack of an alignment",
@@ -49,11 +49,11 @@ def translate_documents(
 
     `extras` are further arguments of the translator: `tag`, `terminology`.
     """
-    from ziggurat.text.documents.kinds import document, document_kind
-    from ziggurat.text.documents.settings import Settings
-    from ziggurat.text.sentences import Options
-    from ziggurat.text.splitting import sentencex_splitter
-    from ziggurat.text.work import run
+    from ziggurat.serve.text.documents.kinds import document, document_kind
+    from ziggurat.serve.text.documents.settings import Settings
+    from ziggurat.serve.text.sentences import Options
+    from ziggurat.serve.text.splitting import sentencex_splitter
+    from ziggurat.serve.text.work import run
 
     # Everything that can be wrong with the files is found before the model is loaded.
     places = _places(paths, output)
@@ -121,7 +121,7 @@ def _is_folder(paths: Sequence[str], output: str) -> bool:
 def _languages(model: str) -> tuple[str, str]:
     """Return the source and target language of a model; empty where it does not say."""
     from ziggurat.config import load_experiment
-    from ziggurat.models.run_folder import config_file
+    from ziggurat.model.run_folder import config_file
 
     config = config_file(Path(model))
     if not config.is_file():
@@ -134,7 +134,7 @@ def _rendered(
     translator: Any, asked: Sequence[Sentence], name: str, *, aligned: bool, extras: Mapping[str, Any]
 ) -> list[Rendered]:
     """Return the translations of sentences, under a progress bar."""
-    from ziggurat.text.alignment import control_pieces, rendered
+    from ziggurat.serve.text.alignment import control_pieces, rendered
 
     control = control_pieces(translator.source_tokenizer)
     options = {"alignments": True} if aligned else {}

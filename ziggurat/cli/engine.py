@@ -1,6 +1,6 @@
 """Opening the model behind a verb, and the forms in which its translations are shown.
 
-`translate` and `evaluate` run on one of two engines (ziggurat.decoding.engines); all other verbs of this module use
+`translate` and `evaluate` run on one of two engines (ziggurat.translate.engines); all other verbs of this module use
 PyTorch.
 """
 
@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from ziggurat.cli import importing
 from ziggurat.cli.output import say
-from ziggurat.errors import ConfigError, printable
-from ziggurat.models.run_folder import refuse_missing
-from ziggurat.threads import usable_cpus
+from ziggurat.model.run_folder import refuse_missing
+from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.served import ServedTranslator
-    from ziggurat.decoding.translator import Translator
-    from ziggurat.decoding.workers import WorkerTranslator
+    from ziggurat.translate.served import ServedTranslator
+    from ziggurat.translate.translator import Translator
+    from ziggurat.translate.workers import WorkerTranslator
 
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
@@ -63,7 +63,7 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
     with importing():
         import torch
 
-        from ziggurat.decoding.translator import load_translator
+        from ziggurat.translate.translator import load_translator
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -116,7 +116,7 @@ def open_engine(
     Raises ConfigError for anything that the engine cannot do.
     """
     _refuse_missing(paths)
-    from ziggurat.decoding.engines import served_folder
+    from ziggurat.translate.engines import served_folder
 
     folder = served_folder(options.engine, paths, which=options.which, without_layers=options.without_layers)
     if folder is not None:
@@ -140,7 +140,7 @@ def _open_torch(
         yield open_model(paths, options, lines=lines)
         return
     with importing():
-        from ziggurat.decoding.workers import open_workers
+        from ziggurat.translate.workers import open_workers
 
     with open_workers(
         paths,
@@ -171,14 +171,14 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     most = min(options.threads or usable_cpus(), (lines or 0) // _LINES_PER_WORKER)
     if most < 2 or options.device.partition(":")[0] not in ("auto", "cpu"):
         return 1
-    from ziggurat.decoding.engines import is_served
+    from ziggurat.translate.engines import is_served
 
     if any(is_served(path) for path in paths):  # its workers share one model, and may not need PyTorch
         return most
     with importing():
         import torch
 
-        from ziggurat.training.memory import available_memory
+        from ziggurat.train.memory import available_memory
 
     if options.device == "auto" and torch.cuda.is_available():
         return 1
@@ -188,7 +188,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
 
 def _open_served(folder: Path, options: ModelOptions, workers: int) -> ServedTranslator:
     """Return a CTranslate2 translator; prints which weights it has."""
-    from ziggurat.decoding.served import ServedTranslator
+    from ziggurat.translate.served import ServedTranslator
 
     translator = ServedTranslator(
         folder,

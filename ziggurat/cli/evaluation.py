@@ -58,7 +58,7 @@ from ziggurat.cli.scoring import (
     score_system,
 )
 from ziggurat.cli.series import score_checkpoints, score_test_sets
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
 
 
 def evaluate(
@@ -160,7 +160,7 @@ def evaluate(
     `ziggurat evaluate runs/a --source test.de --reference test.en --perturb caps,typos --page robustness.html`
     """
     from ziggurat.config.languages import check_language_code
-    from ziggurat.evaluation.tokenised import check_language
+    from ziggurat.evaluate.tokenised import check_language
 
     if language is not None:
         check_language_code(language, "--language")
@@ -295,7 +295,7 @@ def score(
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), engine="torch")
     models = [model, *(ensemble or [])]
     if job is not None:
-        from ziggurat.jobs.translation import Scoring
+        from ziggurat.corpora.jobs.translation import Scoring
 
         found = model_choice(models, opening).identified(searched=False)
         task, settings = Scoring(found.choice, tag, json), {**found.settings, "tag": tag, "json": json}
@@ -313,6 +313,6 @@ def score(
     if not scores:
         say("0 lines, which have no perplexity")
         return
-    from ziggurat.evaluation.perplexity import Likelihood
+    from ziggurat.evaluate.perplexity import Likelihood
 
     say(Likelihood.of(result.token_log_probabilities for result in scores).line())

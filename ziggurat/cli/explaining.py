@@ -22,7 +22,7 @@ from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.pipeline_reference import explained, resembling
 from ziggurat.config.recipes import find_small_recipe, recipe_names
 from ziggurat.config.reference import Entry
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 _SHOWN = 3
 """Names of a list that are printed where it is long; `--json` has all."""

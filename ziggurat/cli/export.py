@@ -12,9 +12,9 @@ from ziggurat.cli.options import Json, WithoutLayers
 from ziggurat.cli.output import OUT, check_input, print_json, say
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
-from ziggurat.data.checksums import check_file
-from ziggurat.errors import ConfigError
-from ziggurat.models.run_folder import refuse_missing
+from ziggurat.model.run_folder import refuse_missing
+from ziggurat.system.checksums import check_file
+from ziggurat.system.errors import ConfigError
 
 
 def export(
@@ -95,8 +95,8 @@ def export(
         if path is not None:
             check_input(str(path))
     refuse_missing(Path(model))
-    from ziggurat.export.exporter import Gate, export_model
-    from ziggurat.export.package import package_choices
+    from ziggurat.exchange.exporter import Gate, export_model
+    from ziggurat.exchange.package import package_choices
 
     package = package_choices(metadata or [], splitter) if metadata or splitter is not None else None
     most = Gate.tolerance if tolerance is None else tolerance
@@ -124,8 +124,8 @@ def export(
 
 def _check(config: str, to: str | None, json: bool) -> None:
     """Print for each target, or for `to` alone, whether the configuration can be exported, and why not."""
-    from ziggurat.export.exporter import reachable
-    from ziggurat.export.targets import target_named
+    from ziggurat.exchange.exporter import reachable
+    from ziggurat.exchange.targets import target_named
 
     saved = Path(config) / "config.yaml"
     check_file(saved)
@@ -196,7 +196,7 @@ def import_model(
 
     Example: `ziggurat import opus-mt-de-en --out imported`
     """
-    from ziggurat.export.importer import import_checkpoint
+    from ziggurat.exchange.importer import import_checkpoint
 
     with warnings_shown():
         report = import_checkpoint(

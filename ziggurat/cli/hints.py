@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
 
-from ziggurat.errors import printable
+from ziggurat.system.errors import printable
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     "translate": ("search", "model", "text"),

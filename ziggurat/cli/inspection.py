@@ -19,12 +19,12 @@ from ziggurat.config.compatibility import unheeded
 from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
 from ziggurat.config.recipes import load_named, recipe_names
-from ziggurat.data.checksums import check_file
-from ziggurat.errors import ConfigError
+from ziggurat.system.checksums import check_file
+from ziggurat.system.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ziggurat.cost.estimate import Cost
-    from ziggurat.models.inspection import Inspection
+    from ziggurat.inspect.cost.estimate import Cost
+    from ziggurat.model.inspection import Inspection
 
 
 def inspect(
@@ -63,9 +63,9 @@ def inspect(
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
-    from ziggurat.cost.estimate import estimate_cost
-    from ziggurat.models.inspection import inspect_experiment
-    from ziggurat.models.run_folder import CONFIG_FILE
+    from ziggurat.inspect.cost.estimate import estimate_cost
+    from ziggurat.model.inspection import inspect_experiment
+    from ziggurat.model.run_folder import CONFIG_FILE
 
     saved = Path(config) / CONFIG_FILE
     if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():

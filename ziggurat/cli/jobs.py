@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from ziggurat.cli.output import check_input, counted, input_stream, say
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError, DataError, printable
-from ziggurat.threads import usable_cpus
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.cli.engine import ModelOptions
-    from ziggurat.jobs.models import Identified, ModelChoice
-    from ziggurat.jobs.plan import Plan
-    from ziggurat.jobs.run import JobOutcome, Work
-    from ziggurat.jobs.text import Line, Merged, Task
+    from ziggurat.corpora.jobs.models import Identified, ModelChoice
+    from ziggurat.corpora.jobs.plan import Plan
+    from ziggurat.corpora.jobs.run import JobOutcome, Work
+    from ziggurat.corpora.jobs.text import Line, Merged, Task
 
 Report = TypeVar("Report")
 
@@ -104,7 +104,7 @@ class JobOptions:
             raise ConfigError(f"`--device {printable(self.device)}`: Ray chooses the GPU of each worker; write `cuda`")
         self.part  # noqa: B018 - it is checked now
         if self.ray is not None and not self.merge:
-            from ziggurat.jobs.launchers import cluster_library
+            from ziggurat.corpora.jobs.launchers import cluster_library
 
             cluster_library(self.ray)  # now: a vocabulary or an aligner may be learnt before workers are started
 
@@ -120,8 +120,8 @@ class JobOptions:
 
     def work(self) -> Work:
         """Return the work of this call."""
-        from ziggurat.jobs.launchers import processes, ray_actors
-        from ziggurat.jobs.run import Work
+        from ziggurat.corpora.jobs.launchers import processes, ray_actors
+        from ziggurat.corpora.jobs.run import Work
 
         threads, gpu = self.threads or 1, self.device != "cpu" and _on_gpu(self.device)
         if self.ray is not None:
@@ -134,7 +134,7 @@ class JobOptions:
 
 def _on_gpu(device: str) -> bool:
     """Return True where `--device` means a GPU."""
-    from ziggurat.models.device import usable_device
+    from ziggurat.model.device import usable_device
 
     return usable_device(device, "--device").type != "cpu"
 
@@ -204,9 +204,9 @@ def line_job(
         shard_lines: lines of a shard; None: SHARD_LINES.
         before: makes what all shards need, once their plan is written.
     """
+    from ziggurat.corpora.jobs.plan import fix_plan
+    from ziggurat.corpora.jobs.text import run_text_job
     from ziggurat.data.store_checks import InputWatch
-    from ziggurat.jobs.plan import fix_plan
-    from ziggurat.jobs.text import run_text_job
 
     assert options.folder is not None
     for path in inputs:
@@ -225,8 +225,8 @@ def line_job(
 
 def lines_beside(text: str, *beside: str) -> Iterator[Line]:
     """Yield the lines of a file, each with the lines of others beside it. Raises DataError unless they pair up."""
-    from ziggurat.decoding.lines import read_lines
-    from ziggurat.jobs.text import Line
+    from ziggurat.corpora.jobs.text import Line
+    from ziggurat.translate.lines import read_lines
 
     for number, row in enumerate(zip_longest(*(read_lines(*input_stream(path)) for path in (text, *beside)))):
         if None in row:
@@ -239,7 +239,7 @@ def lines_beside(text: str, *beside: str) -> Iterator[Line]:
 
 def model_choice(models: Sequence[str], opening: ModelOptions) -> ModelChoice:
     """Return the models of a job."""
-    from ziggurat.jobs.models import ModelChoice
+    from ziggurat.corpora.jobs.models import ModelChoice
 
     return ModelChoice(
         tuple(models),
@@ -268,7 +268,7 @@ def translation_job(
 
     `inputs` may also have `prefixes` and `constraints`, line by line, and the file that `terminology` was read from.
     """
-    from ziggurat.jobs.translation import Translating
+    from ziggurat.corpora.jobs.translation import Translating
 
     files = {name: path for name, path in inputs.items() if path is not None}
     beside = tuple(name for name in ("prefixes", "constraints") if name in files)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ziggurat.config.load import apply_override
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
 """Groups of options in the help of verbs."""

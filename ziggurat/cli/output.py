@@ -20,12 +20,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ziggurat.data.compressed import byte_stream, compression_of
-from ziggurat.data.files import atomic_file
-from ziggurat.errors import ConfigError, DataError, printable
-from ziggurat.report.mark import may_be_replaced
-from ziggurat.small_files import json_safe
-from ziggurat.terminal import safe
+from ziggurat.inspect.report.mark import may_be_replaced
+from ziggurat.system.compressed import byte_stream, compression_of
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.files import atomic_file
+from ziggurat.system.small_files import json_safe
+from ziggurat.system.terminal import safe
 
 OUT = ("--output", "-o", "--out")
 """Names of the option that says where to write, for every verb; some verbs called it `--out` before version 0.2."""
@@ -253,7 +253,7 @@ def check_page(path: str, option: str, *inputs: str | None) -> None:
 
 def read_text(path: str) -> list[str]:
     """Return the lines of a text file, `-` for standard input. Raises DataError when it cannot be read."""
-    from ziggurat.decoding.lines import read_lines
+    from ziggurat.translate.lines import read_lines
 
     stream, name = input_stream(path)
     return list(read_lines(stream, name))

@@ -21,12 +21,12 @@ from ziggurat.cli.output import (
     say,
 )
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
-from ziggurat.errors import ConfigError, printable
-from ziggurat.evaluation.findings import FEWEST_CASES
+from ziggurat.evaluate.findings import FEWEST_CASES
+from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluation.robustness import Contest, Effect, EffectDifference, Robustness
-    from ziggurat.report.disturbed import DisturbedSet, SystemOutputs
+    from ziggurat.evaluate.disturbed import DisturbedSet, SystemOutputs
+    from ziggurat.evaluate.robustness import Contest, Effect, EffectDifference, Robustness
 
 _SIGNIFICANT = 0.05
 _LINE = 4096  # characters shown of a path or signature
@@ -61,7 +61,7 @@ class PerturbOptions:
 
 def perturbation_names(listed: str) -> list[str]:
     """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
-    from ziggurat.report.disturbed import perturbation_names as names_of
+    from ziggurat.evaluate.disturbed import perturbation_names as names_of
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
     return names_of(names or [""], "--perturb")
@@ -69,8 +69,8 @@ def perturbation_names(listed: str) -> list[str]:
 
 def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     """Translate the test set as it is and disturbed by every system, and print or write what that costs."""
-    from ziggurat.evaluation.scores import METRICS
-    from ziggurat.report.disturbed import changes_any
+    from ziggurat.evaluate.disturbed import changes_any
+    from ziggurat.evaluate.scores import METRICS
 
     # (1) Texts and options are checked before a model is opened.
     scoring = options.scoring
@@ -140,8 +140,8 @@ def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
 def _source_language(path: str, opening: ModelOptions) -> str:
     """Return the source language of a model, by which capitals are chosen: the Turkish one of `i` has a dot."""
     from ziggurat.config import load_experiment
-    from ziggurat.decoding.engines import served_folder
-    from ziggurat.models.run_folder import config_file
+    from ziggurat.model.run_folder import config_file
+    from ziggurat.translate.engines import served_folder
 
     served = served_folder(opening.engine, [path], which=opening.which, without_layers=opening.without_layers)
     return load_experiment(config_file(served or Path(path).expanduser())).data.source_language
@@ -158,13 +158,13 @@ def _check_jinja() -> None:
 def _disturbed(
     options: PerturbOptions, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str]
 ) -> DisturbedSet:
-    from ziggurat.report.disturbed import DisturbedSet
+    from ziggurat.evaluate.disturbed import DisturbedSet
 
     return DisturbedSet(options.perturbations, sources, references, languages, options.seed)
 
 
 def _write_page(results: Robustness, path: str) -> None:
-    from ziggurat.report.robustness import robustness_page
+    from ziggurat.inspect.report.robustness import robustness_page
 
     with output_stream(path) as file:
         file.write(robustness_page(results).encode())

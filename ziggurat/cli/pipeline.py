@@ -15,15 +15,15 @@ from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.jobs import JobOptions, JobWorkers, RayAddress, ShardPart
 from ziggurat.cli.options import Json, Overrides
 from ziggurat.cli.output import console, counted, print_json, say
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError, ZigguratError, printable
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError, ZigguratError, printable
 
 if TYPE_CHECKING:
     from ziggurat.config.pipeline import PipelineConfig
-    from ziggurat.pipeline.engine import Pipeline
-    from ziggurat.pipeline.road import Road
-    from ziggurat.pipeline.standing import StepState
-    from ziggurat.pipeline.step import Expected, Selection
+    from ziggurat.corpora.pipeline.engine import Pipeline
+    from ziggurat.corpora.pipeline.road import Road
+    from ziggurat.corpora.pipeline.standing import StepState
+    from ziggurat.corpora.pipeline.step import Expected, Selection
 
 _CHOICE, _LOOK = "Which steps", "Only look"
 
@@ -78,7 +78,7 @@ def pipeline(
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
     if shard is not None and force:
         raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
-    from ziggurat.pipeline.embedded import STARTER
+    from ziggurat.corpora.pipeline.embedded import STARTER
 
     text, label = _read(file, overrides or [])
     if show:
@@ -88,16 +88,16 @@ def pipeline(
         raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
     config = _config(text, label, overrides or [])
 
-    from ziggurat.pipeline.bulk import Bulk
-    from ziggurat.pipeline.road import Road
-    from ziggurat.pipeline.step import Selection
-    from ziggurat.pipeline.table import pipeline_of
+    from ziggurat.corpora.pipeline.bulk import Bulk
+    from ziggurat.corpora.pipeline.road import Road
+    from ziggurat.corpora.pipeline.step import Selection
+    from ziggurat.corpora.pipeline.table import pipeline_of
 
     looks = dry_run or status
     options = JobOptions(config.folder, shard, False, None if looks else ray, workers)
     road = Road(config, say, console(), Bulk(options.ray, workers, options.part))
     if _is_demo(file):
-        from ziggurat.pipeline.embedded import write_demo
+        from ziggurat.corpora.pipeline.embedded import write_demo
 
         write_demo(road.folder)
     with _located(text, label, overrides or []):
@@ -123,7 +123,7 @@ def pipeline(
 @contextlib.contextmanager
 def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
     """Context in which errors that begin with a key of the file get its line, as those of reading it have."""
-    from ziggurat.config.yaml_text import parse_yaml
+    from ziggurat.system.yaml_text import parse_yaml
 
     try:
         yield
@@ -141,8 +141,8 @@ def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
 def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
     """Return the text of a pipeline's file and its name in errors; `folder=` moves all of the demo."""
     from ziggurat.config.load import read_config
-    from ziggurat.config.yaml_text import parse_value
-    from ziggurat.pipeline.embedded import DEMO_FOLDER, EMBEDDED, embedded_text
+    from ziggurat.corpora.pipeline.embedded import DEMO_FOLDER, EMBEDDED, embedded_text
+    from ziggurat.system.yaml_text import parse_value
 
     if file in EMBEDDED and not Path(file).is_file():  # `make demo` leaves a folder `demo`
         folders = [parse_value(text.removeprefix("folder="), text) for text in overrides if text.startswith("folder=")]
@@ -153,7 +153,7 @@ def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
 
 
 def _is_demo(file: str) -> bool:
-    from ziggurat.pipeline.embedded import DEMO
+    from ziggurat.corpora.pipeline.embedded import DEMO
 
     return file == DEMO and not Path(file).is_file()
 
@@ -193,7 +193,7 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
 
 def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
     """Do a part of a step; ends the program where a signal stopped it."""
-    from ziggurat.pipeline.parts import StepParts, shared_step
+    from ziggurat.corpora.pipeline.parts import StepParts, shared_step
 
     step = shared_step(steps.steps, name)
     with warnings_shown():
@@ -266,9 +266,9 @@ def _score(one: dict[str, Any]) -> str:
 
 def _print_report(road: Road, json: bool) -> None:
     """Print what came out."""
-    from ziggurat.pipeline.export import shipped
-    from ziggurat.pipeline.step import read_document
-    from ziggurat.pipeline.summary import PAGE, RECORD
+    from ziggurat.corpora.pipeline.export import shipped
+    from ziggurat.corpora.pipeline.step import read_document
+    from ziggurat.corpora.pipeline.summary import PAGE, RECORD
 
     record = read_document(road.at("report", RECORD))
     if record is None:

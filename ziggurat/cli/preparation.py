@@ -23,8 +23,8 @@ from ziggurat.config.recipes import (
     recipe_text,
 )
 from ziggurat.config.small import SUFFIX, Corpus
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ziggurat.data.prepare_report import PrepareReport
@@ -66,7 +66,7 @@ def recipes(
     if from_ is not None:
         if name or find or small or corpus or dev or json:
             raise ConfigError("`--from FILE` prints that file converted: leave out the other options")
-        from ziggurat.export.opustrainer import opustrainer_text
+        from ziggurat.exchange.opustrainer import opustrainer_text
 
         print(opustrainer_text(from_), end="")
         return
@@ -180,7 +180,7 @@ def prepare(
             if job is None:
                 report = prepare_store(experiment.data, force=force, progress=show)
             else:
-                from ziggurat.jobs.preparation import prepare_job
+                from ziggurat.corpora.jobs.preparation import prepare_job
 
                 outcome = prepare_job(experiment.data, Path(job), options.work(), force=force, progress=show)
                 merged = finished(outcome, options)

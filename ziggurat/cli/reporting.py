@@ -22,18 +22,18 @@ from ziggurat.cli.output import (
     read_text,
     say,
 )
-from ziggurat.data.files import write_atomically
 from ziggurat.data.folder_kinds import MANIFEST
-from ziggurat.errors import ConfigError
-from ziggurat.models.run_folder import refuse_missing
+from ziggurat.model.run_folder import refuse_missing
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ziggurat.diagnosis.records import Record
-    from ziggurat.report.figure import Figure
-    from ziggurat.report.runs import ReportRun
-    from ziggurat.report.translations import Sentences
+    from ziggurat.inspect.report.figure import Figure
+    from ziggurat.inspect.report.runs import ReportRun
+    from ziggurat.inspect.report.translations import Sentences
+    from ziggurat.train.diagnosis.records import Record
 
 
 def diagnose(
@@ -88,8 +88,8 @@ def diagnose(
     refuse_missing(run)
     if translate and not layers:
         raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
-    from ziggurat.diagnosis.records import DEPTH_FILE
-    from ziggurat.training.diagnose import diagnose as diagnose_run
+    from ziggurat.inspect.diagnose import diagnose as diagnose_run
+    from ziggurat.train.diagnosis.records import DEPTH_FILE
 
     records = diagnose_run(run, store=store, device=device or "auto", layers=layers, translate=translate, say=say)
     if json:
@@ -101,7 +101,7 @@ def diagnose(
 
 def _record_text(record: Record) -> str:
     """Return the part of a record that fits on a screen: the loss, and the gradients of each stack."""
-    from ziggurat.diagnosis.layer_worth import pruning_order
+    from ziggurat.inspect.layer_worth import pruning_order
 
     values: dict[str, Any] = record.values
     lines = [
@@ -166,7 +166,7 @@ def report(
     if of_data and (len(runs) > 1 or translations is not None):
         which = "one store alone" if len(runs) > 1 else "a store, which translates nothing: leave out `--translations`"
         raise ConfigError(f"a report is on runs, or on {which}")
-    from ziggurat.report.paper import FORMATS
+    from ziggurat.inspect.report.paper import FORMATS
 
     formats = [name.strip().lower() for name in format.split(",") if name.strip()]
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -211,9 +211,9 @@ class _Made(NamedTuple):
 
 
 def _report_on_runs(runs: Sequence[Path], translations: int | None, source: str | None, reference: str | None) -> _Made:
-    from ziggurat.report.content import as_record, gather
-    from ziggurat.report.page import page
-    from ziggurat.report.runs import MAX_DRAWN, read_runs
+    from ziggurat.inspect.report.content import as_record, gather
+    from ziggurat.inspect.report.page import page
+    from ziggurat.inspect.report.runs import MAX_DRAWN, read_runs
 
     if len(runs) > MAX_DRAWN and (translations or source is not None):
         raise ConfigError(
@@ -229,8 +229,8 @@ def _report_on_runs(runs: Sequence[Path], translations: int | None, source: str 
 
 def _report_on_store(path: Path, source: str | None, reference: str | None) -> _Made:
     from ziggurat.data.corpus import Store
-    from ziggurat.report.data_content import data_record, gather_data
-    from ziggurat.report.data_page import data_page
+    from ziggurat.inspect.report.data_content import data_record, gather_data
+    from ziggurat.inspect.report.data_page import data_page
 
     test_set = None
     if source is not None and reference is not None:
@@ -246,8 +246,8 @@ def _report_on_store(path: Path, source: str | None, reference: str | None) -> _
 
 def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each figure in all formats, and its numbers as CSV; return the files."""
-    from ziggurat.report.figure import numbers
-    from ziggurat.report.paper import save
+    from ziggurat.inspect.report.figure import numbers
+    from ziggurat.inspect.report.paper import save
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []
@@ -262,7 +262,7 @@ def _sentences(
     runs: Sequence[ReportRun], count: int, source: str | None, reference: str | None
 ) -> Callable[[], Sentences] | None:
     """Return the function that reads the sentences to translate; None where none are asked for."""
-    from ziggurat.report.translations import Sentences, dev_sentences
+    from ziggurat.inspect.report.translations import Sentences, dev_sentences
 
     if source is not None and reference is not None:
         sources, references = read_text(source), read_text(reference)

@@ -21,16 +21,16 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.data.sides import Trigrams, resembles_more
-from ziggurat.errors import ConfigError
-from ziggurat.evaluation.findings import FEWEST_CASES
+from ziggurat.evaluate.findings import FEWEST_CASES
+from ziggurat.system.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.served import ServedTranslator
-    from ziggurat.decoding.translator import Translator
-    from ziggurat.decoding.workers import WorkerTranslator
-    from ziggurat.evaluation.comet import CometEnvironment
-    from ziggurat.evaluation.metrics import TestSet
-    from ziggurat.evaluation.scores import Metric, Score
+    from ziggurat.evaluate.comet import CometEnvironment
+    from ziggurat.evaluate.metrics import TestSet
+    from ziggurat.evaluate.scores import Metric, Score
+    from ziggurat.translate.served import ServedTranslator
+    from ziggurat.translate.translator import Translator
+    from ziggurat.translate.workers import WorkerTranslator
 
     AnyTranslator = Translator | ServedTranslator | WorkerTranslator
 
@@ -85,7 +85,7 @@ class ScoreOptions:
         self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
     ) -> TestSet:
         """Return these texts as a test set; `model_language` is used where no language was given."""
-        from ziggurat.evaluation.metrics import TestSet
+        from ziggurat.evaluate.metrics import TestSet
 
         return TestSet(references, sources, self.language or model_language, self.tokenizer, self.lowercase)
 
@@ -117,7 +117,7 @@ def read_texts(source: str, references: Sequence[str]) -> Texts:
 
 def metric_names(listed: str) -> tuple[list[str], bool]:
     """Return the metrics of a comma-separated list, in the order of ALL_METRICS, and whether `perplexity` is in it."""
-    from ziggurat.evaluation.metrics import ALL_METRICS, check_metrics
+    from ziggurat.evaluate.metrics import ALL_METRICS, check_metrics
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
     if not names:
@@ -130,7 +130,7 @@ def metric_names(listed: str) -> tuple[list[str], bool]:
 
 def comet_environment(python: str | None, model: str | None, device: str) -> CometEnvironment:
     """Return the environment that COMET runs in. Raises ConfigError when no Python is named for it."""
-    from ziggurat.evaluation.comet import DEFAULT_MODEL, CometEnvironment
+    from ziggurat.evaluate.comet import DEFAULT_MODEL, CometEnvironment
 
     python = python or os.environ.get(COMET_PYTHON)
     if not python:
@@ -149,7 +149,7 @@ def check_test_set(
     To be called before anything is translated, which may take hours. With `compare`, BLEU's tokenizer is needed
     whatever the metrics, so the message does not propose to leave BLEU out.
     """
-    from ziggurat.evaluation.scores import MissingTokenizerError
+    from ziggurat.evaluate.scores import MissingTokenizerError
 
     names = list(metrics)
     for metric in names:
@@ -198,9 +198,9 @@ def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the ou
 
 def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptions) -> list[Score]:
     """Return the scores of one system: sacreBLEU's metrics, METEOR and COMET, then BLEU on tokenised text."""
-    from ziggurat.evaluation.scores import METRICS, evaluate
-    from ziggurat.evaluation.segments import scored
-    from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
+    from ziggurat.evaluate.scores import METRICS, evaluate
+    from ziggurat.evaluate.segments import scored
+    from ziggurat.evaluate.tokenised import compound_split_bleu, tokenised_bleu
 
     references, lowercase, confidence = test_set.references, test_set.lowercase, options.confidence
     scores = evaluate(
@@ -241,8 +241,8 @@ def model_scores(translator: AnyTranslator, texts: Texts, output: str | None, sc
 
 def _perplexity(translator: AnyTranslator, texts: Texts, tag: str | None) -> Score:
     """Return the perplexity of the reference under the model. Raises ConfigError where the engine has none."""
-    from ziggurat.decoding.translator import Translator
-    from ziggurat.evaluation.perplexity import Likelihood
+    from ziggurat.evaluate.perplexity import Likelihood
+    from ziggurat.translate.translator import Translator
 
     if not isinstance(translator, Translator):
         raise ConfigError(f"`--metrics {PERPLEXITY}` asks PyTorch's model for probabilities, not an export of it")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.output import check_one_stream, counted, output_folder, print_json, refuse_overwriting, say
 from ziggurat.cli.scoring import ScoreOptions, Texts, check_test_set, model_scores, read_texts
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluation.scores import Score
+    from ziggurat.evaluate.scores import Score
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ def score_checkpoints(
 ) -> None:
     """Translate with each of the `checkpoints` of a run and score it; print all scores, and their mean and spread."""
     from ziggurat.config import load_experiment
-    from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_update, refuse_missing
-    from ziggurat.training.selection import CheckpointSelection, selected_checkpoints
+    from ziggurat.model.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_update, refuse_missing
+    from ziggurat.train.selection import CheckpointSelection, selected_checkpoints
 
     selection = CheckpointSelection.parse(checkpoints)
     refuse_missing(Path(run), "run")

@@ -12,7 +12,7 @@ from ziggurat.cli.options import decoding_settings, is_setting
 from ziggurat.cli.output import say
 from ziggurat.config.base import joined
 from ziggurat.config.load import change_section, parse_as, read_config
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
 
 
 def serve(
@@ -51,9 +51,9 @@ def serve(
     """
     try:
         with importing():
-            from ziggurat.serving.access import new_key as make_key
-            from ziggurat.serving.config import ServeConfig
-            from ziggurat.serving.server import run_server
+            from ziggurat.serve.access import new_key as make_key
+            from ziggurat.serve.config import ServeConfig
+            from ziggurat.serve.server import run_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"`{error.name}` is not installed: pip install 'ziggurat-mt[serve]'") from None
 

@@ -9,11 +9,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from ziggurat.cli.output import progress_bars, say, write_parts
 from ziggurat.config import Experiment, dump
-from ziggurat.duration import duration
+from ziggurat.system.duration import duration
 
 if TYPE_CHECKING:
-    from ziggurat.trainability.check import DepthCheck
-    from ziggurat.trainability.trial import Trial
+    from ziggurat.inspect.check import DepthCheck
+    from ziggurat.inspect.trial import Trial
 
 
 def run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
@@ -25,9 +25,9 @@ def run_check(experiment: Experiment, *, updates: int, width: int | None, remedi
         width: model width in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
         remedies: whether to try remedies where the verdict is not `trains`.
     """
-    from ziggurat.models.device import usable_device
-    from ziggurat.trainability.check import check_depth
-    from ziggurat.trainability.trial import TrialOptions
+    from ziggurat.inspect.check import check_depth
+    from ziggurat.inspect.trial import TrialOptions
+    from ziggurat.model.device import usable_device
 
     if width is None:
         width = TrialOptions.width if usable_device(experiment.training.device, "training.device").type == "cpu" else 0

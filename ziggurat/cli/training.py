@@ -16,9 +16,9 @@ from ziggurat.cli.options import Checkpoints, Json, Overrides, is_setting
 from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
-from ziggurat.errors import ConfigError, printable
-from ziggurat.terminal import let_go, why
-from ziggurat.training.signals import leave_with_launcher
+from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.terminal import let_go, why
+from ziggurat.train.signals import leave_with_launcher
 
 
 def train(
@@ -57,9 +57,9 @@ def train(
     named = None if resume else load_named(given[0], given[1:])
     leave_with_launcher()
     with importing():
-        from ziggurat.training.loop import train as train_run
-        from ziggurat.training.ownership import restarted
-        from ziggurat.training.run import reopen_run
+        from ziggurat.train.loop import train as train_run
+        from ziggurat.train.ownership import restarted
+        from ziggurat.train.run import reopen_run
 
     if not resume and restarted(run):
         resume, named, given = True, None, []
@@ -129,7 +129,7 @@ def grow(
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
-    from ziggurat.training.growth import grow_model
+    from ziggurat.train.growth import grow_model
 
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")
@@ -167,8 +167,8 @@ def average(
 
     Examples: `ziggurat average runs/a --last 5`, `ziggurat average runs/a --checkpoints last-epochs:5`
     """
-    from ziggurat.training.average import average_run
-    from ziggurat.training.selection import CheckpointSelection
+    from ziggurat.train.average import average_run
+    from ziggurat.train.selection import CheckpointSelection
 
     if last is not None and checkpoints is not None:
         raise ConfigError("give either `--last` or `--checkpoints`")

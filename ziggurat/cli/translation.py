@@ -57,14 +57,14 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.results import Translation
-    from ziggurat.decoding.served import ServedTranslator
-    from ziggurat.decoding.translator import Translator
-    from ziggurat.decoding.workers import WorkerTranslator
+    from ziggurat.translate.results import Translation
+    from ziggurat.translate.served import ServedTranslator
+    from ziggurat.translate.translator import Translator
+    from ziggurat.translate.workers import WorkerTranslator
 
 # Group of options in the help, beside those of ziggurat.cli.options
 _FORM = "Form of the output"
@@ -155,8 +155,8 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > output.en`
     """
-    from ziggurat.decoding.lines import WINDOW_LINES, read_lines
-    from ziggurat.decoding.served import ServedTranslator
+    from ziggurat.translate.lines import WINDOW_LINES, read_lines
+    from ziggurat.translate.served import ServedTranslator
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
@@ -245,8 +245,8 @@ def _translate_job(
 
 def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
     """Return the content of the files beside the lines, as arguments of `translate_stream`; a path may be `-`."""
-    from ziggurat.decoding.lines import read_lines
-    from ziggurat.decoding.terminology import read_constraints, read_terminology
+    from ziggurat.translate.lines import read_lines
+    from ziggurat.translate.terminology import read_constraints, read_terminology
 
     inputs: dict[str, Any] = {}
     if prefix is not None:

@@ -16,12 +16,12 @@ from ziggurat.cli.output import OUT, check_output, counted, file_named, print_js
 from ziggurat.config.load import change_section, dump, parse_experiment
 from ziggurat.config.recipes import read_named
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.files import write_atomically
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.files import write_atomically
 
 if TYPE_CHECKING:
-    from ziggurat.report.figure import Figure
-    from ziggurat.trainability.tuning import Size, Tried
+    from ziggurat.inspect.report.figure import Figure
+    from ziggurat.inspect.tuning import Size, Tried
 
 _MOVED = 3.0
 """Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
@@ -99,9 +99,9 @@ def tune(
         for written in (out, *([] if kept_in is None else [str(kept_in)])):
             refuse_overwriting(written, config)
             check_output(written)
-    from ziggurat.trainability.kept import KeptTrials
-    from ziggurat.trainability.trial import TrialOptions, open_data, trial_experiment
-    from ziggurat.trainability.tuning import RATES, Size, base_width, best, resized, sweep, with_base
+    from ziggurat.inspect.kept import KeptTrials
+    from ziggurat.inspect.trial import TrialOptions, open_data, trial_experiment
+    from ziggurat.inspect.tuning import RATES, Size, base_width, best, resized, sweep, with_base
 
     model = experiment.model
     across = width or base_width(model)
@@ -112,7 +112,7 @@ def tune(
     tried_rates = RATES if rates is None else _numbers(rates)
     kept = KeptTrials(kept_in)
     if figure is not None:
-        import_module("ziggurat.report.paper")  # what draws may be missing, and the folder may be a file
+        import_module("ziggurat.inspect.report.paper")  # what draws may be missing, and the folder may be a file
         figure.mkdir(parents=True, exist_ok=True)
     with open_data(experiment) as (store, data):
         batch = trial_experiment(based, store, TrialOptions(updates, tokens)).training.batch.max_tokens
@@ -239,8 +239,8 @@ def _table(tried: Sequence[Tried]) -> str:
 
 
 def _draw(tried: Sequence[Tried], folder: Path) -> None:
-    from ziggurat.report.figure import numbers
-    from ziggurat.report.paper import save
+    from ziggurat.inspect.report.figure import numbers
+    from ziggurat.inspect.report.paper import save
 
     drawn = _figure(tried)
     save(drawn, folder)
@@ -248,8 +248,8 @@ def _draw(tried: Sequence[Tried], folder: Path) -> None:
 
 
 def _figure(tried: Sequence[Tried]) -> Figure:
-    from ziggurat.report.figure import Figure, Panel, Series, in_words
-    from ziggurat.report.panels import finite
+    from ziggurat.inspect.report.figure import Figure, Panel, Series, in_words
+    from ziggurat.inspect.report.panels import finite
 
     lines = [
         Series(str(size), tuple(sorted(losses)), finite(losses[rate] for rate in sorted(losses)), number)

@@ -1,6 +1,6 @@
 """Parts of a model that training leaves as they are: their names, and whether a run can do without training them.
 
-ziggurat.training.objective finds the parameters.
+ziggurat.train.objective finds the parameters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ziggurat.config.growth import BETWEEN
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from ziggurat.config.train import TrainingConfig

@@ -1,8 +1,9 @@
 """Kinds of the model: their names, and one row of facts for each that a configuration goes by.
 
 A row says what can be known without PyTorch: the paper, the options that mean something with the kind, and what the
-checks of a configuration ask. What a kind is built by is on its row in ziggurat.models.kinds, ziggurat.models.attention
-or ziggurat.init.schemes. No fact is told twice, and tests/test_kinds.py names every row that is missing.
+checks of a configuration ask. What a kind is built by is on its row in ziggurat.model.kinds,
+ziggurat.model.attention.kinds or ziggurat.model.init.schemes. No fact is told twice, and tests/test_kinds.py names
+every row that is missing.
 """
 
 from __future__ import annotations

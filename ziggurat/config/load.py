@@ -17,9 +17,9 @@ from pydantic import BaseModel, ValidationError
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import without_sizes
 from ziggurat.config.suggestions import section_at, suggested_key
-from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
-from ziggurat.errors import ConfigError, printable
-from ziggurat.small_files import read_bounded
+from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.small_files import read_bounded
+from ziggurat.system.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
 
 _MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
 _MAX_ERRORS = 20  # told one by one: each takes time to word, and thousands help nobody
@@ -32,7 +32,7 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: b
     `piped` allows a pipe, such as the shell's `<(...)`; otherwise a pipe is refused, since reading one may never end.
 
     Raises ConfigError: the file is missing, not a regular file, not UTF-8, not valid YAML or beyond its limits
-    (ziggurat.config.yaml_text); a key is unknown or ill-typed, or keys conflict.
+    (ziggurat.system.yaml_text); a key is unknown or ill-typed, or keys conflict.
     """
     return parse_experiment(read_config(path, piped=piped), str(path), overrides)
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Count, Length, Real, Section
-from ziggurat.errors import printable
+from ziggurat.system.errors import printable
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[int, Field(ge=1, le=100)]

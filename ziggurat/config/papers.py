@@ -19,7 +19,7 @@ from pydantic import Field
 from ziggurat.config.base import Section, joined
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.reference import entries
-from ziggurat.config.yaml_text import parse_yaml, to_yaml
+from ziggurat.system.yaml_text import parse_yaml, to_yaml
 
 _FOLDER = resources.files("ziggurat") / "recipes" / "papers"
 _COMMENT_WIDTH = 116

@@ -39,7 +39,7 @@ from ziggurat.config.pipeline_models import (
     TrainedConfig,
 )
 from ziggurat.config.train import ScheduleConfig
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
 
 PIPELINE_FORMAT = 1
 ModelName = Literal["backward", "teacher", "student"]

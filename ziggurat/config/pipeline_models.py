@@ -16,8 +16,8 @@ from ziggurat.config.pruning import LeftOut, pruned_config
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.train import TrainingConfig
 from ziggurat.config.unheeded import unread_files
-from ziggurat.config.yaml_text import parse_yaml
-from ziggurat.errors import ConfigError
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.yaml_text import parse_yaml
 
 Method = Literal["sample", "top-k", "beam", "noised-beam"]
 """Search for the synthetic side of a corpus."""

@@ -1,6 +1,6 @@
 """Layers of a trained model that are left out (Fan et al. 2019): their names, whether that is possible, what is left.
 
-The weights follow in ziggurat.models.prune.
+The weights follow in ziggurat.model.prune.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import StackConfig
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 _MOST = 1 << 20
 """Layers that are named one by one; no model has so many."""

@@ -12,7 +12,7 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import parse_experiment, read_config
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.small import SUFFIX, Corpus, small_text
-from ziggurat.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, printable
 
 _FOLDER = resources.files("ziggurat") / "recipes"
 

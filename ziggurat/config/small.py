@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ziggurat.config.model import PRESETS
 from ziggurat.config.papers import PaperRecipe, as_comments, ordered
-from ziggurat.config.yaml_text import to_yaml
+from ziggurat.system.yaml_text import to_yaml
 
 SUFFIX = "-small"
 """End of a small recipe's name."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from ziggurat.config.base import inner_section
-from ziggurat.config.yaml_text import dotted
+from ziggurat.system.yaml_text import dotted
 
 _OTHER_NAMES: Mapping[str, str] = {
     name: ours

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ziggurat.data.checksums import is_intact
-from ziggurat.errors import DataError, printable, refuse_passing
+from ziggurat.system.checksums import is_intact
+from ziggurat.system.errors import DataError, printable, refuse_passing
 
 _SIDES = ("source", "target")
 _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)

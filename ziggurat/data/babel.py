@@ -32,8 +32,8 @@ from ziggurat.data.babel_lexicon import (
     PRESENT,
     Verb,
 )
-from ziggurat.data.files import write_atomically
-from ziggurat.errors import DataError, is_full_disk
+from ziggurat.system.errors import DataError, is_full_disk
+from ziggurat.system.files import write_atomically
 
 SOURCE_LANGUAGE = "qlo"
 """Code of Low Babel; ISO 639-2 keeps qaa to qtz for private use."""
@@ -46,7 +46,7 @@ SHORTEST, LONGEST = 4, 20  # words of a source sentence
 class AlignedPair(NamedTuple):
     """A sentence pair with its gold alignment, as numbers of (source word, target word) from 0.
 
-    Words are those of ziggurat.alignment.words.split_words: punctuation counts.
+    Words are those of ziggurat.data.alignment.words.split_words: punctuation counts.
     """
 
     low: str

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 Integers = NDArray[np.integer]
 Indices = NDArray[np.int64]

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ziggurat.data.arrow_shard import refuse_damaged
-from ziggurat.data.checksums import has_checksum, is_intact
 from ziggurat.data.folder_kinds import MANIFEST, folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable
-from ziggurat.data.workspace import recover
-from ziggurat.errors import DataError, other_format
-from ziggurat.small_files import Form, parse_json, read_bounded, shaped
+from ziggurat.system.checksums import has_checksum, is_intact
+from ziggurat.system.errors import DataError, other_format
+from ziggurat.system.small_files import Form, parse_json, read_bounded, shaped
+from ziggurat.system.workspace import recover
 
 STORE_FORMAT = 1
 """STORE_FORMAT is the version of all files in the folder; others are refused."""

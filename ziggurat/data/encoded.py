@@ -1,7 +1,7 @@
 """A block of pairs on its way into a store: cleaned and segmented, not yet compared with others, overlong pairs in it.
 
 Such blocks can be made in any order by any process, since nothing of a block depends on another. `pack` makes a file of
-several for ziggurat.jobs.preparation.
+several for ziggurat.corpora.jobs.preparation.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ziggurat.data.cleaner import Examples
-from ziggurat.data.comparisons import Traces
+from ziggurat.data.cleaning.cleaner import Examples
+from ziggurat.data.cleaning.comparisons import Traces
 
 Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Lists of numbers: all of them, concatenated, and the length of each list."""

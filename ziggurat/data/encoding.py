@@ -13,11 +13,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.alignment.links import Link
 from ziggurat.config.data import DataConfig
-from ziggurat.data.clean import Mask
-from ziggurat.data.cleaner import Cleaner, Examples, Scorers, cleaner_of
-from ziggurat.data.comparisons import Comparisons, TraceMaker, Traces
+from ziggurat.data.alignment.links import Link
+from ziggurat.data.cleaning.clean import Mask
+from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
+from ziggurat.data.cleaning.comparisons import Comparisons, TraceMaker, Traces
 from ziggurat.data.encoded import EncodedBlock, Lists
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.readers import PairBlock
@@ -25,7 +25,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 
 class BlockCleaner:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ziggurat.errors import DataError, printable
-from ziggurat.small_files import parse_json, read_bounded
+from ziggurat.system.errors import DataError, printable
+from ziggurat.system.small_files import parse_json, read_bounded
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a store."""
 
 _READ_BY = {
     "ctranslate2": "an export for CTranslate2, which `ziggurat translate {0}` reads, in Python "
-    'ziggurat.decoding.served.ServedTranslator("{0}"); its translations are scored by `ziggurat evaluate --hypothesis`',
+    'ziggurat.translate.served.ServedTranslator("{0}"); `ziggurat evaluate --hypothesis` scores its translations',
     "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
     "makes a model directory of it",
     "argos": "an export for Argos Translate and LibreTranslate, which install the .argosmodel file in it",
-    "onnx": 'an export for onnxruntime; in Python, ziggurat.export.onnx_runtime.load_onnx("{0}") opens it',
+    "onnx": 'an export for onnxruntime; in Python, ziggurat.exchange.onnx_runtime.load_onnx("{0}") opens it',
 }
 
 

@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.alignment.links import Link
-from ziggurat.cleaning.held_out import Overlap
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.cleaner import Examples
-from ziggurat.data.files import find_files
+from ziggurat.data.alignment.links import Link
+from ziggurat.data.cleaning.cleaner import Examples
+from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.origins import origins_of
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.score_files import ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.sides import SideSample, looks_swapped, named_language
 from ziggurat.data.units import Words
 from ziggurat.data.word_links import AlignmentFiles, HmmLinks
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import find_files
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""

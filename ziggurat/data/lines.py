@@ -14,8 +14,8 @@ from typing import Literal, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.data.compressed import byte_blocks, compression_of
-from ziggurat.errors import DataError
+from ziggurat.system.compressed import byte_blocks, compression_of
+from ziggurat.system.errors import DataError
 
 MAX_LINE_BYTES = 1 << 26
 """Longest line, 64 MiB. It bounds the memory; a file with longer lines is not line-separated text."""

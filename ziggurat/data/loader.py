@@ -23,7 +23,7 @@ from ziggurat.data.stages import FIRST, CorpusMix, Starts, next_starts
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.data.units import LinkMapper, PieceLinks
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 
 class LoaderState(NamedTuple):

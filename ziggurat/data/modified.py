@@ -26,7 +26,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.data.units import PieceUnits, unit_ends
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 Ids = NDArray[np.int32]
 Indices = NDArray[np.int64]

@@ -14,7 +14,6 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from ziggurat.alignment.words import word_spans
 from ziggurat.config.modifiers import (
     TYPO_KINDS,
     InlineConfig,
@@ -24,6 +23,7 @@ from ziggurat.config.modifiers import (
     TyposConfig,
     template_parts,
 )
+from ziggurat.data.alignment.words import word_spans
 from ziggurat.data.edits import SOURCE, TARGET, Edit, Pair, Span, moved
 from ziggurat.data.typos import TYPOS
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ziggurat.data.compressed import uncompressed_file
-from ziggurat.errors import DataError, printable
+from ziggurat.system.compressed import uncompressed_file
+from ziggurat.system.errors import DataError, printable
 
 
 def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaner import Scorers, cleaners_of
-from ziggurat.data.comparisons import Comparisons
+from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
+from ziggurat.data.cleaning.comparisons import Comparisons
 from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, short_row_notices, side_notices
 from ziggurat.data.sampling import even_shares, sampled_blocks, train_pair_scores
@@ -69,7 +69,7 @@ class Learnt(NamedTuple):
 
 
 class Parts(Protocol):
-    """Parts of a store that were made elsewhere (ziggurat.jobs.preparation)."""
+    """Parts of a store that were made elsewhere (ziggurat.corpora.jobs.preparation)."""
 
     def learnt(self, directory: Path) -> Learnt:
         """Return what `learn` does."""

@@ -19,25 +19,25 @@ import xxhash
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.unheeded import unread_files
-from ziggurat.config.yaml_text import shown
-from ziggurat.data.checksums import content_checksum
-from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
+from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.encoding import encode_corpora, store_block
-from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import MANIFEST, is_store
 from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
 from ziggurat.data.passes import Parts, learn
 from ziggurat.data.prepare_report import PrepareReport, report_of
 from ziggurat.data.rare_pieces import rare_notices
-from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
 from ziggurat.data.table import TableWriter
-from ziggurat.data.temporary import TEMPORARY
-from ziggurat.data.workspace import building, sweep, tidy
-from ziggurat.errors import ConfigError, DataError
-from ziggurat.threads import usable_cpus
+from ziggurat.system.checksums import content_checksum
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import fingerprint, holds_only, write_atomically
+from ziggurat.system.staging import Staging
+from ziggurat.system.temporary import TEMPORARY
+from ziggurat.system.threads import usable_cpus
+from ziggurat.system.workspace import building, sweep, tidy
+from ziggurat.system.yaml_text import shown
 
 CLEANING = "cleaning.json"
 """Name of the file of a store with examples of the pairs that were dropped."""

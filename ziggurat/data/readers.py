@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.data.compressed import compression_of
-from ziggurat.data.files import find_files
 from ziggurat.data.lines import LineStream
 from ziggurat.data.parquet import parquet_pairs
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.system.compressed import compression_of
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.files import find_files
 
 BLOCK_PAIRS = 16_384
 """Most pairs in a block; blocks of text files also end after about 1 MiB."""

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.cleaning.pair_score import PairScorer, read_pair_score
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaner import Cleaner, Scorers, cleaners_of
-from ziggurat.data.files import write_atomically
+from ziggurat.data.cleaning.cleaner import Cleaner, Scorers, cleaners_of
+from ziggurat.data.cleaning.pair_score import PairScorer, read_pair_score
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
+from ziggurat.system.files import write_atomically
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 

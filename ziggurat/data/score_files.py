@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.filters import ScoreConfig
-from ziggurat.data.compressed import compression_of, uncompressed_file
-from ziggurat.data.files import find_files
 from ziggurat.data.lines import LineStream
 from ziggurat.data.readers import CorpusReader
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.system.compressed import compression_of, uncompressed_file
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.files import find_files
 
 Floats = NDArray[np.float64]
 _KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}

@@ -1,6 +1,6 @@
 """Lexical shortlists: for each source piece the target pieces that get a score, estimated from a store by IBM Model 1.
 
-The estimate is ziggurat.alignment.model1's.
+The estimate is ziggurat.data.alignment.model1's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ziggurat.alignment.model1 import Row, translation_table
-from ziggurat.data.files import write_atomically
+from ziggurat.data.alignment.model1 import Row, translation_table
 from ziggurat.data.subword import Tokenizer
-from ziggurat.errors import ConfigError, DataError, refuse_passing
-from ziggurat.small_files import check_opens, with_sorted_header
+from ziggurat.system.errors import ConfigError, DataError, refuse_passing
+from ziggurat.system.files import write_atomically
+from ziggurat.system.small_files import check_opens, with_sorted_header
 
 if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
     from ziggurat.data.corpus import Store

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from math import sqrt
 from pathlib import Path
 
-from ziggurat.data.compressed import compression_of
+from ziggurat.system.compressed import compression_of
 
 _CLEARLY = 1.15
 """Ratio of likenesses from which two texts count as clearly more alike.

@@ -1,7 +1,7 @@
 """The mix of corpora that each epoch draws, by stages or by weights.
 
 The stage of an epoch follows from the epochs at which the stages began. Where stages end after so many epochs these are
-known from the configuration; where one ends by early stopping, the run knows (ziggurat.training.run_state.Progress).
+known from the configuration; where one ends by early stopping, the run knows (ziggurat.train.run_state.Progress).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.batching import draw, epoch_indices
 from ziggurat.data.table import PairTable
-from ziggurat.errors import DataError, printable
+from ziggurat.system.errors import DataError, printable
 
 Indices = NDArray[np.int64]
 Starts = tuple[int, ...]

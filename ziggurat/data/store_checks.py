@@ -15,9 +15,9 @@ from typing import Any
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.errors import DataError, printable
+from ziggurat.system.errors import DataError, printable
+from ziggurat.system.files import find_files, fingerprint
 
 
 class Verification:
@@ -128,7 +128,9 @@ class InputWatch:
         self._seen: dict[Path, tuple[tuple[int, int, int, int], int, str]] = {}
 
     def fingerprint(self, path: Path) -> str:
-        """Return the file's fingerprint, and watch the file from now on; raises as ziggurat.data.files.fingerprint."""
+        """Return the file's fingerprint, and watch the file from now on; raises as
+        ziggurat.system.files.fingerprint.
+        """
         try:
             status = os.stat(path)  # before reading, so that a change while reading is noticed
         except OSError:

@@ -15,13 +15,13 @@ from typing import Any, Literal, Protocol, cast
 import sentencepiece
 
 from ziggurat.config.data import RegularisationConfig
-from ziggurat.data.checksums import check_file
-from ziggurat.data.files import write_atomically
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler, make_sampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError, other_format
-from ziggurat.small_files import Form, inside, parse_json, read_bounded, shaped
+from ziggurat.system.checksums import check_file
+from ziggurat.system.errors import DataError, other_format
+from ziggurat.system.files import write_atomically
+from ziggurat.system.small_files import Form, inside, parse_json, read_bounded, shaped
 
 VOCABULARY_FORMAT = 1
 """Version of `vocabulary.json`."""

@@ -11,8 +11,6 @@ from threading import Event, Thread
 import sentencepiece
 
 from ziggurat.config.data import SubwordConfig
-from ziggurat.data.checksums import check_file
-from ziggurat.data.files import find_files
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.subword import (
     MAX_MODEL_BYTES,
@@ -22,8 +20,10 @@ from ziggurat.data.subword import (
     load_tokenizers,
 )
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import ConfigError, DataError
-from ziggurat.small_files import read_bounded
+from ziggurat.system.checksums import check_file
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import find_files
+from ziggurat.system.small_files import read_bounded
 
 # SentencePiece sums unigram counts per thread: with a fixed number the model is the same on every machine.
 _TRAINING_THREADS = 4

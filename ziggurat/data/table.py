@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ziggurat.data.arrow_shard import Shard, ShardBatch, allow_open_files, refuse_damaged
 from ziggurat.data.rare_pieces import PieceCounts
-from ziggurat.errors import DataError, refuse_passing
+from ziggurat.system.errors import DataError, refuse_passing
 
 SHARD_PAIRS = 1_000_000
 """Size of a shard, which is closed after the first batch that brings it to this many pairs."""

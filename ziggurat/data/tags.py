@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.yaml_text import shown
-from ziggurat.errors import printable
+from ziggurat.system.errors import printable
+from ziggurat.system.yaml_text import shown
 
 _LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none

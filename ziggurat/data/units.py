@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.alignment.links import Link
-from ziggurat.alignment.words import WordRule, split_words, word_spans
+from ziggurat.data.alignment.links import Link
+from ziggurat.data.alignment.words import WordRule, split_words, word_spans
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import Tokenizer, escape_blank_marks
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 _BLANK_MARK = "\u2581"  # SentencePiece's
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

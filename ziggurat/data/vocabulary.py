@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ziggurat.config.data import RegularisationConfig
 from ziggurat.data.lines import UnicodeForm, normalise
-from ziggurat.errors import DataError, printable
+from ziggurat.system.errors import DataError, printable
 
 _CONTINUES = re.compile(r"@@(?: |$)")
 _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")

@@ -11,15 +11,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.alignment.aligner import Aligner
-from ziggurat.alignment.links import Link, parse_links
-from ziggurat.alignment.symmetry import Symmetrisation
 from ziggurat.config.data import DataConfig
+from ziggurat.data.alignment.aligner import Aligner
+from ziggurat.data.alignment.links import Link, parse_links
+from ziggurat.data.alignment.symmetry import Symmetrisation
 from ziggurat.data.lines import LineStream
 from ziggurat.data.readers import CorpusReader, PairBlock, ReadNotes
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.units import PieceUnits, Words, link_spans
-from ziggurat.errors import DataError
+from ziggurat.system.errors import DataError
 
 TRAINING_PAIRS = 1_000_000
 """Pairs that an aligner is trained on at most, unless told otherwise; its memory grows with them."""

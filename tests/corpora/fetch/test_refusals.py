@@ -1,0 +1,53 @@
+"""Which answers are web pages: by their first bytes, whatever stands before, and by their type."""
+
+from __future__ import annotations
+
+import pytest
+
+from ziggurat.corpora.fetch.refusals import refuse_page
+from ziggurat.system.errors import DataError
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"<!DOCTYPE html>",
+        b"<html lang='de'>",
+        b"\xef\xbb\xbf\r\n<!-- saved --> <!-- twice -->\n<!doctype\nHTML PUBLIC>",
+        b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.0 Strict//EN">',
+        b'<?xml version="1.0"?><html xmlns="http://www.w3.org/1999/xhtml">',
+        b"<head><title></title>",
+        b"<BODY>",
+        b"<script>location = '/login'</script>",
+        b"<meta http-equiv=refresh content='0; url=/login'>",
+    ],
+)
+def test_pages_by_their_first_bytes(head: bytes) -> None:
+    with pytest.raises(DataError, match=r"train\.en: the server sent a web page in place of the file: .*--mirror"):
+        refuse_page("http://h/train.en", head, "application/octet-stream")
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b'<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE tmx SYSTEM "tmx14.dtd">\n<tmx><header/>',
+        b"<?xml version='1.0'?><!-- WMT --><dataset id='x'><head/>",
+        b"<!-- one --><tmx><!-- two --><body>",
+        b'<!DOCTYPE mteval SYSTEM "mteval.dtd"><srcset setid="x">',
+        b"<header>",
+        b"<body.content>",
+        b"<url>http://www.ted.com</url>",
+        b"Der Anfang: <html>\tthe start",
+    ],
+)
+def test_xml_and_text_are_no_pages(head: bytes) -> None:
+    refuse_page("http://h/train.xml", head, "text/xml")
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/xhtml+xml"])
+def test_pages_by_their_type(kind: str) -> None:
+    with pytest.raises(DataError, match=rf"a\?b\.gz: the server sent a web page \(sent as {kind.replace('+', '.')}\)"):
+        refuse_page("http://h/a?b.gz", b"Sign in", kind)
+    refuse_page("http://h/a.gz", b"\x1f\x8b", kind)
+    with pytest.raises(DataError, match=r"begins with b'Sign in', sent as"):
+        refuse_page("http://h/a.gz", b"Sign in", kind)

@@ -1,0 +1,132 @@
+"""The step that evaluates: which systems, and where each of them runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.corpora.pipeline.conftest import whole
+from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.step import Selection
+from ziggurat.corpora.pipeline.summary import _notices
+from ziggurat.corpora.pipeline.table import pipeline_of
+
+
+class _Echo:
+    """A system that translates every line into itself."""
+
+    origin = "nowhere"
+
+    def translate_stream(self, texts: Sequence[str], window: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(text=text) for text in texts]
+
+
+def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = {}
+
+    def load_translator(folder: Path, *, device: str, precision: str = "float32") -> _Echo:
+        opened[folder.parent.name, precision] = device
+        return _Echo()
+
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", load_translator)
+    monkeypatch.setattr("ziggurat.model.fast.packed.available", lambda precision: True)
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    chosen = pipeline_of(road(whole(evaluation={"device": "cuda", "speed_lines": 0}, **unwanted)))
+    chosen.run(Selection(last="sets"))
+    next(step for step in chosen.steps if step.name == "evaluate").work(place / "w")
+    assert opened == {
+        ("teacher", "float32"): "cuda",
+        ("student", "float32"): "cuda",
+        ("student", "int8"): "cpu",
+    }
+
+
+def test_the_page_on_robustness_is_made_again_without_translating(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+
+    def load_translator(folder: Path, **settings: Any) -> _Echo:
+        opened.append(folder)
+        return _Echo()
+
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", load_translator)
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    how = {"perturb": ["caps"], "perturb_lines": 4, "speed_lines": 0, "int8": False}
+    chosen = pipeline_of(road(whole(evaluation=how, **unwanted)))
+    chosen.run(Selection(last="sets"))
+    step = next(step for step in chosen.steps if step.name == "evaluate")
+    step.work(place / "w")
+    (page,) = (place / "w" / name for name in step.pages)
+
+    def content() -> str:  # but for the minute in which it was written
+        return re.sub(r"Written [-0-9: ]+ by", "", page.read_text("utf-8"))
+
+    scores = json.loads((place / "w" / "scores.json").read_text())["tests"]["babel"]["student"]
+    assert all(score["interval"] >= 0 for score in scores)  # of 95 % confidence
+    before, systems = content(), len(opened)
+    page.unlink()
+    step.work(place / "w")
+    assert content() == before
+    assert len(opened) == systems == 2
+
+
+def test_perturbations_that_change_no_line_cost_no_scores(
+    place: Path, road: Callable[..., Road], said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", lambda folder, **settings: _Echo())
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    how = {"perturb": ["long"], "perturb_lines": 2, "speed_lines": 0, "int8": False}
+    on = road(whole(evaluation=how, **unwanted))
+    chosen = pipeline_of(on)
+    chosen.run(Selection(last="sets"))
+    step = next(step for step in chosen.steps if step.name == "evaluate")
+    folder = on.at("evaluate")
+    folder.mkdir()
+    step.work(folder)
+    assert json.loads((folder / "scores.json").read_text())["tests"]["babel"]["student"]
+    assert json.loads((folder / "robustness.json").read_text())["left_out"] == ["long"]
+    page = (folder / "robustness.html").read_text("utf-8")
+    assert "teacher: no disturbance changes a line." in page
+    assert "disturbance</th>" not in page  # a table of none
+    notice = "evaluation.perturb: left out, since they change none of the first 2 lines of the first test set: long"
+    assert f"warning: {notice}" in said
+    assert _notices(on, {"evaluate"}) == [notice]
+
+
+def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_the_tests(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a call was interrupted or a file removed: the table of the report has no gap."""
+    texts = []
+
+    class Timed(_Echo):
+        target_tokenizer = SimpleNamespace(encode=lambda lines: [line.split() for line in lines])
+
+        def translate_stream(self, lines: Sequence[str], window: int) -> list[SimpleNamespace]:
+            texts.append(len(lines))
+            return super().translate_stream(lines, window)
+
+    monkeypatch.setattr("ziggurat.translate.translator.load_translator", lambda folder, **settings: Timed())
+    monkeypatch.setattr("ziggurat.corpora.pipeline.evaluation._bytes_of", lambda system: 1)
+    unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
+    chosen = pipeline_of(road(whole(evaluation={"speed_lines": 3, "int8": False}, **unwanted)))
+    chosen.run(Selection(last="sets"))
+    step = next(step for step in chosen.steps if step.name == "evaluate")
+    step.work(place / "w")
+    assert step.pages == ("speed/teacher.json", "speed/student.json")
+    scores = (place / "w" / "scores.json").read_bytes()
+    (place / "w" / step.pages[1]).unlink()
+    texts.clear()
+    step.work(place / "w")
+    assert texts == [3, 3]
+    assert (place / "w" / step.pages[1]).is_file()
+    assert (place / "w" / "scores.json").read_bytes() == scores

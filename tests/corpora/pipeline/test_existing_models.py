@@ -1,0 +1,59 @@
+"""Models that are there already: what a pipeline and `evaluate` know of a run's checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_experiment
+from tests.corpora.pipeline.conftest import whole
+from tests.small import checkpoint_meta
+from ziggurat.cli.documents import _languages
+from ziggurat.cli.engine import ModelOptions
+from ziggurat.cli.perturbing import _source_language
+from ziggurat.config import Experiment, dump
+from ziggurat.corpora.pipeline.amounts import Amounts
+from ziggurat.corpora.pipeline.costs import Costs
+from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.summary import _models
+from ziggurat.corpora.pipeline.table import steps_of
+from ziggurat.model.run_folder import write_meta
+from ziggurat.model.tensors import write_tensors
+
+OTHERS = ("backward", "backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "shortlist")
+
+
+def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
+    tmp_path: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder has no configuration, and that of the run is of the depth that it ends with."""
+    run = tmp_path / "run"
+    folder = run / "checkpoints" / "step-00000001"
+    folder.mkdir(parents=True)
+    (run / "last").symlink_to(folder)
+    grown = tiny_experiment(tmp_path, growth={"stages": [{"layers": 1, "updates": 1}]})
+    decoding = grown.decoding.model_copy(update={"shortlist": str(tmp_path / "list")})
+    (run / "config.yaml").write_text(dump(grown.model_copy(update={"decoding": decoding})))
+    (tmp_path / "list").touch()
+    write_tensors(folder / "model.safetensors", {})
+    write_meta(folder, checkpoint_meta(encoder_layers=1, decoder_layers=2))
+
+    def inspected(experiment: Experiment, folder: Path) -> SimpleNamespace:
+        return SimpleNamespace(parameters=experiment.model.encoder.layers)
+
+    monkeypatch.setattr("ziggurat.model.inspection.inspect_experiment", inspected)
+    unwanted: dict[str, Any] = dict.fromkeys((*OTHERS, "monolingual", "evaluation"))
+    found = road(whole(teacher={"existing": str(run / "last")}, **unwanted))
+    (row,) = _models(found)
+    assert (row.layers, row.parameters) == ((1, 2), 1)
+    costs = Costs({}, Amounts(found), {"teacher": run / "last"})
+    assert costs._experiment("teacher")[0].model.encoder.layers == 1
+    export = next(step for step in steps_of(found) if step.name == "export-ctranslate2")
+    export.check()  # raises nothing
+    assert [tmp_path / "list"] in export.files().values()
+    assert _source_language(str(run / "last"), ModelOptions(None, "cpu", None)) == "qlo"
+    assert _languages(str(run / "last")) == ("qlo", "qhi")

@@ -1,0 +1,269 @@
+"""What the steps of a pipeline are expected to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import tiny_experiment
+from tests.corpora.pipeline.conftest import parsed, whole
+from tests.small import checkpoint_meta
+from ziggurat.config import dump
+from ziggurat.config.filters import FilterConfig
+from ziggurat.config.load import change_section
+from ziggurat.corpora.pipeline.amounts import Amounts, Lines, lines_of
+from ziggurat.corpora.pipeline.costs import Costs, cleaning
+from ziggurat.corpora.pipeline.done import lines_done, updates_done
+from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.standing import StepState
+from ziggurat.corpora.pipeline.step import Done, Expected, Step
+from ziggurat.corpora.pipeline.table import steps_of
+from ziggurat.corpora.pipeline.times import Spent
+from ziggurat.data.readers import CorpusReader
+from ziggurat.model.run_folder import write_meta
+
+GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 6000}]}
+
+
+def test_cleaning_takes_what_its_filters_take() -> None:
+    pairs = Lines(1_000_000)
+
+    def seconds(workers: int, **filters: Any) -> float:
+        found = cleaning(pairs, FilterConfig.model_validate(filters), workers).seconds
+        assert found is not None
+        return found
+
+    assert seconds(2) == pytest.approx(seconds(1) / 2)
+    languages, scored = seconds(1, languages={}) - seconds(1), seconds(1, pair_score={}) - seconds(1)
+    assert min(languages, scored) > seconds(1)
+    # A score is learnt from so many pairs at most, by one process.
+    assert seconds(4, pair_score={}) > seconds(1, pair_score={}) / 4
+    assert seconds(1, pair_score={"pairs": 2_000_000}) == pytest.approx(seconds(1, pair_score={"pairs": 1_000_000}))
+    assert cleaning(None, FilterConfig(), 1).seconds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds", "said"),
+    [
+        ({"stop": {"updates": 8000}}, 100 + 1000 + 1000, "8,000 updates"),
+        ({"stop": {"updates": 2000}}, 100 + 200, "2,000 updates"),  # it ends before the second stage does
+        ({"stop": {"updates": 500}}, 50, "500 updates"),
+        ({"stop": {"updates": 2000, "epochs": 1}}, 300, "at most 2,000 updates"),
+        ({"stop": {"updates": 2000, "patience": 3}}, 300, "at most 2,000 updates"),
+        ({"stop": {"updates": 2000, "minutes": 4}}, 240, "at most 2,000 updates"),
+        ({"stop": {"updates": 2000, "minutes": 6}}, 300, "2,000 updates"),
+    ],
+)
+def test_training_takes_no_more_updates_than_it_has(
+    changes: dict[str, Any],
+    seconds: float,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cost = SimpleNamespace(
+        length=(10, 10),
+        batches=SimpleNamespace(origin="assumed"),
+        memory=SimpleNamespace(peak=1, checkpoint=0),
+        time=SimpleNamespace(seconds=0.5),
+        shallower=((1, 1, 0.1), (2, 2, 0.2)),
+    )
+    monkeypatch.setattr(Costs, "of", lambda self, name: cost)
+    experiment = tiny_experiment(tmp_path)
+    model = change_section(experiment.model, {"encoder": {"layers": 4}}, "model")
+    training = change_section(experiment.training, {"growth": GROWTH, **changes}, "training")
+    student = experiment.model_copy(update={"model": model, "training": training})
+    costs = Costs({"student": student}, Amounts(Road(parsed(whole()))))
+    found = costs.training("student")
+    assert found.seconds == pytest.approx(seconds)
+    assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
+    cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
+    student = student.model_copy(update={"training": cold})
+    told = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student").said
+    warned = "; `student.training.schedule.warmup_updates: 1000000` is more than `student.training.stop.updates: "
+    assert (warned in told) == (cold.stop.updates is not None)
+    assert costs.trained("student", 0, 0.0) is None
+    begun, limit = costs.trained("student", 400, 120.0), changes["stop"].get("minutes")
+    updates = 40 / (seconds if limit != 4 else 300)  # of the shallow ones
+    assert begun is not None
+    assert begun.share == pytest.approx(max(updates, 120 / (60 * limit) if limit else 0))
+    assert begun.said == f"400 of {changes['stop']['updates']:,} updates"
+    assert begun.seconds == 120.0  # of the checkpoint that has the updates, not of a later change in the folder
+
+
+@pytest.mark.parametrize(
+    ("state", "cost", "done", "spent", "seconds", "said"),
+    [
+        ("begun", Expected(41.0, said="800 updates"), Done(0.25, "400 of 800 updates"), Spent(60.0, 1), 180.0,
+         "400 of 800 updates are done, in 1:00; the rest at that speed"),
+        ("running", Expected(41.0), Done(0.25, "400 of 800 updates", 40.0), Spent(60.0, 1), 120.0,
+         "400 of 800 updates are done, in 40 s; the rest at that speed"),
+        ("running", Expected(40.0), Done(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
+        ("begun", Expected(41.0, said="9 pairs"), None, Spent(60.0, 1), 41.0,
+         "9 pairs; all of it, on which 1:00 were spent already"),
+        ("after", Expected(), None, Spent(16.0, 1), 16.0, "what it took before"),
+        ("page", Expected(said="9 lines"), None, Spent(16.0, 1), 16.0, "9 lines; at most what all of it took"),
+        ("after", Expected(5.0, said="rough"), None, Spent(16.0, 1), 5.0, "rough"),
+    ],
+)  # fmt: skip
+def test_what_is_left_goes_by_what_is_done_and_else_by_the_last_time(
+    state: Any, cost: Expected, done: Done | None, spent: Spent, seconds: float, said: str
+) -> None:
+    step = Step("one", "", {}, lambda folder: None, cost=lambda: cost, done=lambda: done)
+    found = StepState(step, state, "", spent, finished=state in ("after", "page")).expected()
+    assert (found.seconds, found.said) == (pytest.approx(seconds), said)
+    # Of a result that was never finished the time says nothing.
+    assert StepState(replace(step, cost=Expected), "changed", "", spent).expected().seconds is None
+
+
+def test_what_is_done_and_its_time_are_of_one_moment() -> None:
+    moments = [1, 2, 3]  # another call is at work: a quarter of all is done in each minute
+
+    def cost() -> Expected:
+        moments.pop(0)
+        return Expected(41.0)
+
+    def done() -> Done:
+        return Done(moments[0] / 4, f"{moments[0]} of 4 lines")
+
+    state = StepState(
+        Step("one", "", {}, lambda folder: None, cost=cost, done=done),
+        "running", "", Spent(30.0, 1, running=0.0), spent_by_now=lambda: 60.0 * moments[0],
+    )  # fmt: skip
+    assert state.expected().said == "1 of 4 lines are done, in 1:00; the rest at that speed"
+    assert state.expected().said == "2 of 4 lines are done, in 2:00; the rest at that speed"
+
+
+def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
+    assert lines_done(tmp_path, "filtered", "lines") is None
+    assert updates_done(tmp_path) == (0, 0.0)
+    (tmp_path / "filtered").mkdir()
+    (tmp_path / "plan.json").write_text('{"lines": 50, "settings": {"shard_lines": 20}}')
+    for number, share in enumerate((0.0, 0.4, 0.8, 1.0)):
+        assert lines_done(tmp_path, "filtered", "lines") == Done(share, f"{round(50 * share)} of 50 lines")
+        for ending in ("tsv", "json"):
+            (tmp_path / "filtered" / f"{number:08d}.{ending}").touch()
+    for update in (40, 80):
+        (tmp_path / "checkpoints" / f"step-{update:08d}").mkdir(parents=True)
+    write_meta(tmp_path / "checkpoints/step-00000040", checkpoint_meta(progress={"seconds": 7.5}))
+    assert updates_done(tmp_path) == (40, 7.5)  # of the newest one that is whole
+
+
+def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configuration(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = SimpleNamespace(
+        length=(10, 10),
+        forward=SimpleNamespace(source=1.0, target=1.0),
+        time=SimpleNamespace(seconds=1.0, flops=1.0),
+    )
+    told: list[Any] = []
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate.estimate_cost", lambda *given: told.append(given) or cost)
+    monkeypatch.setattr(
+        "ziggurat.model.inspection.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
+    )
+    monkeypatch.setattr("ziggurat.model.directory.locate_weights", lambda path: (path / "model.safetensors", path))
+    existing = {"teacher": place / "run"}
+    (place / "run").mkdir()
+    amounts = Amounts(road(whole()))
+    costs = Costs({}, amounts, existing)
+    assert costs.translating("teacher", Lines(9), 1, 1).seconds is None  # it has no configuration
+    (place / "run/config.yaml").write_text(dump(tiny_experiment(place)))
+    assert costs.translating("teacher", Lines(9), 1, 1).seconds is not None
+    assert told[0][1] == (5, 6)
+
+
+@pytest.fixture
+def expected(road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Return what is said of the cost of each step of a configuration."""
+    cost = SimpleNamespace(
+        length=(10, 10),
+        forward=SimpleNamespace(source=1.0, target=1.0),
+        time=SimpleNamespace(seconds=1.0, flops=1.0),
+    )
+    monkeypatch.setattr(Costs, "of", lambda self, name: cost)
+    monkeypatch.setattr(Costs, "training", lambda self, name: None)
+    unwanted = ("backward", "teacher", "student", "quantise", "report")
+
+    def told(content: dict[str, Any], *overrides: str) -> dict[str, str]:
+        return {s.name: s.cost().said for s in steps_of(road(content, *overrides)) if s.name not in unwanted}
+
+    return told
+
+
+def test_text_that_is_not_there_yet_is_bounded_by_what_it_is_made_from(
+    place: Path, expected: Callable[..., dict[str, str]]
+) -> None:
+    pairs, lines = (Path(f"data/{name}.qlo").read_text("utf-8").count("\n") for name in ("train", "text"))
+    few = ("monolingual.target.0.lines=7", "bitext.hold_out={dev: 2, test: 3}")
+    said = expected(whole(), *few)
+    left, rough = pairs - 5, "; a rough estimate"
+    assert said["clean"] == f"about {pairs} pairs"
+    assert said["backward-data"] == f"at most {left} pairs"
+    assert said["backtranslate"] == f"at most 7 lines, 1 worker{rough}"
+    assert said["teacher-data"] == f"at most {left + 7} pairs"
+    assert said["distil"] == f"at most {left} lines, 1 worker{rough}"
+    assert said["distil-monolingual"] == f"at most {lines} lines, 1 worker{rough}"
+    assert said["filter"] == f"at most {left + lines} pairs{rough}"
+    assert said["align"] == said["student-data"] == f"at most {left + lines} pairs"
+    # What is there is counted.
+    for file in ("clean/train/train.qlo", "monolingual/target.txt", "distil/corpus/target.txt"):
+        Path("w", file).parent.mkdir(parents=True)
+        Path("w", file).write_text("a\n" * 4)
+    said = expected(whole(), *few)
+    assert said["backtranslate"] == f"about 4 lines, 1 worker{rough}"
+    assert said["teacher-data"] == "at most 8 pairs"
+    assert said["distil"] == f"about 4 lines, 1 worker{rough}"
+    assert said["filter"] == f"at most {4 + lines} pairs{rough}"
+
+
+def test_a_plan_tells_that_most_pairs_are_held_out(place: Path, expected: Callable[..., dict[str, str]]) -> None:
+    content = whole()
+    for number, few in ((60, False), (61, True)):
+        content["bitext"]["hold_out"] = {"dev": number, "test": 0}
+        assert expected(content)["clean"].endswith("most of which are held out and not trained on") == few
+
+
+def test_of_what_is_still_to_be_fetched_nothing_is_known_but_its_limit(
+    place: Path, expected: Callable[..., dict[str, str]]
+) -> None:
+    content = whole(monolingual={"source": [{"fetch": "a/b"}], "target": [{"fetch": "a/b", "lines": 9}]})
+    content["bitext"]["train"] = [{"fetch": "a/c"}]
+    said = expected(content)
+    assert said["clean"] == said["backward-data"] == "the number of pairs is not known yet"
+    assert said["distil"] == said["distil-monolingual"] == "the number of lines is not known yet"
+    assert said["backtranslate"].startswith("at most 9 lines")
+
+
+def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read(
+    place: Path, expected: Callable[..., dict[str, str]]
+) -> None:
+    Path("a.gz").write_bytes(b"x" * 2000)
+    found = lines_of([Path("a.gz"), Path("data/train.qlo")])
+    assert found == Lines(100 + Path("data/train.qlo").read_text("utf-8").count("\n"), rough=True)
+    assert str(Lines(5, most=True, rough=True)) == "at most about 5"
+    pq.write_table(pa.table({"qlo": ["a"] * 70, "qhi": ["b"] * 70}), "all.parquet")
+    content = whole()
+    content["bitext"]["train"] = [{"path": "all.parquet"}]
+    assert expected(content)["clean"] == "about 70 pairs"
+
+
+def test_the_bitext_tells_lengths_until_there_are_stores(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[CorpusReader | None] = []
+    monkeypatch.setattr(
+        "ziggurat.inspect.cost.estimate.estimate_cost", lambda experiment, sizes, text: told.append(text)
+    )
+    there = road(whole())
+    Costs({"student": tiny_experiment(place)}, Amounts(there)).of("student")
+    [reader] = told
+    assert reader is not None
+    assert [str(path) for part in reader.files for path in part] == ["data/train.qlo", "data/train.qhi"]

@@ -1,0 +1,235 @@
+"""Parts of a step of a pipeline, done by several calls in one folder: who waits for whom, and what comes out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.corpora.pipeline.conftest import whole
+from tests.corpora.pipeline.test_pipeline_engine import Fake
+from tests.corpora.pipeline.test_pipeline_kills import handed_on
+from tests.corpora.pipeline.test_pipeline_verb import Call
+from tests.corpora.pipeline.test_pipeline_verb import ziggurat as ziggurat
+from tests.killing import run_and_kill
+from ziggurat.corpora.pipeline.engine import Pipeline
+from ziggurat.corpora.pipeline.parts import StepParts, shared_step
+from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Selection, Step
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import write_atomically
+
+
+class Shards(Fake):
+    """A step whose four results are its shards: a part does every n-th, the whole what is missing."""
+
+    part = (0, 1)
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def work(self, folder: Path) -> None:
+        self.ran.append(f"{self.name} {self.part[0]}")
+        (folder / "out").mkdir(exist_ok=True)
+        for shard in range(self.part[0], 4, self.part[1]):
+            if not (folder / "out" / str(shard)).exists():
+                write_atomically(folder / "out" / str(shard), f"{self.setting} {shard}".encode())
+        self.meanwhile()
+
+
+def steps(
+    ran: list[str], part: tuple[int, int] = (0, 1), setting: int = 0, device: str = "cpu", **job: object
+) -> tuple[Step, ...]:
+    """A step, one that is a job, and one after it."""
+    shared = Shards("job", setting=setting, ran=ran)
+    shared.part = part
+    for name, value in job.items():
+        setattr(shared, name, value)
+    first, last = (Fake(name, ran=ran).step() for name in ("first", "last"))
+    return (
+        first,
+        replace(shared.step(), is_job=True, after={"first": ["out/*"]}, machine=lambda: {"device": device}),
+        replace(last, after={"job": ["out/*"]}),
+    )
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("w/job/out/*"))
+
+
+@pytest.fixture
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which the step before the job is done."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    Pipeline(tmp_path / "w", steps([])).run(Selection(last="first"))
+    return tmp_path
+
+
+def part(folder: Path, number: int, of: int = 2, **how: object) -> list[str]:
+    """Do a part; return what was run."""
+    ran: list[str] = []
+    found = steps(ran, (number, of), **how)  # type: ignore[arg-type]
+    assert StepParts(folder / "w", found).run_part(found[1]) is None
+    return ran
+
+
+def test_parts_are_merged_by_the_next_call(begun: Path) -> None:
+    assert part(begun, 1) == ["job 1"]
+    assert shards(begun) == ["1", "3"]
+    assert not (begun / "w/job" / MANIFEST).exists()
+    record = (begun / "w/job" / BEGUN).read_bytes()
+    assert part(begun, 0) == ["job 0"]
+    assert shards(begun) == ["0", "1", "2", "3"]
+    assert (begun / "w/job" / BEGUN).read_bytes() == record
+    states = {found.step.name: found.state for found in Pipeline(begun / "w", steps([])).standings()}
+    assert states == {"first": "done", "job": "begun", "last": "new"}
+    end = Pipeline(begun / "w", steps([])).run()
+    assert end.done == ("job", "last")
+    assert Pipeline(begun / "w", steps([])).times()["job"].calls == 3
+    assert part(begun, 0) == []  # it is done
+
+
+def test_parts_of_other_settings_begin_anew_when_none_is_at_work(begun: Path) -> None:
+    def other() -> None:
+        with pytest.raises(DataError, match=r"job: settings changed .*but parts are at work there as it was"):
+            part(begun, 0, setting=1)
+
+    part(begun, 1, meanwhile=other)
+    assert shards(begun) == ["1", "3"]
+    assert part(begun, 0, setting=1) == ["job 0"]
+    assert shards(begun) == ["0", "2"]  # what was there is gone
+    assert (begun / "w/job/out/0").read_bytes() == b"1 0"
+
+
+def test_parts_on_machines_of_two_kinds_do_not_discard_each_other(begun: Path) -> None:
+    part(begun, 1, device="auto: cuda")
+    with pytest.raises(DataError, match="job: was begun where `device: auto` is cuda, here it is cpu"):
+        part(begun, 0, device="auto: cpu")
+    assert shards(begun) == ["1", "3"]
+    assert part(begun, 0, device="cpu") == ["job 0"]  # as the file says now
+    assert shards(begun) == ["0", "2"]
+
+
+def test_whole_steps_and_parts_wait_for_each_other(begun: Path) -> None:
+    said: list[str] = []
+
+    def both() -> None:
+        said.append("part")
+        with pytest.raises(DataError, match="another pipeline, or a part of a step, is at work here"):
+            Pipeline(begun / "w", steps([])).run()
+        assert part(begun, 1, 3) == ["job 1"]  # parts do not
+
+    part(begun, 0, 3, meanwhile=both)
+    assert shards(begun) == ["0", "1", "3"]
+
+    def alone() -> None:
+        said.append("whole")
+        with pytest.raises(DataError, match="another pipeline, or a part of a step, is at work here"):
+            part(begun, 2, 3)
+
+    Pipeline(begun / "w", steps([], meanwhile=alone)).run()
+    assert said == ["part", "whole"]
+
+
+def test_parts_that_begin_at_once_agree(begun: Path) -> None:
+    threads = [threading.Thread(target=part, args=(begun, number, 4)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert shards(begun) == ["0", "1", "2", "3"]
+
+
+def test_steps_before_it_must_be_done(begun: Path) -> None:
+    (begun / "w/first" / MANIFEST).unlink()
+    with pytest.raises(DataError, match=r"w/first: not done yet; parts of `job` begin .*: `--until first`, without"):
+        part(begun, 0)
+    assert not (begun / "w/job").exists()
+    with pytest.raises(DataError, match=r"nowhere/w/first: not done yet"):
+        part(begun / "nowhere", 0)
+
+
+def test_only_jobs_have_parts() -> None:
+    for name, said in ((None, "add `--only STEP`; those that"), ("last", "done as a whole"), ("none", "no such step")):
+        with pytest.raises(ConfigError, match=f"{said}.*can be done in parts are: job"):
+            shared_step(steps([]), name)
+
+
+def test_a_part_killed_at_any_file_operation(begun: Path) -> None:
+    for operation in range(1, 400):
+        killed = run_and_kill(lambda: part(begun, 0), str(begun), operation)
+        assert not (begun / "w/job" / MANIFEST).exists()
+        if not killed:
+            break
+        if operation % 3 == 0:
+            part(begun, 0)
+            Pipeline(begun / "w", steps([])).run(Selection("job", "job"))
+            assert shards(begun) == ["0", "1", "2", "3"]
+            (begun / "w/job").rename(begun / f"earlier-{operation}")
+    else:
+        raise AssertionError("it never ends")
+    assert part(begun, 0) == ["job 0"]
+
+
+def test_parts_of_back_translation_make_the_corpus_of_one_call(
+    place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = ("distillation", "filter", "alignment", "quantisation", "shortlist", "export", "evaluation")
+    content = whole(**dict.fromkeys((*after, "student")))
+    content["backtranslation"]["shard_lines"] = 7
+    (place / "my.yaml").write_text(yaml.safe_dump(content))
+    part = ("--only", "backtranslate", "--shard")
+    no_ray = "`ray` is not installed" if find_spec("ray") is None else "no cluster there"
+    for arguments, said in (
+        (
+            ("--shard", "1/2"),
+            "add `--only STEP`; those that can be done in parts are: backward-data, backtranslate, teacher-data",
+        ),
+        (("--only", "clean", "--shard", "1/2"), "`--only clean` with `--shard`: this step is done as a whole"),
+        ((*part, "3/2"), "`--shard 3/2`: write i/n"),
+        ((*part, "1/2", "--force", "backtranslate"), "`--force` with `--shard`"),
+        ((*part, "1/2"), "w/sets: not done yet; parts of `backtranslate` begin when all steps before it are done"),
+        (("--ray", "127.0.0.1:9"), no_ray),
+    ):
+        status, _, err = ziggurat("pipeline", "my.yaml", *arguments)
+        assert (status, said in err, "Traceback" in err) == (2, True, False), err
+    assert ziggurat("pipeline", "my.yaml", "--until", "backward")[0] == 0
+    shutil.copytree(place, place / "whole")
+    for number in (2, 1):
+        status, _, err = ziggurat("pipeline", "my.yaml", *part, f"{number}/2")
+        assert status == 0
+        assert f"part {number}/2 of step backtranslate is done; the same command without `--only` and" in err
+        assert not Path("w/backtranslate", MANIFEST).exists()
+    assert len(list(Path("w/backtranslate/corpus/filtered").glob("*.json"))) == 5
+    status, _, err = ziggurat("pipeline", "my.yaml", "--until", "backtranslate", "--workers", "2")
+    assert status == 0
+    assert "goes on where it was interrupted" in err
+    monkeypatch.chdir(place / "whole")
+    assert ziggurat("pipeline", "my.yaml", "--until", "backtranslate")[0] == 0
+    assert handed_on(place) == handed_on(place / "whole")
+
+
+def test_parts_of_alignment_and_preparation_make_what_one_call_makes(
+    place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.corpora.pipeline.alignment._SHARD_PAIRS", 30)
+    left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter")
+    after = ("quantisation", "shortlist", "export", "evaluation")
+    (place / "my.yaml").write_text(yaml.safe_dump(whole(**dict.fromkeys((*left_out, *after)))))
+    assert ziggurat("pipeline", "my.yaml", "--until", "clean")[0] == 0
+    shutil.copytree(place, place / "whole")
+    for step in ("align", "student-data"):
+        for number in (2, 1):
+            status, _, err = ziggurat("pipeline", "my.yaml", "--only", step, "--shard", f"{number}/2")
+            assert (status, "Traceback" in err) == (0, False), err
+        assert Path("w", step, "job").is_dir()
+        status, _, err = ziggurat("pipeline", "my.yaml", "--until", step)
+        assert (status, "goes on where it was interrupted" in err) == (0, True)
+        assert not Path("w", step, "job").exists()
+    monkeypatch.chdir(place / "whole")
+    assert ziggurat("pipeline", "my.yaml", "--until", "student-data")[0] == 0
+    assert handed_on(place) == handed_on(place / "whole")

@@ -1,0 +1,173 @@
+"""A student that begins as its teacher without some layers: what it is trained from, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import tiny_experiment
+from tests.corpora.pipeline.conftest import TRAINING, parsed, trained, whole
+from tests.small import checkpoint_meta, merged
+from ziggurat.config import Experiment, dump
+from ziggurat.corpora.pipeline.places import as_begun
+from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.table import pipeline_of
+from ziggurat.model.directory import open_model
+from ziggurat.model.run_folder import write_meta
+from ziggurat.model.tensors import weights
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.workspace import discard
+
+QUICK: dict[str, Any] = {"validation": {"decode": False}, "checkpoint": {"every_updates": 60, "average_last": 0}}
+STILL: dict[str, Any] = {"schedule": {"kind": "constant", "peak": 1e-9}, "stop": {"updates": 2}, **QUICK}
+OTHERS = ("backward", "backtranslation", "distillation", "filter", "alignment", "shortlist", "export", "evaluation")
+
+
+def teacher(**training: Any) -> dict[str, Any]:
+    return merged(trained(2, **QUICK, **training), {"model": {"decoder": {"layers": 3}}})
+
+
+def content(**sections: Any) -> dict[str, Any]:
+    student = {"without_layers": "encoder.1,decoder.2-3", "training": merged(TRAINING, STILL)}
+    parts = {"teacher": teacher(stop={"updates": 4}), "student": student, "quantisation": None, "monolingual": None}
+    return whole(**{**dict.fromkeys(OTHERS), **parts, **sections})
+
+
+def test_it_begins_with_what_is_left_of_the_teacher(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(folder: Path) -> None:
+        """End as a process that is killed when it is trained, and what it began from is gone."""
+        discard(folder)
+        raise SystemExit
+
+    monkeypatch.setattr("ziggurat.corpora.pipeline.models.discard", killed)
+    with pytest.raises(SystemExit):
+        pipeline_of(road(content())).run()
+    monkeypatch.setattr("ziggurat.corpora.pipeline.models.discard", discard)
+    trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
+    (place / "w").rename(place / "moved")  # with it what the run has as places of its corpora, vocabulary and beginning
+    assert pipeline_of(road(content(folder="moved"))).run().done == ("student", "report")
+    (place / "moved").rename(place / "w")
+    assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at
+    begun = open_model("w/teacher/run", without_layers="encoder.1,decoder.2-3")
+    student = open_model("w/student/run", which="last")
+    assert (student.experiment.model.encoder.layers, student.experiment.model.decoder.layers) == (1, 1)
+    assert student.tokenizers[0].size == begun.tokenizers[0].size
+    # Two updates at rates below 1e-7 leave what training began with.
+    torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+    assert not (place / "w/student/start").exists()
+    assert pipeline_of(road(content())).run().done == ()
+    assert pipeline_of(road(content(), "student.without_layers='decoder.3, decoder.2,encoder.1'")).run().done == ()
+    # Another teacher has other weights, and the same vocabulary.
+    again = pipeline_of(road(content(teacher=teacher(stop={"updates": 5})))).run().done
+    assert again == ("teacher", "student", "report")
+    # Another vocabulary is another one for the student; other layers are other weights.
+    changes = "student.without_layers=decoder.1-2", "teacher.subword.vocabulary_size=140"
+    again = pipeline_of(road(content(), *changes)).run().done
+    assert again == ("teacher-data", "teacher", "student-data", "student", "report")
+    begun, student = open_model("w/teacher/run", without_layers="decoder.1-2"), open_model("w/student/run")
+    torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+    assert student.tokenizers[0].size == 140
+
+
+def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    then, now = (
+        tiny_experiment(folder, start_from=str(folder / "model"), seed=seed)
+        for folder, seed in ((tmp_path, 1), (tmp_path / ".." / tmp_path.name, 2))
+    )
+    assert now.data.train != then.data.train
+    (run / "checkpoints/step-00000002").mkdir(parents=True)
+    (run / "config.yaml").write_text(dump(then))
+    # None, or none that can be read: what is to be read is where it is now.
+    assert as_begun(run, now) == now
+    checkpoint = run / "checkpoints/step-00000001"
+    checkpoint.mkdir()
+    kept = then.model_dump(mode="json")
+    write_meta(checkpoint, checkpoint_meta(configuration=kept))
+    training = now.training.model_copy(update={"start_from": then.training.start_from})
+    data = then.data.model_copy(update={"store": now.data.store})
+    assert as_begun(run, now) == now.model_copy(update={"data": data, "training": training})
+    # Another number of corpora is no other place.
+    more = now.model_copy(update={"data": now.data.model_copy(update={"train": now.data.train * 2})})
+    assert as_begun(run, more).data.train == more.data.train
+
+
+def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, road: Callable[..., Road]) -> None:
+    there = content(folder="other", teacher={"existing": "there/last"})
+
+    def exchange(*changes: str) -> tuple[str, ...]:
+        """Put another teacher there; return the steps that are done for it."""
+        pipeline_of(road(content(student=None), "teacher.unicode=nfkc", *changes)).run()
+        if (place / "there").exists():
+            shutil.rmtree(place / "there")
+        (place / "w/teacher/run").rename(place / "there")
+        done = pipeline_of(road(there)).run().done
+        begun = open_model("there", which="last", without_layers="encoder.1,decoder.2-3")
+        student = open_model("other/student/run")
+        torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
+        assert student.tokenizers[0].size == begun.tokenizers[0].size
+        assert student.experiment.data.unicode == "nfkc"
+        return done
+
+    assert exchange() == ("sets", "clean", "student-data", "student", "report")
+    assert exchange("teacher.training.seed=3") == ("student", "report")
+    assert exchange("teacher.subword.vocabulary_size=140") == ("student-data", "student", "report")
+    turned = ("source_language=qhi", "target_language=qlo")
+    with pytest.raises(ConfigError, match=r"`teacher.existing`: there/last translates from qlo to qhi; .*qhi to qlo"):
+        pipeline_of(road(there, *turned))
+    with pytest.raises(ConfigError, match=r"`student.without_layers`: .*the decoder has 3 layers, no layer 7"):
+        pipeline_of(road(there, "student.without_layers=decoder.7"))
+
+
+def test_its_costs_are_known_before_the_teacher_is_there(
+    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, tuple[int, int]]] = []
+
+    def estimate(experiment: Experiment, vocabularies: tuple[int, int], reader: object) -> None:
+        asked.append((experiment.model.decoder.layers, vocabularies))
+
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate.estimate_cost", estimate)
+    student = next(step for step in pipeline_of(road(content())).steps if step.name == "student")
+    with contextlib.suppress(AttributeError):  # of the cost, which is None here
+        student.cost()
+    assert asked == [(1, (150, 150))]
+
+
+@pytest.mark.parametrize(
+    ("sections", "overrides", "word"),
+    [
+        ({}, ["student.without_layers=decoder"], "`student.without_layers`: `decoder`: `decoder` names no layers"),
+        ({}, ["student.without_layers=decoder.1-3"], "nothing would be left of the decoder"),
+        ({}, ["student.model.d_model=32"], "`without_layers` takes the teacher's `model`: leave it out"),
+        ({}, ["student.training.growth={stages: [{layers: 1, updates: 1}]}"], "not beside `without_layers`"),
+        ({}, ["student.training.lora={}"], "`training.lora` adapts a trained model"),
+        ({"teacher": None}, [], "`teacher` is missing: the student begins as it"),
+        ({"teacher": {"without_layers": "decoder.1"}}, [], "`teacher.without_layers`: only a `student`"),
+        (
+            {},
+            ["teacher.model.encoder.history=dlcl"],
+            "`encoder.history: dlcl` has weights for the outputs of all layers",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(sections: dict[str, Any], overrides: list[str], word: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parsed(content(**sections), *overrides)
+    assert word in str(error.value)
+
+
+def test_a_recipe_gives_it_training_and_decoding_alone() -> None:
+    config = parsed(content(student={"recipe": "student-12-1-base", "without_layers": "decoder.1"}))
+    assert config.student is not None
+    assert config.student.training.schedule.warmup_updates > 1000
+    assert config.student.model == type(config.student.model)()

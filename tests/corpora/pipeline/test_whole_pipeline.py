@@ -1,0 +1,63 @@
+"""A whole pipeline with models of a few thousand parameters: all steps, and what a change redoes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.corpora.pipeline.conftest import whole
+from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.table import pipeline_of
+
+STEPS = (
+    "sets",
+    "clean",
+    "monolingual",
+    "backward-data",
+    "backward",
+    "backtranslate",
+    "teacher-data",
+    "teacher",
+    "distil",
+    "distil-monolingual",
+    "filter",
+    "align",
+    "student-data",
+    "student",
+    "quantise",
+    "shortlist",
+    "export-ctranslate2",
+    "evaluate",
+    "report",
+)
+
+
+@pytest.mark.slow
+def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, road: Callable[..., Road]) -> None:
+    assert pipeline_of(road(whole())).run().done == STEPS
+    assert pipeline_of(road(whole())).run().done == ()
+    found = json.loads((place / "w/report/report.json").read_bytes())
+    assert [name for name, _ in found["systems"] if name != "student-int8"] == [
+        "teacher",
+        "student",
+        "student-ctranslate2",
+    ]
+    assert {row["name"]: row["layers"] for row in found["models"]} == {
+        "backward": [1, 1],
+        "teacher": [2, 1],
+        "student": [1, 1],
+    }
+    assert {row["name"] for row in found["steps"]} == set(STEPS[:-1])
+    assert found["speed"][0]["lines"] > 0
+    page = (place / "w/report/report.html").read_text("utf-8")
+    assert "student-ctranslate2" in page
+    assert "../evaluate/robustness.html" in page
+    # A test set concerns no model: training text is looked through for its sentences, and is as before.
+    (place / "data/test.qhi").write_text("a\n" * 8)
+    assert pipeline_of(road(whole())).run().done == ("sets", "clean", "monolingual", "evaluate", "report")
+    changed = whole(quantisation=None)
+    assert pipeline_of(road(changed)).run().done == ("export-ctranslate2", "evaluate", "report")
+    assert pipeline_of(road(changed)).left_over() == ["quantise"]

@@ -1,0 +1,231 @@
+"""Every recipe, made narrow: each target that it reaches computes the same; the others say why not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.config.update_golden import load_once
+from tests.exchange.conftest import Written
+from tests.exchange.examples import SENTENCES, random_model
+from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config.recipes import recipe_names
+from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
+from ziggurat.exchange import ctranslate2
+from ziggurat.exchange.plain import ExportedModel
+from ziggurat.exchange.targets import TARGETS
+from ziggurat.model.directory import open_model
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.tensors import weights
+from ziggurat.system.errors import ConfigError
+
+CLOSE = {"atol": 3e-5, "rtol": 0.0}
+
+
+def narrow(experiment: Experiment) -> Experiment:
+    """The same structure with few, narrow layers."""
+    model = experiment.model
+    values = model.model_dump() | {"preset": None, "d_model": 16, "d_ff": 24, "heads": 2}
+    for side, layers in (("encoder", 3), ("decoder", 2)):
+        values[side] |= {"layers": min(layers, values[side]["layers"])}
+    wider = {"d_model": 24, "heads": 3} if model.encoder_width != model.d_model else {"d_model": None, "heads": None}
+    values["encoder"] |= {**wider, "d_ff": None}
+    values["wiring"] |= {"planned_encoder_layers": None}
+    values["embedding"] |= {"max_positions": 64}
+    return experiment.model_copy(update={"model": ModelConfig.model_validate(values)})
+
+
+@cache
+def structures() -> dict[str, Experiment]:
+    """One recipe of each structure, by name."""
+    found: dict[str, tuple[str, Experiment]] = {}
+    for name in recipe_names():
+        experiment = narrow(load_once(name))
+        free = {"dropout", "init"}
+        key = json.dumps({k: v for k, v in experiment.model.model_dump().items() if k not in free}, sort_keys=True)
+        found.setdefault(key, (name, experiment))
+    return dict(found.values())
+
+
+def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> Tensor:
+    """Return [target + 1, V] of the model itself, in fp64."""
+    with torch.inference_mode():
+        ids = torch.tensor([source])
+        memory = model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
+        return model.logits(model.decode(torch.tensor([target]), memory))[0].log_softmax(-1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_every_recipe_computes_the_same_in_every_target_it_reaches(
+    tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path, third: int
+) -> None:
+    for name, experiment in list(structures().items())[third::3]:
+        (tmp_path / name).mkdir()
+        try:
+            check(experiment, tokenizer, tmp_path / name)
+        except AssertionError as error:
+            error.add_note(f"recipe: {name}")
+            raise
+
+
+def check(experiment: Experiment, tokenizer: SentencePieceTokenizer, work: Path) -> None:
+    """Compare what each target computes of three pairs with the model itself."""
+    torch_model = random_model(experiment.model, tokenizer)
+    save_tokenizers(work, tokenizer, tokenizer)
+    model = ExportedModel(experiment, weights(torch_model), work, tokenizer, tokenizer)
+    sources = tokenizer.encode(SENTENCES[:3])
+    targets = tokenizer.encode(SENTENCES[2::-1])
+    reference = torch_model.double()
+    pairs = list(zip(sources, targets, strict=True))
+    expected = [log_probabilities(reference, [*s, tokenizer.eos], [tokenizer.bos, *t]) for s, t in pairs]
+    for target, check_target in (("ctranslate2", check_ctranslate2), ("huggingface", check_huggingface)):
+        reasons = TARGETS[target].reasons(experiment)
+        if reasons:
+            assert all(len(reason) > 20 for reason in reasons)
+            continue
+        folder = work / target
+        folder.mkdir()
+        model = dataclasses.replace(model, tensors={k: t.float() for k, t in model.tensors.items()})
+        TARGETS[target].write(folder, model, None)
+        check_target(folder, tokenizer, pairs, expected)
+
+
+def test_models_without_positions_get_tables_as_long_as_the_model_reads(
+    tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
+) -> None:
+    experiment = narrow(load_once("transformer-base"))
+    values = experiment.model.model_dump()
+    values["embedding"] |= {"positions": "none"}
+    experiment = experiment.model_copy(update={"model": ModelConfig.model_validate(values)})
+    save_tokenizers(tmp_path, tokenizer, tokenizer)
+    tensors = weights(random_model(experiment.model, tokenizer))
+    model = ExportedModel(experiment, tensors, tmp_path, tokenizer, tokenizer)
+    longest = experiment.decoding.max_source_pieces + 1  # and end-of-sentence
+    for target in ("ctranslate2", "huggingface"):
+        assert not TARGETS[target].reasons(experiment)
+        (tmp_path / target).mkdir()
+        TARGETS[target].write(tmp_path / target, model, None)
+    rows = json.loads((tmp_path / "huggingface" / "config.json").read_text())["max_position_embeddings"]
+    tables = load_file(tmp_path / "huggingface" / "model.safetensors")
+    assert longest <= rows == len(tables["model.encoder.embed_positions.weight"])
+    import ctranslate2
+
+    source = [tokenizer.pieces([5] * (longest - 1))]
+    ctranslate2.Translator(str(tmp_path / "ctranslate2"), intra_threads=1).translate_batch(
+        source, max_decoding_length=2
+    )
+
+
+@pytest.mark.slow
+def test_as_many_recipes_reach_each_target_as_the_pages_say() -> None:
+    recipes = [load_once(name) for name in recipe_names()]
+    count = {target: sum(not TARGETS[target].reasons(recipe) for recipe in recipes) for target in TARGETS}
+    assert count["ziggurat"] == count["onnx"] == len(recipes)
+    assert count["argos"] == count["huggingface"]
+    said = {
+        "docs/export.md": f"Of the {len(recipes)} recipes all reach `ziggurat` and `onnx`, {count['ctranslate2']} "
+        f"`ctranslate2`, {count['plain']} `plain`, and {count['argos']} each `argos` and `huggingface`",
+        "README.md": f"{count['ctranslate2']} of the {len(recipes)} recipes can be exported to CTranslate2",
+        "CHANGELOG.md": f"{count['ctranslate2']} of the {len(recipes)} recipes reach CTranslate2",
+    }
+    for page, words in said.items():
+        text = (Path(__file__).resolve().parents[2] / page).read_text(encoding="utf-8")
+        assert words in " ".join(text.split()), page
+
+
+def check_ctranslate2(
+    folder: Path, tokenizer: SentencePieceTokenizer, pairs: list[tuple[list[int], list[int]]], expected: list[Tensor]
+) -> None:
+    import ctranslate2
+
+    translator = ctranslate2.Translator(str(folder), intra_threads=1)
+    scored = translator.score_batch([tokenizer.pieces(s) for s, _ in pairs], [tokenizer.pieces(t) for _, t in pairs])
+    for (_, target), wanted, result in zip(pairs, expected, scored, strict=True):
+        steps = torch.tensor([*target, tokenizer.eos])[:, None]
+        torch.testing.assert_close(torch.tensor(result.log_probs).double(), wanted.gather(-1, steps)[:, 0], **CLOSE)
+
+
+def check_huggingface(
+    folder: Path, tokenizer: SentencePieceTokenizer, pairs: list[tuple[list[int], list[int]]], expected: list[Tensor]
+) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    model, notes = AutoModelForSeq2SeqLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(notes.values())
+    for (source, target), wanted in zip(pairs, expected, strict=True):
+        with torch.inference_mode():
+            given = model.eval()(
+                input_ids=torch.tensor([[*source, tokenizer.eos]]),
+                decoder_input_ids=torch.tensor([[tokenizer.bos, *target]]),
+            )
+        found = given.logits[0, :, : wanted.shape[1]].double().log_softmax(-1)
+        torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("sharing", ["all", "decoder"])
+def test_pegasus_ties_all_its_matrices_or_none(
+    sharing: str, written: Written, tokenizer: SentencePieceTokenizer, transformers: ModuleType, tmp_path: Path
+) -> None:
+    opened = open_model(written(embedding={"sharing": sharing, "output_bias": False}))
+    folder = tmp_path / "out"
+    folder.mkdir()
+    model = ExportedModel(opened.experiment, weights(opened.model), tmp_path / "model", tokenizer, tokenizer)
+    TARGETS["huggingface"].write(folder, model, None)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["model_type"], config["tie_word_embeddings"]) == ("pegasus", sharing == "all")
+    expected = log_probabilities(opened.model.double(), [5, 6, tokenizer.eos], [tokenizer.bos, 7])
+    check_huggingface(folder, tokenizer, [([5, 6], [7])], [expected])
+
+
+@pytest.mark.slow
+def test_which_recipes_reach_what() -> None:
+    experiments = structures().values()
+    counts = {name: sum(not target.reasons(e) for e in experiments) for name, target in TARGETS.items()}
+    assert counts["ziggurat"] == len(experiments) > 20
+    assert 0 < counts["huggingface"] <= counts["ctranslate2"] < len(experiments)
+
+
+@pytest.mark.parametrize(
+    ("choices", "target", "count"),
+    [
+        ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}, "plain", 1),
+        ({"encoder": {"history": "dlcl"}, "memory": "transparent", "residual": "rezero"}, "plain", 4),
+        ({"encoder": {"attention": "relative"}}, "ctranslate2", 1),
+        ({"encoder": {"attention": "relative"}, "embedding": {"positions": "none"}}, "ctranslate2", 0),
+        ({"norm": "rms", "activation": "swiglu", "encoder": {"residual": "post"}}, "huggingface", 3),
+        ({"norm": "rms", "activation": "swiglu", "encoder": {"residual": "post"}}, "ctranslate2", 0),
+        ({"embedding": {"positions": "rotary"}, "attention": {"qk_norm": "l2", "query_scale": True}}, "huggingface", 3),
+        ({"residual": "deepnorm"}, "huggingface", 0),
+        ({"residual": "layer_scale"}, "ctranslate2", 0),
+        ({"residual": "admin"}, "plain", 2),
+        ({"residual": "admin"}, "ctranslate2", 0),
+        ({"residual": "admin", "wiring": {"omega_trainable": False}}, "plain", 0),
+        ({"residual": "admin", "embedding": {"positions": "learned", "sharing": "decoder"}}, "plain", 0),
+    ],
+)
+def test_all_reasons_come_together(choices: dict[str, object], target: str, count: int) -> None:
+    data = {"source_language": "de", "target_language": "en", "store": "none"}
+    reasons = TARGETS[target].reasons(Experiment.model_validate({"data": data, "model": choices}))
+    assert len(reasons) == count, reasons
+
+
+@pytest.mark.parametrize("target", ["ctranslate2", "argos"])
+def test_without_ctranslate2_the_smallest_extra_that_has_it_is_named(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("transformers", "onnx", "onnxruntime", "onnxscript"):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert ctranslate2._specs().TransformerSpec, "nothing else of the extra `export` is needed"
+    monkeypatch.setitem(sys.modules, "ctranslate2", None)
+    with pytest.raises(ConfigError, match=r"`ctranslate2` is not installed: pip install 'ziggurat-mt\[translate\]'"):
+        TARGETS["argos"].translator(tmp_path) if target == "argos" else ctranslate2._specs()

@@ -1,0 +1,37 @@
+"""The reference of a depth check: the shallow model that deep ones are measured by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ziggurat.config import Experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.corpus import Store
+from ziggurat.inspect import reference
+from ziggurat.inspect.reference import reference_of
+from ziggurat.inspect.trial import Trial, TrialOptions, peak_rate
+
+
+@pytest.mark.parametrize(("width", "rate"), [(64, 2e-3), (128, 2e-3), (256, 1e-3)])
+def test_it_is_pre_norm_of_three_layers_at_a_rate_that_suits_its_width(
+    experiment: Experiment, store: Store, width: int, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is checked: a rate of its own, the highest up to width 128, and lower in proportion above."""
+    seen: list[Experiment] = []
+
+    def trial(shallow: Experiment, _: Store, unigram: float, options: TrialOptions, *__: Any, **___: Any) -> Trial:
+        seen.append(shallow)
+        points: dict[int, dict[str, Any]] = {options.updates: {"nll": unigram - 1.25}}
+        return Trial(options.updates, width, rate, unigram, losses=[], points=points, failed=None)
+
+    monkeypatch.setattr(reference, "run_trial", trial)
+    hopeless = {"d_model": width, "residual": "post", "encoder": {"layers": 30}, "decoder": {"layers": 30}}
+    deep = change_section(experiment, {"model": hopeless, "training": {"schedule": {"peak": 1e9}}}, "")
+    found = reference_of(deep, store, 5.0, TrialOptions(updates=7, width=None), lambda *_: lambda _: None)
+    assert (found.updates, found.learned) == (7, 1.25)
+    (shallow,) = seen
+    assert (shallow.model.encoder.layers, shallow.model.decoder.layers, shallow.model.d_model) == (3, 3, width)
+    assert {*shallow.model.residuals(decoder=False), *shallow.model.residuals(decoder=True)} == {"pre"}
+    assert peak_rate(shallow) == pytest.approx(rate)

@@ -1,0 +1,129 @@
+"""Verdicts on trials made by hand: at, inside and outside every band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ziggurat.inspect.trial import Trial
+from ziggurat.inspect.verdict import DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
+
+UNIGRAM = 5.8
+SHALLOW = Reference(10, 1.5)
+LEARNING = SHARE * SHALLOW.learned
+EVEN = [0.2, 0.1, 0.3]
+HUNGRY = [1e-6, 1e-3, 0.3]
+
+
+def trial(
+    nll: float, encoder: Sequence[float] = EVEN, decoder: Sequence[float] = EVEN, cost: float = 0.0, **others: Any
+) -> Trial:
+    """A trial of 10 updates that ended with these figures."""
+    end = {"nll": nll, "source_dependence": cost, "gradient_norm": {"encoder": [*encoder], "decoder": [*decoder]}}
+    start = {"nll": 9.0, "source_dependence": 0.0, "gradient_norm": {"encoder": EVEN, "decoder": EVEN}}
+    values = {"points": {0: start, 10: end}, "failed": None, "updates": 10, **others}
+    return Trial(width=8, peak=1e-3, unigram=UNIGRAM, losses=[nll], **values)
+
+
+@pytest.mark.parametrize(
+    ("nll", "encoder", "decoder", "label"),
+    [
+        (UNIGRAM - LEARNING - 0.01, EVEN, EVEN, "trains"),
+        (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "trains"),
+        (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "trains"),
+        (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "will not train"),
+        (UNIGRAM + 1, HUNGRY, HUNGRY, "will not train"),
+        (UNIGRAM + 1, EVEN, HUNGRY, "risky"),
+        (UNIGRAM + 1, HUNGRY, EVEN, "risky"),
+        (UNIGRAM + 1, [DEAD * 0.99, 1.0], [DEAD, 1.0], "will not train"),
+        (UNIGRAM + 1, [DEAD * 1.01, 1.0], [DEAD, 1.0], "risky"),
+        (UNIGRAM + 1, [0.0, 0.0], EVEN, "will not train"),
+        (UNIGRAM + 1, [STARVED, 1.0], [STARVED, 1.0], "trains"),
+        (UNIGRAM + 1, [STARVED * 0.99, 1.0], [STARVED, 1.0], "risky"),
+        (9.0, EVEN, EVEN, "risky"),
+        (7.8, EVEN, EVEN, "trains"),  # 9.0 before it: 1.2 in half the trial, 2.4 in as long again, to 5.4
+        (7.95, EVEN, EVEN, "risky"),
+        (math.nan, EVEN, EVEN, "will not train"),
+        (math.inf, EVEN, EVEN, "will not train"),
+    ],
+)
+def test_label(nll: float, encoder: list[float], decoder: list[float], label: str) -> None:
+    assert judge(trial(nll, encoder, decoder), SHALLOW).label == label
+
+
+@pytest.mark.parametrize(("middle", "label"), [(9.0, "trains"), (7.9, "risky")])
+def test_the_pace_is_that_of_the_second_half(middle: float, label: str) -> None:
+    """From the same start to the same end: most of the fall after the middle, or before it."""
+    points = trial(7.8).points
+    slowing = trial(7.8, points={0: points[0] | {"nll": 10.0}, 5: {"nll": middle}, 10: points[10]})
+    assert judge(slowing, SHALLOW).label == label
+
+
+def test_the_pace_says_nothing_beside_a_reference_that_has_not_learnt() -> None:
+    assert judge(trial(7.8), Reference(10, ENOUGH)).label == "trains"
+    assert judge(trial(7.8), Reference(10, ENOUGH * 0.99)).label == "too early to tell"
+
+
+def test_a_failed_update_decides_alone() -> None:
+    failed = trial(1.0, failed=7, updates=7, points={0: {}})
+    verdict = judge(failed, SHALLOW)
+    assert verdict.label == "will not train"
+    assert verdict.learned == -math.inf
+    assert "update 7" in verdict.findings[0].said
+
+
+def test_findings_have_their_numbers_and_are_apart() -> None:
+    verdict = judge(trial(UNIGRAM + 0.1, HUNGRY, EVEN, cost=0.0), SHALLOW)
+    parts = {finding.part: finding for finding in verdict.findings}
+    assert [*parts] == ["loss", "encoder", "decoder", "source"]
+    assert [finding.healthy for finding in parts.values()] == [False, False, True, False]
+    assert "5.90" in parts["loss"].said
+    assert "5.80" in parts["loss"].said
+    assert "1.0e-06 in layer 1, 3.0e-01 in layer 3" in parts["encoder"].said
+    assert f"{1e-6 / 0.3:.1e}, {0.1 / 0.3:.1e} at initialisation" in parts["encoder"].said
+
+
+@pytest.mark.parametrize(
+    ("cost", "encoder", "healthy"),
+    [(READS * 1.01, HUNGRY, True), (READS, HUNGRY, False), (READS, EVEN, True), (-1.0, EVEN, True)],
+)
+def test_a_source_that_is_not_read_is_unhealthy_beside_a_starved_stack(
+    cost: float, encoder: list[float], healthy: bool
+) -> None:
+    assert judge(trial(5.0, encoder, cost=cost), SHALLOW).findings[-1].healthy is healthy
+
+
+def test_evenness() -> None:
+    assert evenness([0.5, 0.25, 1.0]) == 0.25
+    assert evenness([2.0]) == 1.0
+    assert evenness([0.0, 0.0]) == 0.0
+    assert evenness([0.0, 1.0]) == 0.0
+    assert evenness([1.0, math.nan]) == 0.0
+    assert evenness([1.0, math.inf]) == 0.0
+    at = trial(9.0, [STARVED, 1.0], [STARVED * 0.99, 1.0])
+    assert [finding.healthy for finding in judge(at, SHALLOW).findings[1:3]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("learned", "encoder", "reference", "label"),
+    [
+        (0.11, HUNGRY, Reference(10, 0.4), "trains"),  # a fifth of little is no more than a stuck run gets
+        (0.09, HUNGRY, Reference(10, 0.4), "will not train"),
+        (0.11, HUNGRY, Reference(10, 1.0), "will not train"),
+        (-1.0, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
+        (0.09, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
+        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learnt, whatever the reference has
+        (0.11, HUNGRY, Reference(10, 0.0), "trains"),
+        (0.0, HUNGRY, Reference(10, ENOUGH * 0.99), "will not train"),  # gradients that die are seen early
+        (-1.0, [5e-4, 1.0], Reference(10, ENOUGH), "risky"),
+    ],
+)
+def test_the_bar_is_what_a_shallow_model_learns(
+    learned: float, encoder: list[float], reference: Reference, label: str
+) -> None:
+    at = trial(UNIGRAM - learned, encoder, encoder)
+    at.points[0]["nll"] = UNIGRAM - learned  # no pace
+    assert judge(at, reference).label == label

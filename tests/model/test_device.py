@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from ziggurat.model.device import usable_device
+
+
+@pytest.fixture
+def with_cudnn() -> Iterator[None]:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("with_cudnn")
+def test_attention_on_a_gpu_does_without_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usable_device("cpu", "device").type == "cpu"
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert usable_device("auto", "device").type == "cuda"
+    assert not torch.backends.cuda.cudnn_sdp_enabled()

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+
+from ziggurat.model.tensors import read_tensors, write_tensors
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import fingerprint
+from ziggurat.system.workspace import building
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(1)
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in (("b", (3, 5)), ("ä", ()), ("a", (7,)))}
+    tensors["z"] = torch.arange(6).reshape(2, 3)  # wider elements come first
+    checksum = write_tensors(tmp_path / "x", tensors, {"more": "1"})
+    written = (tmp_path / "x").read_bytes()
+    library = save(tensors, metadata={"format": "1", "more": "1"})
+    header = 8 + int.from_bytes(written[:8], "little")
+    assert written[header:] == library[8 + int.from_bytes(library[:8], "little") :]
+    assert len(written) == len(library)  # the library writes the entries of its own header in any order
+    assert checksum == fingerprint(tmp_path / "x")
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_it_is_filled(tmp_path: Path) -> None:
+    """Not called damaged: a run would set its checkpoints aside, each as whole as the one before."""
+    folder = tmp_path / "\udcff"  # the byte FF
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with pytest.raises(ConfigError, match="is not UTF-8; rename it"), building(folder / "run"):
+        pass
+    assert not list(folder.iterdir())
+    write_tensors(folder / "x", {"a": torch.arange(3)})
+    with pytest.raises(ConfigError, match="is not UTF-8; rename it"):
+        read_tensors(folder / "x")
+
+
+@pytest.mark.parametrize("dtype", [*TYPES, torch.uint8, torch.bool])
+def test_every_type_and_shape_comes_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    wide = (torch.arange(24).reshape(4, 6) % 2).to(dtype)
+    tensors = {"scalar": wide[1, 1], "turned": wide.T, "strided": wide[::2, 1::2], "none": wide[:0], "wide": wide}
+    write_tensors(tmp_path / "x", tensors)
+    for read in (read_tensors(tmp_path / "x"), load((tmp_path / "x").read_bytes())):
+        assert read.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert read[name].dtype == dtype
+            assert read[name].shape == tensor.shape
+            assert torch.equal(read[name], tensor)
+
+
+def test_tensors_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ziggurat.model.tensors._BLOCK_BYTES", 10)
+    tensors = {"a": torch.arange(101.0), "b": torch.arange(5.0)}
+    assert write_tensors(tmp_path / "x", tensors) == fingerprint(tmp_path / "x")
+    assert all(torch.equal(read, tensors[name]) for name, read in read_tensors(tmp_path / "x").items())
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "x", {"a": torch.zeros(3)})
+    before = (tmp_path / "x").read_bytes()
+
+    class Full(torch.Tensor):
+        def contiguous(self, **_: object) -> torch.Tensor:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_tensors(tmp_path / "x", {"a": torch.ones(3).as_subclass(Full)})
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == before

@@ -1,0 +1,147 @@
+"""What lies around every request: names of requests, faults, and pages of other origins."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from starlette.testclient import TestClient
+
+from ziggurat.serve.access import new_key
+from ziggurat.serve.config import ServeConfig
+from ziggurat.serve.detection import Detector
+from ziggurat.serve.pool import ModelSource
+from ziggurat.serve.server import app_of
+
+ASKED = {"q": "Ein Hund rennt.", "source": "de", "target": "en"}
+TERMS = {"name": "n", "source_lang": "de", "target_lang": "en", "entries": "Hund\thound", "entries_format": "tsv"}
+
+
+class Start(Protocol):
+    """Starts a server with settings; gives a client and what the operator is told."""
+
+    def __call__(self, **settings: Any) -> tuple[TestClient, list[str]]: ...
+
+
+@pytest.fixture
+def start(folders: dict[tuple[str, str], Path]) -> Iterator[Start]:
+    opened: list[TestClient] = []
+
+    def start(**settings: Any) -> tuple[TestClient, list[str]]:
+        said: list[str] = []
+        models = [{"path": str(folders["de", "en"]), "threads": 1}]
+        config = ServeConfig.model_validate({"models": models, **settings})
+        opened.append(TestClient(app_of(config, said.append), raise_server_exceptions=False))
+        opened[-1].__enter__()
+        return opened[-1], said
+
+    yield start
+    for client in opened:
+        client.__exit__(None, None, None)
+
+
+def test_requests_have_the_names_that_a_proxy_gives_them(start: Start) -> None:
+    client, said = start(proxies=["127.0.0.1"], log_requests=True)
+    given = "4f0c_proxy.1-a"
+    answer = client.post("/translate", json=ASKED, headers={"X-Request-ID": given})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (200, given)
+    for bad in ("short", "a" * 129, "a b c d e f g", "request\t1234567", '"12345678"'):
+        assert re.fullmatch(
+            "[0-9a-f]{32}", client.get("/health", headers={"X-Request-ID": bad}).headers["x-request-id"]
+        )
+    assert re.fullmatch(rf"request {given}: POST /translate 200, \d+ ms", said[0])
+    assert len(said) == 6
+    assert "Hund" not in "".join(said)
+    client, said = start()  # nobody's word is taken where there is no proxy
+    answer = client.post("/translate", json=ASKED, headers={"X-Request-ID": given})
+    assert re.fullmatch("[0-9a-f]{32}", answer.headers["x-request-id"])
+    assert said == []
+
+
+def test_a_fault_is_found_in_the_log_by_the_name_of_its_request(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Detector, text: str, among: Any = None) -> Any:
+        raise RuntimeError("a fault\nof ours")
+
+    monkeypatch.setattr(Detector, "rank", broken)
+    client, said = start(proxies=["127.0.0.1"])
+    for path, asked in (
+        ("/translate", {**ASKED, "source": "auto"}),
+        ("/v2/translate", {"text": "a", "target_lang": "EN"}),
+    ):
+        answer = client.post(
+            path, json=asked, headers={"X-Request-ID": "the-proxy-s", "Origin": "https://elsewhere.example"}
+        )
+        assert (answer.status_code, answer.headers["x-request-id"]) == (500, "the-proxy-s")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["access-control-allow-origin"] == "*"  # or a page could not tell it from a broken line
+        assert list(answer.json().values()) == ["an internal error; the server's log has more"]
+    first, _ = said
+    assert first.startswith("request the-proxy-s: RuntimeError: a fault\\nof ours\n")
+    assert re.search(r'File ".*", line \d+, in broken', first)
+    assert 'path="/translate",status="500"} 1.0' in client.get("/metrics").text
+
+
+def test_a_document_that_fails_by_a_fault_is_told_of_with_the_name_of_its_request(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.serve.documents.translated", lambda *given: 1 / 0)
+    client, said = start()
+    answer = client.post("/translate_file", files={"file": ("f.txt", b"Ein Hund")}, data=ASKED)
+    assert answer.status_code == 500
+    assert said == [f"request {answer.headers['x-request-id']}: a document failed: ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.slow
+def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: Start, tmp_path: Path) -> None:
+    client, _ = start()
+    own, other = {"Origin": "http://testserver"}, {"Origin": "https://elsewhere.example"}
+    made = client.post("/v2/glossaries", json=TERMS)  # as DeepL's clients do, without an origin
+    assert made.status_code == 201
+    path = f"/v2/glossaries/{made.json()['glossary_id']}"
+    for headers in (other, {"Origin": "null"}, {"Origin": "http://testserver:81"}, {"Origin": ""}):
+        calls = [("POST", "/v2/glossaries"), ("DELETE", path), ("GET", path), ("GET", f"{path}/entries")]
+        refused = [client.request(method, where, headers=headers) for method, where in calls]
+        assert [each.status_code for each in refused] == [403] * 4
+        assert "need an API key" in refused[0].json()["message"]
+    assert client.post("/translate", json=ASKED, headers=other).status_code == 200  # translations are for everybody
+    assert client.get(path, headers=own).status_code == 200
+    hosts = {
+        "evil.example:5000": 403,
+        "testserver.evil.example": 403,
+        "1.2.3.4.evil.example": 403,
+        "a.localhost:1": 200,
+    }
+    hosts |= {"127.0.0.1:5000": 200, "[::1]:5000": 200, "localhost:5000": 200, "translator": 200}
+    for host, status in hosts.items():  # DNS rebinding: the page's own name leads to this machine
+        for origin in ({}, {"Origin": f"http://{host}"}):
+            assert client.get(path, headers={"Host": host, **origin}).status_code == status, host
+        assert client.post("/translate", json=ASKED, headers={"Host": host}).status_code == 200
+    assert client.delete(path, headers=own).status_code == 204
+    proxied, _ = start(proxies=["127.0.0.1"])  # which sees to it
+    assert proxied.get("/v2/glossaries", headers={"Host": "translate.example"}).status_code == 200
+    named, _ = start(host="translate.example")
+    assert named.get("/v2/glossaries", headers={"Host": "Translate.example:80"}).status_code == 200
+    key = {"Authorization": f"DeepL-Auth-Key {new_key(tmp_path / 'keys', 'a')}"}
+    client, _ = start(keys=str(tmp_path / "keys"))
+    assert client.post("/v2/glossaries", json=TERMS, headers={**key, **other}).status_code == 201
+    assert client.post("/v2/glossaries", json=TERMS, headers=other).status_code == 403
+
+
+def test_a_model_that_cannot_be_opened_is_told_of_once_by_its_name(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: ModelSource) -> Any:
+        raise OSError("the disk\nis gone")
+
+    monkeypatch.setattr(ModelSource, "open", broken)
+    client, said = start()
+    answers = [client.post("/translate", json=ASKED) for _ in range(2)]  # the second while it is not tried again
+    assert [(each.status_code, each.json()["error"]) for each in answers] == [
+        (503, "de-en: could not be opened; the server's log has the reason")
+    ] * 2
+    assert said == ["de-en: could not be opened: the disk\\nis gone"]
+    reason = "could not be opened; the server's log has the reason"
+    assert client.get("/health").json()["models"] == {"de-en": {"status": "failed", "reason": reason}}

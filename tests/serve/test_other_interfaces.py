@@ -1,0 +1,162 @@
+"""DeepL's and OpenAI's interfaces, asked as their own client libraries ask (requests captured from them)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.serve.conftest import Serve
+from tests.vocabulary import SENTENCES
+from ziggurat.serve.access import Access, new_key
+from ziggurat.serve.config import LimitsConfig
+from ziggurat.translate.translator import load_translator
+
+LINES = [SENTENCES[0], SENTENCES[1]]
+
+
+@pytest.fixture(scope="module")
+def wanted(folders: dict[tuple[str, str], Path]) -> list[str]:
+    return [translation.text for translation in load_translator(folders["en", "de"]).translate(LINES)]
+
+
+def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "cat")
+    client, auth = serve(keys=str(tmp_path / "keys")), {"Authorization": f"DeepL-Auth-Key {key}"}
+    python = {
+        "target_lang": "DE",
+        "source_lang": "EN",
+        "formality": "less",
+        "text": LINES,
+        "show_billed_characters": True,
+    }
+    found = client.post("/v2/translate", json=python, headers=auth).json()
+    assert found == {
+        "translations": [
+            {"detected_source_language": "EN", "text": text, "billed_characters": len(line)}
+            for line, text in zip(LINES, wanted, strict=True)
+        ]
+    }
+    node = {"target_lang": "de", "source_lang": "en", "show_billed_characters": "1", "text": LINES}
+    assert client.post("/v2/translate", data=node, headers=auth).json() == found
+    marked = {"target_lang": "DE", "source_lang": "EN", "text": "You <b>two</b>", "tag_handling": "html"}
+    text = client.post("/v2/translate", data=marked, headers=auth).json()["translations"][0]["text"]
+    assert (text.count("<b>"), text.count("</b>")) == (1, 1)
+    kept = {**marked, "text": "You <x>dog</x> runs", "ignore_tags": "x,y"}
+    assert "<x>dog</x>" in client.post("/v2/translate", data=kept, headers=auth).json()["translations"][0]["text"]
+    detected = {"target_lang": "EN-US", "text": ["Das Haus steht am Fluss, und der Hund schläft."]}
+    answer = client.post("/v2/translate", json=detected, headers=auth).json()
+    assert answer["translations"][0]["detected_source_language"] == "DE"
+    used = client.get("/v2/usage", headers=auth).json()
+    assert used["character_count"] == 2 * sum(map(len, LINES)) + sum(
+        len(each["text"]) for each in (marked, kept)
+    ) + len(detected["text"][0])
+    everybody = serve()
+    for text in ("Two dogs", "A dog"):
+        everybody.post("/v2/translate", json={"text": [text], "target_lang": "DE", "source_lang": "EN"})
+    assert everybody.get("/v2/usage").json()["character_count"] == len("Two dogs") + len("A dog")
+    access = Access(LimitsConfig())  # addresses are without number
+    assert {access.account(access.client(None, address)) for address in ("10.0.0.1", "10.0.0.2")} == {""}
+    targets = client.get("/v2/languages", params={"type": "target"}, headers=auth).json()
+    assert {"language": "DE", "name": "German", "supports_formality": False} in targets
+    assert {"language": "EN", "name": "English"} in client.get("/v2/languages", headers=auth).json()
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"text": ["a"], "target_lang": "XX"}, 400, "'target_lang' not supported"),
+        ({"text": ["a"]}, 400, "'target_lang' not specified"),
+        ({"target_lang": "DE"}, 400, "'text' not specified"),
+        ({"text": [1], "target_lang": "DE"}, 400, "'text' not specified"),
+        ({"text": ["a"], "target_lang": "DE", "source_lang": "QLO"}, 400, "'source_lang' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "tag_handling": "pdf"}, 400, "'tag_handling' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "glossary_id": "g"}, 400, "requires the source_lang parameter"),
+        ({"text": ["a"], "target_lang": "DE", "source_lang": "EN", "glossary_id": "g"}, 404, "does not exist"),
+        ({"text": ["a"], "target_lang": "DE", "style_id": "s"}, 400, "'style_id' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "glossary_ids": ["s"]}, 400, "'glossary_ids' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "split_sentences": "2"}, 400, "'split_sentences' not supported"),
+        ({"text": ["<a>b"], "target_lang": "DE", "tag_handling": "xml"}, 400, "Tag handling parsing failed"),
+        ({"text": ["a"] * 501, "target_lang": "DE"}, 413, "At most 500 texts"),
+    ],
+)
+def test_what_deepl_refuses(serve: Serve, fields: dict[str, object], status: int, said: str) -> None:
+    answer = serve().post("/v2/translate", json=fields)
+    assert answer.status_code == status
+    assert said in answer.json()["message"]
+
+
+def test_openai(serve: Serve, wanted: list[str]) -> None:
+    client = serve()
+    asked = {"model": "en-de", "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": LINES[0]}]}
+    found = client.post("/v1/chat/completions", json=asked, headers={"Authorization": "Bearer k"}).json()
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": wanted[0]}
+    assert (found["object"], found["model"], found["choices"][0]["finish_reason"]) == (
+        "chat.completion",
+        "en-de",
+        "stop",
+    )
+    parts = [{"role": "user", "content": [{"type": "text", "text": LINES[0]}]}]
+    streamed = client.post("/v1/chat/completions", json={"model": "en-de", "messages": parts, "stream": True}).text
+    events = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
+    assert events[-1] == "[DONE]"
+    assert "".join(json.loads(e)["choices"][0]["delta"].get("content", "") for e in events[:-1]) == wanted[0]
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["de-en", "en-de", "en-qlo"]
+    one = client.get("/v1/models/en-de").json()
+    assert (one["id"], one["object"], one["owned_by"]) == ("en-de", "model", "ziggurat")
+    pivot = {"model": "de-qlo", "messages": [{"role": "user", "content": LINES[0]}]}
+    assert client.post("/v1/chat/completions", json=pivot).status_code == 200
+    for bad, status in (({**asked, "model": "gpt"}, 404), ({**asked, "messages": []}, 400), ({"messages": 3}, 400)):
+        answer = client.post("/v1/chat/completions", json=bad)
+        assert answer.status_code == status
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
+    """Two models of a pair: other interfaces have the first, here each has its name."""
+    path = str(folders["en", "de"])
+    models = [{"path": path, "name": "live"}, {"path": path, "name": "slow", "decoding": {"beam_size": 1}}]
+    client = serve(models=[*models, {"path": str(folders["de", "en"])}])
+    for name in ("slow", "live", "en-de"):
+        asked = {"model": name, "messages": [{"role": "user", "content": LINES[0]}]}
+        assert client.post("/v1/chat/completions", json=asked).json()["model"] == name
+        found = {key: model["status"] for key, model in client.get("/health").json()["models"].items()}
+        assert found == {"live": "cold" if name == "slow" else "ready", "slow": "ready", "de-en": "cold"}
+    said = client.get("/metrics").text
+    assert 'ziggurat_lines_total{model="slow"} 1.0' in said
+    assert 'ziggurat_lines_total{model="live"} 2.0' in said
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "known"),
+    [
+        ("GET", "/v1/models/gpt", 404, "error"),
+        ("GET", "/v1/nothing", 404, "error"),
+        ("GET", "/v1", 404, "error"),
+        ("PUT", "/v1/translate", 405, "error"),
+        ("GET", "/v2/nothing", 404, "message"),
+        ("POST", "/v2/", 404, "message"),
+        ("DELETE", "/v2/translate", 405, "message"),
+    ],
+)
+def test_paths_that_there_are_not(serve: Serve, method: str, path: str, status: int, known: str) -> None:
+    """In the form in which each interface tells of errors, which its clients read."""
+    answer = serve().request(method, path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    said = answer.json()[known]
+    if known == "error":
+        assert said.keys() == {"message", "type", "param", "code"}
+        said = said["message"]
+    assert len(said) > 10
+    assert ("allow" in answer.headers) == (status == 405)
+
+
+def test_keys_hold_everywhere(serve: Serve, tmp_path: Path) -> None:
+    key = new_key(tmp_path / "keys", "a")
+    client = serve(keys=str(tmp_path / "keys"))
+    assert client.post("/v2/translate", json={"text": "a", "target_lang": "DE", "source_lang": "EN"}).status_code == 403
+    assert client.get("/v2/usage").status_code == 403
+    assert client.get("/v1/models").status_code == 401
+    assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}x"}).status_code == 401
+    assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200

@@ -1,0 +1,225 @@
+"""What no client library sends: broken HTTP, requests hidden in others, floods of headers, senders without haste."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serve.programs import Server, head, served, statuses
+from ziggurat.serve.connections import HEAD
+from ziggurat.serve.middleware import LINGER
+
+HURRY = 2.0
+"""Seconds that this server waits for a head or a body."""
+ASKED = b'{"q": "A dog", "source": "en", "target": "de"}'
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    limits = {"body_bytes": 20_000, "reading_seconds": HURRY, "writing_seconds": HURRY}
+    with served(tmp_path_factory.mktemp("raw"), folders["en", "de"], limits=limits) as found:
+        yield found
+
+
+JSON, CLOSE = "Content-Type: application/json", "Connection: close"
+LENGTH = f"Content-Length: {len(ASKED)}"
+CASES: dict[str, tuple[bytes, list[int]]] = {
+    "a good one": (head(JSON, LENGTH, CLOSE) + ASKED, [200]),
+    "two, one after the other": (head(JSON, LENGTH) + ASKED + head(JSON, LENGTH, CLOSE) + ASKED, [200, 200]),
+    "chunks": (head(JSON, "Transfer-Encoding: chunked", CLOSE) + b"%x\r\n%s\r\n0\r\n\r\n" % (len(ASKED), ASKED), [200]),
+    "length and chunks": (head(JSON, LENGTH, "Transfer-Encoding: chunked") + b"0\r\n\r\n" + head(path="/x"), [400]),
+    "two lengths": (head(JSON, LENGTH, "Content-Length: 3") + ASKED, [400]),
+    "a negative length": (head(JSON, "Content-Length: -1") + ASKED, [400]),
+    "a length that is no number": (head(JSON, "Content-Length: 0x10") + ASKED, [400]),
+    "a length beyond all numbers": (head(JSON, f"Content-Length: {'9' * 30}") + ASKED, [400]),
+    "chunks of no size": (head(JSON, "Transfer-Encoding: chunked") + b"zz\r\nabc\r\n0\r\n\r\n", [400]),
+    "a chunk beyond all numbers": (head(JSON, "Transfer-Encoding: chunked") + b"f" * 30 + b"\r\nabc", [400]),
+    "another coding": (head(JSON, "Transfer-Encoding: gzip, chunked") + b"0\r\n\r\n", [501, 400]),
+    "a folded header": (head("X: a\r\n b", "Connection: close", method="GET", path="/health"), [200, 400]),
+    "a header without a name": (head(": a", method="GET", path="/health"), [400]),
+    "a blank before the colon": (head("Content-Length : 3", method="GET", path="/health"), [400]),
+    "a zero byte": (head("X: a\0b", method="GET", path="/health"), [400]),
+    "lines that end alone": (b"GET /health HTTP/1.1\nHost: x\nConnection: close\n\n", [200, 400]),
+    "no host": (b"GET /health HTTP/1.1\r\nConnection: close\r\n\r\n", [400]),
+    "HTTP/0.9": (b"GET /health\r\n\r\n", [400]),
+    "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", [400, 404]),
+    "TLS": (bytes.fromhex("16030100a5010000a10303") + bytes(150), [400]),
+    "nothing": (b"", [408]),
+    "a header of a megabyte": (head("X: " + "a" * (1 << 20), method="GET", path="/health"), [431]),
+    "a hundred thousand headers": (head(*["X: a"] * 100_000, method="GET", path="/health"), [431]),
+    "a path of a megabyte": (head(method="GET", path="/" + "a" * (1 << 20)), [431]),
+    "a path upwards": (head(CLOSE, method="GET", path="/../../../etc/passwd"), [404]),
+    "a path upwards in disguise": (head(CLOSE, method="GET", path="/page/%2e%2e/%2e%2e/etc/passwd"), [404]),
+    "a path with a zero": (head(CLOSE, method="GET", path="/a%00b"), [404]),
+    "an address of another server": (head(CLOSE, method="GET", path="http://example.org/health"), [404, 400]),
+    "a method of a strange kind": (head(CLOSE, method="BREW", path="/translate"), [405]),
+    "an upgrade": (head("Upgrade: websocket", "Connection: Upgrade, close", method="GET", path="/health"), [200, 400]),
+    "a proxy's request": (b"CONNECT example.org:443 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", [404, 400]),
+    "a body too large": (head(JSON, "Content-Length: 10000000") + b"a" * 25_000, [413]),
+    "chunks too large": (
+        head(JSON, "Transfer-Encoding: chunked") + b"".join(b"400\r\n%s\r\n" % (b"a" * 1024) for _ in range(30)),
+        [413],
+    ),
+    "a body that breaks off": (head(JSON, "Content-Length: 1000") + b'{"q": "A', [408]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_broken_http_is_refused(case: str, server: Server) -> None:
+    sent, allowed = CASES[case]
+    answer = server.exchange(sent)
+    found = statuses(answer)
+    if allowed == [200, 200]:
+        assert found == allowed
+    else:
+        assert found, "no answer: the connection was reset"
+        assert set(found) <= set(allowed), answer[:300]
+    assert b"Traceback" not in answer
+    assert b"root:" not in answer
+
+
+BODIES = {
+    "declared": head(JSON, "Content-Length: 10000000") + b"a" * 10_000_000,
+    "in chunks": head(JSON, "Transfer-Encoding: chunked") + b"10000\r\n%s\r\n" % (b"a" * 65_536) * 160 + b"0\r\n\r\n",
+    "for nobody": head(JSON, "Content-Length: 10000000", path="/nowhere") + b"a" * 10_000_000,
+    "a form that is none": head("Content-Length: 10000000", path="/translate_file") + b"a" * 10_000_000,
+}  # fmt: skip
+"""Ten megabytes, of which the server wants none or little."""
+
+
+@pytest.mark.parametrize(("case", "status"), list(zip(BODIES, (413, 413, 404, 400), strict=True)))
+def test_who_sends_too_much_sees_why_it_was_refused(case: str, status: int, server: Server) -> None:
+    """Although it sends everything before it reads the answer."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(BODIES[case])
+        answer = b""
+        while new := connection.recv(65536):  # a reset would be an error
+            answer += new
+    assert statuses(answer) == [status]
+    top, _, body = answer.partition(b"\r\n\r\n")
+    assert b"connection: close" in top.lower()
+    assert b"content-length: %d" % len(body) in top.lower()
+
+
+def padded(size: int, *more: str) -> bytes:
+    """Return the head of a request with so many bytes."""
+    most = head("X: ", *more, method="GET", path="/health")
+    return most.replace(b"X: ", b"X: " + b"a" * (size - len(most)))
+
+
+@pytest.mark.parametrize("parts", [1, 7])
+def test_the_limit_of_heads_is_the_same_however_packets_fall(parts: int, server: Server) -> None:
+    def answers(sent: bytes) -> list[int]:
+        size = -(-len(sent) // parts)
+        return statuses(
+            server.exchange(*(sent[at : at + size] for at in range(0, len(sent), size)), pause=0.02 * (parts > 1))
+        )
+
+    assert answers(padded(HEAD, CLOSE)) == [200]
+    assert answers(padded(HEAD + 1, CLOSE)) == [431]
+    assert answers(padded(HEAD) + padded(HEAD + 1, CLOSE)) == [200, 431]  # also where it waits for its turn
+
+
+@pytest.mark.slow
+def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
+    """More answers than the system's buffers take, to a client that reads none of them for a while."""
+    asked = head(method="GET", path="/page.js")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(30)
+        connection.connect(("127.0.0.1", server.port))
+        own = connection.getsockname()[1]
+
+        def until(held: bool) -> None:
+            end = time.monotonic() + 30
+            while held != any(c.raddr and c.raddr.port == own for c in server.process.net_connections("tcp")):
+                assert time.monotonic() < end, f"the connection is {'not yet' if held else 'still'} held"
+                time.sleep(0.05)
+
+        until(held=True)
+        with contextlib.suppress(ConnectionError):  # it may be cut off before all is sent
+            connection.sendall(asked * 4000)
+        until(held=False)
+
+
+@pytest.mark.slow
+def test_expecting_a_word_before_the_body_gets_it(server: Server) -> None:
+    said = server.exchange(head(JSON, LENGTH, CLOSE, "Expect: 100-continue"), ASKED, pause=0.3)
+    assert statuses(said) == [100, 200]
+
+
+@pytest.mark.slow
+def test_who_takes_too_long_is_told(server: Server) -> None:
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as idle:
+        drop, answer = head(JSON, LENGTH, CLOSE), b""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+            slow.sendall(head(JSON, LENGTH))
+            for number in range(1, 40):  # a byte at a time would take the body ten seconds
+                try:
+                    slow.sendall(ASKED[number - 1 : number])
+                except (BrokenPipeError, ConnectionResetError):
+                    break
+                time.sleep(0.25)
+            answer = slow.recv(65536)
+        assert b" 408 " in answer[:20]
+        assert b"too slowly" in answer
+        assert b" 408 " in idle.recv(65536)[:20]
+        assert idle.recv(65536) == b""
+    assert time.monotonic() - began < 12
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as slow:
+        for byte in drop[:30]:
+            slow.sendall(bytes([byte]))
+        assert b" 408 " in slow.recv(65536)[:20]
+
+
+@pytest.mark.slow
+def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
+    """More connections than the server takes at a time; once their time is over, others are answered again."""
+    waiting = []
+    try:
+        for _ in range(1010):
+            waiting.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+            waiting[-1].sendall(b"POST /translate HT")
+        time.sleep(HURRY + LINGER + 0.5)
+        assert statuses(server.exchange(CASES["a good one"][0])) == [200]
+    finally:
+        for connection in waiting:
+            connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
+def test_bytes_that_were_changed(count: int, server: Server) -> None:
+    """Good requests with bytes changed, left out, doubled or put elsewhere: an answer, or the end of the connection."""
+    draw, seen = random.Random(3), Counter[int]()
+    server.exchange(CASES["a good one"][0])
+    before = server.process.memory_info().rss
+    good = [CASES[name][0] for name in ("a good one", "chunks", "two, one after the other")]
+    for _ in range(count):
+        sent = bytearray(draw.choice(good))
+        for _ in range(draw.randrange(1, 6)):
+            at = draw.randrange(len(sent))
+            kind = draw.randrange(4)
+            if kind == 0:
+                sent[at] = draw.randrange(256)
+            elif kind == 1:
+                del sent[at : at + draw.randrange(1, 30)]
+            elif kind == 2:
+                sent[at:at] = sent[at : at + draw.randrange(1, 60)]
+            else:
+                sent[at:at] = draw.choice([b"\r\n", b"\0", b"\r\n\r\n", b": ", b"\xff", b"0\r\n\r\n"])
+            if not sent:
+                break
+        answer = server.exchange(bytes(sent), patience=0.25)
+        seen.update(found := statuses(answer))
+        assert all(status in (200, 400, 404, 405, 408, 413, 501) for status in found), (bytes(sent), answer)
+    assert {200, 400} <= seen.keys()
+    assert server.process.memory_info().rss < before + (64 << 20)

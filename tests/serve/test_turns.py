@@ -1,0 +1,123 @@
+"""Turns: between models, and between clients of one model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+
+from tests.translate.doubles import CopyModel
+from tests.vocabulary import SENTENCES, trained_tokenizer
+from ziggurat.config import DecodingConfig
+from ziggurat.serve.batches import WholeBatch
+from ziggurat.serve.engine import SLOTS, Engine, Opened
+from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions, Turns
+from ziggurat.translate.results import Translation
+from ziggurat.translate.translator import Translator
+
+
+def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
+    turns, order = Turns(), list[int]()
+    threads: list[threading.Thread] = []
+
+    def take(number: int) -> None:
+        with turns:
+            order.append(number)
+
+    with turns:
+        for number in range(5):
+            threads.append(threading.Thread(target=take, args=(number,)))
+            threads[-1].start()
+            end = time.monotonic() + 5
+            while len(turns._waiting) <= number and time.monotonic() < end:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join(10)
+    assert order == list(range(5))
+
+
+def test_two_that_want_it_again_and_again_take_turns() -> None:
+    turns, order = Turns(), list[str]()
+    both = threading.Barrier(2)
+
+    def work(name: str) -> None:
+        both.wait(10)
+        for _ in range(200):
+            with turns:
+                order.append(name)
+                time.sleep(0.0002)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    middle = order[20:300]
+    alternations = sum(a != b for a, b in pairwise(middle))
+    assert alternations > 0.8 * len(middle)
+
+
+@pytest.fixture(scope="module")
+def copying() -> Translator:
+    tokenizer = trained_tokenizer(SENTENCES, 360, ["<bt>", "<new>"])
+    model = CopyModel(tokenizer.size + 2, tokenizer.eos, frozenset(tokenizer.tags.values()))
+    return Translator(model, tokenizer, tokenizer, DecodingConfig(beam_size=2))  # type: ignore[arg-type]
+
+
+def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) -> None:
+    gate, order, done = threading.Event(), list[str](), threading.Event()
+    engine = Engine("m", lambda: (gate.wait(30), Opened(copying, 1))[1], lambda: 1, FairQueue(1000))
+
+    def queued(client: str) -> QueuedLine:
+        def finish(result: Translation | Exception) -> None:
+            assert isinstance(result, Translation)
+            order.append(client)
+            if len(order) == 403:
+                done.set()
+
+        return QueuedLine(SENTENCES[0], client, SearchOptions(), time.monotonic() + 120, finish)
+
+    engine.queue.put([queued("long") for _ in range(400)])
+    engine.queue.put([queued("short") for _ in range(3)])
+    gate.set()
+    assert done.wait(60)
+    assert max(place for place, client in enumerate(order) if client == "short") < SLOTS
+    assert engine.close(30)
+
+
+def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Translator) -> None:
+    def queued(deadline: float = 60.0) -> QueuedLine:
+        return QueuedLine(SENTENCES[0], "c", SearchOptions(), time.monotonic() + deadline, results.append)
+
+    results: list[Translation | Exception] = []
+    queue, lines = FairQueue(4), [queued() for _ in range(4)]
+    queue.put(lines)
+    queue.remove(lines[1:3])
+    assert len(queue) == 2
+    queue.put([queued(), queued(-1.0)])
+    queue.check("other", 1)  # the late one gives its place up
+    assert len(queue) == 3
+    assert [type(result) for result in results] == [Late]
+    batch = WholeBatch(copying, SearchOptions(), 8)
+    batch.add(lines[0])
+    batch.add(lines[3])
+    batch.cancel([0])
+    assert list(batch.step()) == [1]
+
+
+def test_a_constrained_search_is_bounded_and_ends_when_nobody_waits(copying: Translator) -> None:
+    options = SearchOptions(constrained=True)
+    assert WholeBatch(copying, options, 64).slots == 8
+    results: list[Translation | Exception] = []
+    batch = WholeBatch(copying, options, 64)
+    late = QueuedLine(SENTENCES[0], "c", options, time.monotonic() - 1, results.append, ("dog",))
+    batch.add(late)
+    began = time.monotonic()
+    assert batch.step() == {}
+    assert time.monotonic() - began < 5
+    assert [type(result) for result in results] == [Late]
+    assert batch.lines == {}
+    batch.add(QueuedLine(SENTENCES[0], "c", options, time.monotonic() + 60, results.append, ("dog",)))
+    assert list(batch.step()) == [1]

@@ -1,0 +1,74 @@
+"""Translators whose answers are known: each word is changed, words change places, and the alignment is given."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from ziggurat.serve.text.work import Link, Rendered, Sentence
+
+Translate = Callable[[list[Sentence]], list[Rendered]]
+
+PART = re.compile(r"\w+|[^\w\s]")
+WORD = re.compile(r"\S+")
+
+
+def identity(sentences: list[Sentence]) -> list[Rendered]:
+    """Every sentence is its own translation; characters are linked to themselves."""
+    return [
+        Rendered(s.text, [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s.text)])
+        for s in sentences
+    ]
+
+
+def permuting(seed: int, *, aligned: bool = True, change: Callable[[str], str] = lambda word: word) -> Translate:
+    """Words between blanks change places at random, and each is changed by `change`."""
+
+    def one(text: str) -> Rendered:
+        words = list(WORD.finditer(text))
+        order = list(range(len(words)))
+        random.Random(f"{seed} {text}").shuffle(order)
+        said, links = "", []
+        for number in order:
+            said += " " if said else ""
+            word = change(words[number][0])
+            for part in PART.finditer(words[number][0]):
+                begin, end = part.span()
+                at = words[number].start()
+                links.append(Link(at + begin, at + end, len(said) + begin, len(said) + end))
+            said += word
+        return Rendered(said, links if aligned else None)
+
+    return lambda sentences: [one(sentence.text) for sentence in sentences]
+
+
+def swapped(word: str) -> str:
+    """Return the word with its ASCII letters in the other case: never the same word, and of the same length."""
+    return "".join(c.swapcase() if c.isascii() else c for c in word)
+
+
+def upper(sentences: list[Sentence]) -> list[Rendered]:
+    """Letters change case; characters are linked to themselves. What must come through does not."""
+    return [
+        Rendered(swapped(s.text), [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s.text)])
+        for s in sentences
+    ]
+
+
+def steps(work: Callable[[], object]) -> int:
+    """How many functions `work` calls, of Python and of C: what it takes without a clock, but for loops inside of C."""
+    count = 0
+
+    def seen(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(seen)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count

@@ -1,0 +1,130 @@
+"""Terms: found where a plain search finds them, counted in translations, and out of hard ones letter by letter."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.serve.text.fakes import Translate, permuting, swapped, upper
+from ziggurat.serve.text.glossary import Tally, Term, Terms, times
+from ziggurat.serve.text.markup import html
+from ziggurat.serve.text.paragraphs import aligned_text
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.serve.text.work import Rendered, Sentence, run
+from ziggurat.system.errors import DataError
+
+OPTIONS = Options(sentencex_splitter("en"))
+WORDS = ["ab", "b", "Ab", "c", "ab c", "c d", "D"]
+
+
+@given(st.sets(st.sampled_from(WORDS)), st.text("abcdABCD .-", max_size=30))
+def test_terms_are_found_as_whole_words(sources: set[str], text: str) -> None:
+    terms = Terms([Term(source, "x") for source in sources])
+    expected, begin = [], 0
+    while begin < len(text):  # the longest at each place, by regular expressions
+        here = [
+            source
+            for source in sources
+            if re.compile(rf"(?<!\w){source}(?!\w)", re.IGNORECASE if source.islower() else 0).match(text, begin)
+        ]
+        if here:
+            longest = max(here, key=lambda source: (len(source), not source.islower()))
+            expected.append((begin, begin + len(longest), longest))
+            begin += len(longest)
+        else:
+            begin += 1
+    assert [(f.start, f.end, f.term.source) for f in terms.found(text)] == expected
+
+
+def test_terms_in_scripts_without_blanks() -> None:
+    assert [(f.start, f.end) for f in Terms([Term("翻訳", "x")]).found("機械翻訳は翻訳。")] == [(2, 4), (5, 7)]
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "soft", "hard"),
+    [
+        ("Hund", "Der Hund und die Hunde, Hunden, HUND; Hundehütte", 4, 1),
+        ("rotes Haus", "in roten Hauses, rotes Haus", 2, 1),
+        ("Wiese", "Wiesen Wiesel Wies Wie", 3, 0),
+        ("翻訳", "機械翻訳", 1, 0),
+        ("C++", "C++ und C", 1, 1),
+        ("an", "an and ante", 1, 1),
+    ],
+)
+def test_what_counts_as_applied(target: str, text: str, soft: int, hard: int) -> None:
+    assert times(Term("x", target), text) == soft
+    assert times(Term("x", target, hard=True), text) == hard
+
+
+def test_two_terms_do_not_share_a_translation() -> None:
+    tally, terms = Tally(), Terms([Term("dog", "Hund"), Term("hound", "Hund")])
+    tally.count(terms.found("A dog, a dog and a hound."), "Ein Hund und ein Hund.")
+    assert tally.found == {Term("dog", "Hund"): 2, Term("hound", "Hund"): 1}
+    assert (tally.applied[Term("dog", "Hund")], tally.applied[Term("hound", "Hund")]) == (2, 0)
+
+
+@pytest.mark.parametrize("bad", [[Term("", "a")], [Term("a", " ")], [Term("a\nb", "c")], [Term("a" * 201, "b")],
+                                 [Term("a", "b"), Term("a", "c")], [Term("a", "\0")]])  # fmt: skip
+def test_terms_that_are_none(bad: list[Term]) -> None:
+    with pytest.raises(DataError, match="glossary"):
+        Terms(bad)
+
+
+def forgetting(sentences: list[Sentence]) -> list[Rendered]:
+    """Translates everything, terms and all, into other words, without telling which became which."""
+    return [Rendered(" ".join("yy" for _ in sentence.text.split())) for sentence in sentences]
+
+
+TEXTS = st.lists(st.sampled_from(["dog", "Dog", "house", "{0}", "runs", "(dog)", "A", "big."]), max_size=9).map(
+    " ".join
+)
+TRANSLATORS = [upper, permuting(3), permuting(4, change=swapped), forgetting]
+
+
+@settings(max_examples=200)
+@given(TEXTS, st.sampled_from(TRANSLATORS))
+def test_hard_terms_come_out_letter_by_letter(text: str, translate: Translate) -> None:
+    terms = Terms([Term("dog", "Straßen-Köter", True), Term("big", "Ü", True)])
+    tally = Tally()
+    outcome = run(aligned_text(text, replace(OPTIONS, terms=terms, tally=tally)), translate)
+    said = outcome.value.text
+    for term in terms.terms:
+        assert said.count(term.target) == len(re.findall(rf"(?<!\w){term.source}(?!\w)", text, re.IGNORECASE))
+        assert tally.found[term] == tally.applied[term]
+    assert said.count("{0}") == text.count("{0}")
+    for link in outcome.value.links:
+        assert 0 <= link.source_start <= link.source_end <= len(text)
+        assert 0 <= link.target_start < link.target_end <= len(said)
+    for link in outcome.value.links:
+        if said[link.target_start : link.target_end] == "Straßen-Köter":
+            assert text[link.source_start : link.source_end].lower() == "dog"
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.sampled_from(["<b>", "</b>", "dog", " ", "house", "big dog", "<i>do", "g</i>"]), max_size=8).map(
+        "".join
+    ),
+    st.sampled_from(TRANSLATORS),
+)
+def test_hard_terms_in_markup(text: str, translate: Translate) -> None:
+    tally = Tally()
+    options = replace(OPTIONS, terms=Terms([Term("dog", "Köter", True)]), tally=tally)
+    said = run(html(text, options), translate).value
+    assert sorted(re.findall("<[^>]*>", said)) == sorted(re.findall("<[^>]*>", text))
+    assert tally.applied == tally.found
+    assert len(re.findall("K(?:<[^>]*>)*ö(?:<[^>]*>)*t(?:<[^>]*>)*e(?:<[^>]*>)*r", said)) == tally.found.total()
+
+
+def test_a_translation_that_has_the_term_is_taken_as_it_is() -> None:
+    def knows(sentences: list[Sentence]) -> list[Rendered]:
+        assert [sentence.text for sentence in sentences] == ["The dog runs."]
+        return [Rendered("Der Köter rennt.")]
+
+    terms = Terms([Term("dog", "Köter", True)])
+    assert run(aligned_text("The dog runs.", replace(OPTIONS, terms=terms)), knows).value.text == "Der Köter rennt."

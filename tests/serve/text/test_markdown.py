@@ -1,0 +1,184 @@
+"""Markdown: text is translated wherever a reader of CommonMark sees text, and nothing else is."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
+from ziggurat.serve.text.documents import markdown
+from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.documents.settings import Settings
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.serve.text.work import Rendered, Sentence, run
+from ziggurat.system.errors import ConfigError
+
+SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
+
+
+def translated(text: str, translate: Translate, settings: Settings = SETTINGS) -> str:
+    return run(document(text.encode(), "a.md", settings), translate).value.decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1. TEXT\n\n   ```sh\n   echo words\n   ```\n\n   TEXT\n",
+        "* TEXT\n    ~~~\n    some words\n    ~~~\n* TEXT\n",
+        "TEXT\n\n<pre>\nsome words\n\nmore words\n</pre>\n\nTEXT\n",
+        "<pre class=x>\n\n# some words\n",
+        "TEXT\n\n<!-- some words\n\nmore words\n\n* and more -->\n\nTEXT\n",
+        "TEXT <!-- some\nwords --> TEXT\n",
+        "<script>\nlet words\n\nlet more\n</script>\n",
+        "<div>\nTEXT <code>some words</code>\n<p translate=no>keep words\n</div>\n\nTEXT\n",
+        "TEXT <kbd>Ctrl</kbd> TEXT <span class='notranslate'>Brand words</span> TEXT\n",
+        "$$\nsome words\n\nmore\n$$\n",
+        "---\ntitle: some words\n---\n\nTEXT\n",
+        "    some words\n\nTEXT\n\n\tsome words\n",
+        "> TEXT\n>\n>     some words\n",
+        "> TEXT\n>\n> <div>\n> some words\n> </div>\n",
+        "[some label]: http://x.y 'some title'\n\n[^some-note]: TEXT\n",
+        "TEXT `some words\nmore words` TEXT\n",
+        "> [!NOTE]\n> TEXT\n",
+        "- [x] TEXT\n",
+        "# TEXT ## {#some-id}\n",
+        "TEXT\n===\n\nTEXT\n---\n\n* * *\n",
+        "<https://some.words> TEXT ![](some.png) TEXT\n",
+    ],
+)
+def test_what_is_no_text_stays(text: str) -> None:
+    given = text.replace("TEXT", "text")
+    assert translated(given, upper) == text
+    assert translated(given.replace("\n", "\r\n"), upper) == text.replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "* item\n\n    paragraph of the item\n\n    * inner item\n\n        and its paragraph\n",
+        "1. item\n\n   paragraph\n\n   > quoted\n   > words\n",
+        "[^1]: note text\n\n    its second paragraph\n\n    * with an item\n",
+        "![alt text](a.png) ![alt text][pic] [![alt text](<a b.png> 'kept')](http://x.y)\n",
+        "| head | cell |\n|--|--|\n| a \\| b | ![alt](x.png) |\n\n> | a | b |\n> |---|---|\n> | c | d |\n",
+        "line\nlazy [in brackets] and (more) * words\n",
+        "<p>\nhtml text\n</p>\n<details><summary>more text</summary>\n\n**bold** text\n\n</details>\n",
+        "setext heading\nin two lines\n===\n",
+        "x | y without a table\n",
+    ],
+)
+def test_what_is_text_is_translated(text: str) -> None:
+    kept = re.compile(r"\]\([^()]*\)|\[pic\]|\bx\.png|<[^<>]*>")
+    said = translated(text, upper)
+    assert not re.search("[a-z]", kept.sub("", said))
+    assert said.casefold() == text.casefold()
+
+
+def test_descriptions_of_images_stay_where_attributes_do() -> None:
+    text = "![alt](a.png)\n\n<img alt=words>\n"
+    assert translated(text, upper, Settings(SETTINGS.options, attributes=False)) == text
+
+
+def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
+    asked: list[str] = []
+
+    def watch(sentences: list[Sentence]) -> list[Rendered]:
+        asked.extend(s.text for s in sentences)
+        return upper(sentences)
+
+    text = "> One *sentence\n> over* two lines.\n  >lazy\n"
+    assert translated(text, identity) == text
+    assert translated(text, watch) == "> oNE *SENTENCE\n> OVER* TWO LINES.\n> LAZY\n"
+    assert asked == ["One sentence\nover two lines.", "lazy"]
+
+
+def test_a_link_that_is_its_own_label_gets_the_label() -> None:
+    text = "See [the guide], [The Guide][] and [no link].\n\n[the guide]: http://x.y\n"
+    assert translated(text, identity) == text
+    nested = "[see [the guide] here](page)\n\n[the guide]: http://x.y\n"  # no link has another around it
+    assert translated(nested, upper).startswith("[SEE [THE GUIDE][the guide] HERE](PAGE)")
+    quoted = "> See [the\n> *guide*] and [the\n>guide].\n\n[the guide]: x\n\n[the *guide*]: y\n"
+    assert translated(quoted, identity) == quoted
+    said = translated(text, upper)
+    assert said.startswith("sEE [THE GUIDE][the guide], [tHE gUIDE][The Guide] AND [NO LINK].")
+
+
+def saying(text: str) -> Translate:
+    return lambda sentences: [Rendered(text) for _ in sentences]
+
+
+def test_a_translation_that_looks_like_markup_stays_text() -> None:
+    for said in ("1. Mai", "- so", "# eins", "> mehr", "+ x", "---", "=== "):
+        block = translated("Some words\n", saying(said))
+        (opened, *_) = MarkdownIt().parse(block)
+        assert opened.type == "paragraph_open", block
+    row = translated("| a | b |\n|---|---|\n", saying("x | y"))
+    assert row == "| x \\| y | x \\| y |\n|---|---|\n"
+    alt = translated("![words](a.png)\n", saying("a] b"))
+    assert alt == "![a\\] b](a.png)\n"
+
+
+WORDS = ["one", "two", "three", "1.", "-", "#", "+", "*bold words*", "`code`", "[link](x)", "![alt](y)", "1986."]
+TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(lambda words: " ".join(["Begin", *words]))
+BLOCKS = st.recursive(
+    st.one_of(
+        st.lists(TEXT, min_size=1, max_size=3).map(lambda lines: lines),
+        TEXT.map(lambda text: [f"## {text}"]),
+        TEXT.map(lambda text: ["```", text, "", "```"]),
+        TEXT.map(lambda text: ["<pre>", text, "", "</pre>"]),
+        TEXT.map(lambda text: ["| a | b |", "|---|---|", f"| {text} | c |"]),
+        TEXT.map(lambda text: [f"[^1]: {text}"]),
+        st.just(["***"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda parts: [line for part in parts for line in [*part, ""]][:-1]
+        ),
+        inner.map(lambda lines: [f"> {line}" for line in lines]),
+        inner.map(lambda lines: ["- " + lines[0], *("  " + line for line in lines[1:])]),
+        inner.map(lambda lines: ["1. " + lines[0], *("   " + line for line in lines[1:])]),
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.slow
+@given(BLOCKS, st.sampled_from(["\n", "\r\n"]), st.integers(0, 9))
+@settings(max_examples=150)
+def test_a_translation_has_the_same_blocks(lines: list[str], end: str, seed: int) -> None:
+    text = end.join(lines)
+    assert translated(text, identity) == text
+    said = translated(text, permuting(seed, change=swapped))
+    parser = MarkdownIt().enable("table")
+    before, after = (
+        [(token.type, token.content if token.type in ("fence", "html_block") else "") for token in parser.parse(page)]
+        for page in (text.replace("\r\n", "\n"), said.replace("\r\n", "\n"))
+    )
+    assert after == before
+
+
+PARTS = (
+    *("a word", "# ", "- ", "1. ", "> ", "    ", "\t", "\n", "\n\n", "---", "===", "```", "`", "[a]", "[a](b)"),
+    *("[a][]", "\n\n[a]: http://x\n", "![alt](i.png)", "[^1]", "\n[^1]: ", "<pre>", "<!--", "-->", "<div>", "</div>"),
+    *("<b>", "</b>"),
+    *("| a | b |\n|---|---|\n", "|", "\\", "  \n", "$$", "**", "_", "[ ] ", "[!NOTE]", "\r\n", "\r", "\0", "é", "\xa0"),
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@given(st.lists(st.sampled_from(PARTS), max_size=20).map("".join), st.integers(0, 9))
+@settings(max_examples=200)
+def test_anything_comes_back_byte_for_byte(text: str, seed: int) -> None:
+    assert translated(text, identity) == text
+    translated(text, permuting(seed))  # no error
+
+
+def test_without_the_parser_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    markdown._parser.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "mdit_py_plugins.footnote", None)
+    with pytest.raises(ConfigError, match=r"`mdit_py_plugins.footnote`, .* pip install 'ziggurat-mt\[serve\]'"):
+        translated("text\n", identity)

@@ -1,0 +1,236 @@
+"""Plain text: white space byte for byte, what must come through, and what is asked of the translator."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+import sentencex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
+from ziggurat.serve.text.paragraphs import plain_text
+from ziggurat.serve.text.protection import protected
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.splitting import MAX_SENTENCE, sentence_spans, sentencex_splitter
+from ziggurat.serve.text.work import Link, Outcome, Rendered, Sentence, Work, run, together
+from ziggurat.system.errors import ConfigError
+
+OPTIONS = Options(sentencex_splitter("en"))
+
+
+def translated(text: str, translate: Translate, options: Options = OPTIONS) -> Outcome[str]:
+    return run(plain_text(text, options), translate)
+
+
+def asked_for(text: str, options: Options = OPTIONS) -> list[str]:
+    """The sentences that reach the translator in the first round."""
+    seen: list[str] = []
+
+    def watch(sentences: list[Sentence]) -> list[Rendered]:
+        seen.extend(s.text for s in sentences)
+        return identity(sentences)
+
+    run(plain_text(text, options), watch)
+    return seen
+
+
+LETTERS = ["a", "B", "ä", "語", "。", ".", "!", "?", "1", "😀", "{0}"]
+BLANKS = [" ", "  ", "\n", "\r\n", "\t", "\u2028", "\xa0"]
+TEXTS = st.lists(st.sampled_from([*LETTERS, *BLANKS]), max_size=60).map("".join)
+
+
+@given(TEXTS)
+@settings(max_examples=100)
+def test_nothing_but_sentences_changes(text: str) -> None:
+    assert translated(text, identity).value == text
+    changed = translated(text, upper).value
+    assert changed == swapped(text)  # same length, other letters: every blank and sign is where it was
+
+
+def test_sentences_are_asked_for_once_and_without_their_white_space() -> None:
+    text = "  First one.  Second one!\r\n\r\n\tFirst one.\n"
+    assert asked_for(text) == ["First one.", "Second one!"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["😀 🎉", "→ … —", "12.5 % 3/4", "https://example.org/a?b=c", "me@example.org", "{0} %s", "", " \n ", "👍🏽👩‍👩‍👧"],
+)
+def test_text_without_words_is_not_translated(text: str) -> None:
+    assert asked_for(text) == []
+    assert translated(text, upper).value == text
+
+
+ITEMS = [
+    *("{0}", "{{name}}", "%s", "%(count)d", "%1$s", "%.2f", "$HOME", "${user}", "%{name}", "[[name]]"),
+    *("https://example.org/a_(b)?c=d", "www.example.org/x", "me.too@example.co.uk", "😀", "👩‍👩‍👧", "🇩🇪", "1️⃣"),
+]
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_each_kind_of_item_is_found_whole(item: str) -> None:
+    text = f"See ({item}), or {item}."
+    assert [text[i.start : i.end] for i in protected(text)] == [item, item]
+
+
+@pytest.mark.parametrize("text", ["100% sure", "50 % of it", "it costs $5", "{a, b", "a @ b", "© 2024 ™", "a {} b%"])
+def test_ordinary_signs_are_no_items(text: str) -> None:
+    assert [text[i.start : i.end] for i in protected(text) if text[i.start : i.end] != "{}"] == []
+
+
+@given(st.lists(st.sampled_from([*ITEMS, "one", "two", "Three", "four,"]), min_size=1, max_size=8), st.integers(0, 9))
+@settings(max_examples=100)
+def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str], seed: int) -> None:
+    text = " ".join(["Words", *parts])
+    wanted = Counter(part for part in parts if part in ITEMS)
+
+    def items(said: str) -> Counter[str]:
+        return Counter(said[i.start : i.end] for i in protected(said))
+
+    for aligned in (True, False):
+        options = Options(OPTIONS.split, aligned)
+        # A translator that keeps them, one that changes their letters, one that drops all but letters.
+        for change in (lambda w: w, lambda w: swapped(w), lambda w: re.sub(r"[^a-zA-Z]", "", w) or "x"):
+            said = translated(text, permuting(seed, aligned=aligned, change=change), options).value
+            assert items(said) == wanted
+            positional = [i for i in parts if i in ("%s", "%.2f")]
+            assert [said[i.start : i.end] for i in protected(said) if i.positional] == positional
+
+
+def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:
+    def without_items(sentences: list[Sentence]) -> list[Rendered]:
+        said = {"Open {0} now.": "Jetzt öffnen.", "Open now.": "Jetzt öffnen."}
+        links = [Link(5, 8, 0, 5), Link(0, 4, 6, 12), Link(8, 9, 12, 13)]
+        return [Rendered(said[s.text], links) for s in sentences]
+
+    outcome = translated("Open {0} now.", without_items)
+    # Of "Open" and "now" one must be on the wrong side of it; between them no word is.
+    assert outcome.value in ("Jetzt {0} öffnen.", "{0} Jetzt öffnen.", "Jetzt öffnen {0}.")
+    assert outcome.notices == {"protected_again": 1}
+
+    def in_order(sentences: list[Sentence]) -> list[Rendered]:
+        return [Rendered("Öffne jetzt.", [Link(0, 4, 0, 5), Link(5, 8, 6, 11), Link(8, 9, 11, 12)]) for _ in sentences]
+
+    assert translated("Open {0} now.", in_order).value == "Öffne {0} jetzt."
+
+
+def test_without_alignment_it_goes_by_segments() -> None:
+    def loses(sentences: list[Sentence]) -> list[Rendered]:
+        return [Rendered(s.text.replace("{0}", "").upper()) for s in sentences]
+
+    outcome = translated("open {0} now.", loses, Options(OPTIONS.split, aligned=False))
+    assert outcome.value == "OPEN {0} NOW."
+
+
+def test_a_stretch_without_full_stops_is_cut_between_words() -> None:
+    text = "word " * 2000
+    spans = sentence_spans(text, lambda whole: [whole])
+    assert max(end - start for start, end in spans) <= MAX_SENTENCE
+    assert all(text[start:end].startswith("word") and text[start:end].endswith("word") for start, end in spans)
+    assert sum(text[start:end].count("word") for start, end in spans) == 2000
+
+
+def test_no_sentence_ends_inside_of_an_item() -> None:
+    text = "Go to www.example.org/a.B now. Then rest."
+    assert asked_for(text) == ["Go to www.example.org/a.B now.", "Then rest."]
+    whole = sentence_spans("ab cd", lambda text: [text[:3], text[3:]], [(1, 4)])
+    assert whole == [(0, 5)]
+
+
+def test_lone_surrogates_do_not_reach_the_splitter() -> None:
+    assert translated("a\ud800b. Next", identity).value == "a\ud800b. Next"
+
+
+@pytest.mark.parametrize("blank", ["\xa0", "\u2009", "\u202f", "\u3000", "\u2028"])
+def test_wide_blanks_before_a_full_stop_do_not_stop_the_splitter(blank: str) -> None:
+    """French has one before ! and ?; sentencex itself panics at them."""
+    text = f"Quoi{blank}? Rien{blank}. B{blank}."
+    expected = [f"Quoi{blank}?", f"Rien{blank}.", f"B{blank}."]
+    assert sentencex_splitter("fr")(text) == [f"{expected[0]} ", f"{expected[1]} ", expected[2]]
+
+
+def test_a_panic_of_the_splitter_leaves_a_paragraph_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panics(language: str, text: str) -> list[str]:
+        raise PanicException
+
+    monkeypatch.setattr("sentencex.segment", panics)
+    sentencex_splitter.cache_clear()
+    assert asked_for("One. Two.", Options(sentencex_splitter("en"))) == ["One. Two."]
+    sentencex_splitter.cache_clear()
+
+
+def test_a_long_paragraph_is_split_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sentencex takes time by the square of quotes that nobody closes, and holds the interpreter meanwhile."""
+    segment, given_ = sentencex.segment, list[int]()
+
+    def watched(language: str, text: str) -> Any:
+        given_.append(len(text))
+        return segment(language, text)
+
+    monkeypatch.setattr("sentencex.segment", watched)
+    sentencex_splitter.cache_clear()
+    split = sentencex_splitter("en")
+    ordinary = "".join(f"Mr. Word no. {n} says {'so ' * (n % 9)}again! " for n in range(1500))
+    assert split(ordinary) == list(segment("en", ordinary))
+    for hostile in ("“a " * 20_000, "a" * 30_000, " " * 30_000, "a. " + "b" * 30_000, "a. " * 15_000):
+        given_.clear()
+        assert "".join(split(hostile)) == hostile
+        assert max(given_) <= 10_000
+        assert sum(given_) < 2 * len(hostile) + 10_000
+    words = [sentence.split() for sentence in split("“word " * 20_000)]
+    assert {word for each in words for word in each} == {"“word"}  # none is cut
+    sentencex_splitter.cache_clear()
+
+
+def test_sentences_of_scripts_without_blanks_get_one_in_another_script() -> None:
+    def english(sentences: list[Sentence]) -> list[Rendered]:
+        return [Rendered("One.") for _ in sentences]
+
+    assert translated("第一句。第二句。", english, Options(sentencex_splitter("zh"))).value == "One. One."
+    assert translated("第一句。第二句。", identity, Options(sentencex_splitter("zh"))).value == "第一句。第二句。"
+
+
+def test_without_sentencex_there_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ConfigError, match=r"sentencex.*ziggurat-mt\[serve\]"):
+        sentencex_splitter("q-not-cached")
+
+
+def test_together_gives_each_work_its_own_answers() -> None:
+    def counting(name: str, rounds: int) -> Work[list[str]]:
+        said = []
+        for number in range(rounds):
+            answers = yield [Sentence(f"{name}{number}")] * (number + 1)
+            assert len(answers) == number + 1
+            said.append(answers[0].text)
+        return said
+
+    sizes = []
+
+    def translate(sentences: list[Sentence]) -> list[Rendered]:
+        sizes.append(len(sentences))
+        return [Rendered(s.text.upper()) for s in sentences]
+
+    assert run(together([counting("a", 2), counting("b", 0), counting("c", 3)]), translate) == [
+        ["A0", "A1"],
+        [],
+        ["C0", "C1", "C2"],
+    ]
+    assert sizes == [2, 4, 3]
+
+
+@pytest.mark.parametrize(
+    "unit", ["{", "%", "a@", "http://a", "$a", "[[", "👍\u200d", "a.", "(", ")", "\"'", "x@a.b", "% d"]
+)
+def test_time_is_linear(unit: str) -> None:
+    """A quadratic pattern would take minutes."""
+    assert protected(unit * 50_000) is not None
+    translated(unit * 3_000, identity)

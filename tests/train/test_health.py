@@ -1,0 +1,182 @@
+"""Bands of health: records made by hand, at, inside and outside each band."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from ziggurat.config.load import parse_experiment
+from ziggurat.config.reference import entries
+from ziggurat.train.diagnosis.health import (
+    ENTROPY,
+    FADING,
+    FLAT_R,
+    LATE_WARMUPS,
+    LEAST_UPDATE,
+    MOST_UPDATE,
+    SOURCE,
+    VARIANCE,
+    VARIANCE_GROWTH,
+    Reading,
+    readings,
+)
+from ziggurat.train.diagnosis.records import Record
+
+LATE = LATE_WARMUPS * 100
+
+
+def record(update: int = 1, **values: Any) -> Record:
+    return Record(update, float(update), {"encoder": 2, "decoder": 2}, values)
+
+
+def judged(record_: Record, *before: Record) -> dict[str, Reading]:
+    found = readings(record_, before, warmup_updates=100)
+    assert len({r.measure for r in found}) == len(found)
+    return {r.measure: r for r in found}
+
+
+def unhealthy(record_: Record, *before: Record) -> set[str]:
+    return {name for name, r in judged(record_, *before).items() if not r.healthy}
+
+
+def norms(encoder: list[Any], decoder: list[Any]) -> dict[str, Any]:
+    return {"embeddings": 1.0, "encoder": encoder, "decoder": decoder, "output": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("values", "measure", "healthy"),
+    [
+        ({"gradient_norm": norms([FADING, 5.0, 1.0], [1.0])}, "gradient_ratio.encoder", True),
+        ({"gradient_norm": norms([0.99 * FADING, 5.0, 1.0], [1.0])}, "gradient_ratio.encoder", False),
+        ({"gradient_norm": norms([1.0], [2e-5, 0.3])}, "gradient_ratio.decoder", False),
+        ({"gradient_norm": norms([1.0], [7.0, 0.3])}, "gradient_ratio.decoder", True),
+        ({"gradient_norm": norms([0.0, 1.0], [1.0])}, "gradient_ratio.encoder", False),
+        ({"variance": {"decoder.ffn": [1.0, VARIANCE]}}, "variance.decoder.ffn", True),
+        ({"variance": {"decoder.ffn": [1.01 * VARIANCE, 1.0]}}, "variance.decoder.ffn", False),
+        ({"update_ratio": norms([1e-3, MOST_UPDATE], [1e-3])}, "update_ratio.largest", True),
+        ({"update_ratio": norms([2e-3, 2e-3], [1.01 * MOST_UPDATE])}, "update_ratio.largest", False),
+        ({"update_ratio": norms([1e-3, 1e-3, LEAST_UPDATE * 1e-3], [1e-3])}, "update_ratio.encoder", True),
+        ({"update_ratio": norms([1e-3, 1e-3], [0.9 * LEAST_UPDATE * 1e-3, 1e-3])}, "update_ratio.decoder", False),
+        ({"attention_entropy": {"decoder.cross_attn": [1.0, ENTROPY]}}, "attention_entropy.decoder.cross_attn", True),
+        ({"attention_entropy": {"decoder.cross_attn": [1.0, 0.01]}}, "attention_entropy.decoder.cross_attn", False),
+        ({"nll": 3.0}, "finite.nll", True),
+        ({"nll": None}, "finite.nll", False),
+        ({"gradient_norm": norms([1.0, None], [1.0])}, "finite.gradient_norm", False),
+        ({"variance": {"encoder.ffn": [None, 1.0]}}, "variance.encoder.ffn", True),  # a place without a sub-layer
+    ],
+)
+def test_bands(values: dict[str, Any], measure: str, healthy: bool) -> None:
+    reading = judged(record(**values))[measure]
+    assert reading.healthy is healthy
+    others = {m for m, r in judged(record(**values)).items() if not r.healthy} - {measure}
+    assert not others, "one cause, one warning"
+
+
+def test_a_reading_has_the_number_the_band_and_what_to_do() -> None:
+    reading = judged(record(gradient_norm=norms([1.0], [2e-5, 0.4])))["gradient_ratio.decoder"]
+    assert (reading.value, reading.low, reading.high) == (pytest.approx(5e-5), FADING, None)
+    for said in ("5.0e-05", "first decoder layer", "at least 0.001", "model.residual"):
+        assert said in reading.message
+    reading = judged(record(gradient_norm=norms([1.0, None], [1.0, 1.0])))["finite.gradient_norm"]
+    assert "encoder layer 2" in reading.message
+    assert reading.value is None
+    reading = judged(record(update_ratio=norms([1e-3, 1e-3], [1e-3, 1e-9])))["update_ratio.decoder"]
+    assert "decoder layer 2" in reading.message
+
+
+def test_what_to_do_names_keys_that_there_are() -> None:
+    found = judged(
+        record(
+            LATE,
+            nll=1.0,
+            gradient_norm=norms([1.0, 1.0], [1.0]),
+            r={"encoder": 1.0},
+            variance={"encoder.ffn": [1.0]},
+            update_ratio=norms([1e-3], [1e-3]),
+            attention_entropy={"encoder.self_attn": [1.0]},
+            source_dependence=1.0,
+        )
+    )
+    checks = {"finite", "gradient_ratio", "r", "variance", "update_ratio", "attention_entropy", "source_dependence"}
+    assert {measure.partition(".")[0] for measure in found} == checks
+    keys = {entry.path for entry in entries()}
+    quoted = {text for reading in found.values() for text in re.findall("`(.+?)`", reading.message)}
+    assert len(quoted) > 8
+    for text in quoted:
+        key, _, value = (text if "." in text else f"model.residual: {text}").partition(": ")
+        assert key in keys
+        if value:
+            parse_experiment("data: {source_language: de, target_language: en, store: a}", "", [f"{key}={value}"])
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert judged(record()) == {}
+    assert judged(record(gradient_norm=norms([1.0], [1.0]))).keys() == {
+        "finite.gradient_norm"
+    }  # one layer has no ratio
+    assert judged(record(gradient_norm=norms([1.0, 0.0], [None, 1.0]))).keys() == {"finite.gradient_norm"}
+    assert judged(record(r={"encoder": None})) == {}
+    assert "update_ratio.encoder" not in judged(record(update_ratio=norms([0.0, 0.0], [0.0])))  # RAdam's first updates
+
+
+@pytest.mark.parametrize(
+    ("course", "healthy"),
+    [
+        ([0.001, 0.001], True),  # too short to say
+        ([2.4, 0.01, 0.01], True),
+        ([0.01, 0.01, 0.01], False),
+        ([0.01, 0.005, 0.002], False),
+        ([0.001, 0.002, 0.004], True),  # rising
+        ([0.01, 0.01, FLAT_R], True),
+        ([0.01, None, 0.01], True),
+        ([5.0, 0.01, 0.01, 0.01], False),
+    ],
+)
+def test_r_must_be_small_and_flat_to_be_unhealthy(course: list[float | None], healthy: bool) -> None:
+    records = [record(update, r={"encoder": r, "decoder": 1.0}) for update, r in enumerate(course)]
+    assert judged(records[-1], *records[:-1])["r.encoder"].healthy is healthy
+
+
+@pytest.mark.parametrize(
+    ("first", "course", "healthy"),
+    [
+        (LATE, [0.0, 0.0], True),  # too short to say
+        (LATE, [0.0, 0.0, 0.0], False),
+        (LATE - 1, [0.0, 0.0, 0.0], True),
+        (LATE, [0.0, 0.0, SOURCE], True),
+        (LATE, [0.0, SOURCE, 0.0], True),
+        (LATE, [1.0, 0.0, 0.99 * SOURCE, -0.5], False),  # a source that harms is no better than none
+        (LATE, [0.0, None, 0.0], True),
+    ],
+)
+def test_the_source_must_matter_once_the_warm_up_is_well_over(
+    first: int, course: list[float | None], healthy: bool
+) -> None:
+    records = [record(first + i, source_dependence=value) for i, value in enumerate(course)]
+    assert judged(records[-1], *records[:-1])["source_dependence"].healthy is healthy
+
+
+def test_variance_may_not_leap() -> None:
+    before = [record(1, variance={"encoder.ffn": [20.0, 3.0], "decoder.ffn": [0.01]}), record(2, nll=1.0)]
+    assert not unhealthy(record(3, variance={"encoder.ffn": [20 * VARIANCE_GROWTH]}), *before)
+    assert unhealthy(record(3, variance={"encoder.ffn": [20.1 * VARIANCE_GROWTH]}), *before) == {"variance.encoder.ffn"}
+    small = record(3, variance={"decoder.ffn": [VARIANCE_GROWTH]})
+    assert not unhealthy(small, *before), "what is small may grow"
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_a_healthy_deep_model_says_nothing(stack: str) -> None:
+    """18-18 pre-norm as measured at update 140 of experiments/health-bands."""
+    values = {
+        "nll": 4.76,
+        "source_dependence": 0.003,
+        "gradient_norm": norms([0.02, 0.009], [0.3, 0.045]),
+        "r": {"encoder": 3.4, "decoder": 3.7},
+        "variance": {f"{stack}.ffn": [20.0, 800.0]},
+        "update_ratio": norms([8e-4, 1e-3], [2e-3, 4e-3]),
+    }
+    assert all(math.isfinite(r.value or 0.0) for r in judged(record(LATE, **values)).values())
+    assert not unhealthy(record(LATE, **values))

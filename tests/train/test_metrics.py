@@ -1,0 +1,80 @@
+"""Records and log of a run whose disk is full."""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.train.runs import records
+from ziggurat.train.metrics import MetricsWriter, RunLog
+
+
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
+    """/dev/full takes nothing, as a full disk; what was written before stays."""
+    said = io.StringIO()
+    log = RunLog(tmp_path, Console(file=said, width=500))
+    metrics = MetricsWriter(tmp_path, log, update=0)
+    metrics.write("train", 1, {"loss": 2.0})
+    log.say("before")
+    for writer in (log, metrics):
+        writer._file.close()
+        writer._file = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115 - the writer closes it
+    for update in (2, 3):
+        metrics.write("train", update, {"loss": 2.0})
+        log.say(f"line {update}")
+    metrics.close()
+    log.close()
+    assert said.getvalue().count("No space left on device") == 2  # once for either file
+    assert "line 3" in said.getvalue()
+    assert [r["update"] for r in records(tmp_path)] == [1]
+    assert (tmp_path / "log.txt").read_text().endswith("before\n")
+
+
+def test_what_is_not_finite_is_left_out_of_a_record(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, Console(file=io.StringIO()))
+    metrics = MetricsWriter(tmp_path, log, update=0)
+    metrics.write("validation", 1, {"nll": math.nan, "perplexity": math.inf, "bleu": 0.5, "chrf": None}, partial=True)
+    metrics.close()
+    log.close()
+    (record,) = records(tmp_path)
+    del record["time"]
+    assert record == {"kind": "validation", "update": 1, "bleu": 0.5, "partial": True}
+
+
+def test_records_that_cannot_be_removed_are_said_and_none_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumed run goes on; once there is room the next start removes them."""
+    said = io.StringIO()
+    log = RunLog(tmp_path, Console(file=said, width=500))
+    (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 7}\n')
+    with monkeypatch.context() as patch:
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr("ziggurat.train.metrics.write_atomically", lambda *_: (_ for _ in ()).throw(full))
+        metrics = MetricsWriter(tmp_path, log, update=5)
+    metrics.write("train", 6, {"loss": 2.0})
+    metrics.close()
+    assert said.getvalue() == f"{tmp_path}/metrics.jsonl cannot be written: No space left on device\n"
+    assert [r["update"] for r in records(tmp_path)] == [7]
+    MetricsWriter(tmp_path, log, update=5).close()
+    log.close()
+    assert records(tmp_path) == []
+
+
+def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, Console(file=io.StringIO()))
+    first = MetricsWriter(tmp_path, log, update=0)
+    for update in (5, 10, 15):
+        first.write("train", update, {})
+        first.write("validation", update, {})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    MetricsWriter(tmp_path, log, update=10, validated=False).close()
+    log.close()
+    assert [(r["kind"], r["update"]) for r in records(tmp_path)] == [("train", 5), ("validation", 5), ("train", 10)]

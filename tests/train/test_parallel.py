@@ -1,0 +1,140 @@
+"""Two and three processes over gloo train like one: DDP and FSDP2, whatever is shared out among them."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.conftest import tiny_experiment
+from tests.train.launch import run_together
+from tests.train.runs import QUIET, final_bytes, records
+from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.data.prepare import prepare
+from ziggurat.system.errors import ZigguratError
+from ziggurat.train.checkpoint import load_checkpoint
+from ziggurat.train.loop import train
+
+HERE = "tests.train.test_parallel"
+UPDATES = 6
+
+
+def go(run: str, config: str, resume: str = "") -> None:
+    """Run in every process: train as `config` says."""
+    console = Console(file=io.StringIO())
+    try:
+        train(Path(run), load_experiment(Path(config)), resume=bool(resume), console=console)
+    except ZigguratError as error:
+        print(f"{type(error).__name__}: {error}")
+        sys.exit(3)
+
+
+def together(run: Path, experiment: Experiment, count: int, resume: bool = False) -> Path:
+    """Train in `count` processes; returns the folder."""
+    config = run.parent / f"{run.name}.yaml"
+    config.write_text(dump(experiment), encoding="utf-8")
+    run_together(HERE, "go", count, str(run), str(config), "resume" if resume else "")
+    return run
+
+
+def tiny(folder: Path, model: dict[str, Any] | None = None, **training: Any) -> Experiment:
+    """Updates of three batches; dropout stays on, since its masks belong to batches, not to processes.
+
+    A key's bias has no gradient but rounding, which Adam would blow up with a smaller epsilon.
+    """
+    defaults: dict[str, Any] = {
+        "optimiser": {"epsilon": 1e-3},
+        "batch": {"max_tokens": 200, "accumulate": 3},
+        "validation": {"every_updates": 3},
+        "checkpoint": {"every_updates": 3, "keep_last": 3},
+        "stop": {"updates": UPDATES},
+        "log_every_updates": 1,
+    }
+    found = tiny_experiment(folder, **{**defaults, **training})
+    changed = found.model.model_validate({**found.model.model_dump(), **(model or {})})
+    return found.model_copy(update={"model": changed})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prepare(tiny(folder).data)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path) -> Path:
+    """A run of one process."""
+    train(data / "alone", tiny(data), console=QUIET)
+    return data / "alone"
+
+
+def assert_alike(run: Path, alone: Path, tolerance: float = 2e-5) -> None:
+    """Weights, moments, counters and records are those of one process, to rounding."""
+    for folder in sorted((alone / "checkpoints").iterdir()):
+        mine, theirs = load_checkpoint(run / "checkpoints" / folder.name), load_checkpoint(folder)
+        for kind in ("weights", "optimiser"):
+            ours, others = getattr(mine, kind), getattr(theirs, kind)
+            assert ours.keys() == others.keys()
+            for name, tensor in others.items():
+                torch.testing.assert_close(ours[name], tensor, atol=tolerance, rtol=tolerance, msg=name)
+        progress, expected = mine.progress, theirs.progress
+        assert (progress.update, progress.epoch, progress.batch) == (expected.update, expected.epoch, expected.batch)
+        assert (progress.target_tokens, progress.best_update) == (expected.target_tokens, expected.best_update)
+    ours, others = records(run), records(alone)
+    assert [r["update"] for r in ours] == [r["update"] for r in others]
+    for one, other in zip(ours, others, strict=True):
+        assert one.keys() == other.keys()
+        for key in ("loss", "nll", "grad_norm", "perplexity", "bleu", "chrf", "learning_rate", "sentences_per_update"):
+            if key in other:
+                assert one[key] == pytest.approx(other[key], rel=2e-4), key
+        for key in ("unfinished", "target_tokens", "kind", "skipped"):
+            assert one.get(key) == other.get(key)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("ddp", 3), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("ddp", 2), ("fsdp", 2), ("fsdp", 3)))],
+)
+def test_processes_train_like_one_with_as_many_batches(
+    kind: str, count: int, data: Path, alone: Path, tmp_path: Path
+) -> None:
+    """Three batches an update: two processes have unequal shares, and at the end of an epoch one may have none."""
+    run = together(tmp_path / "run", tiny(data, distributed={"kind": kind}), count)
+    assert_alike(run, alone)
+    shards = list((run / "last" / "state" / "optimiser").iterdir())
+    assert len(shards) == count
+    assert (run / "best").resolve().name == (alone / "best").resolve().name
+    assert len((run / "log.txt").read_text().splitlines()) == len((alone / "log.txt").read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "count"), [("ddp", 3), pytest.param("fsdp", 2, marks=pytest.mark.slow)])
+def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: int, data: Path, tmp_path: Path) -> None:
+    """Sums of three depend on their order, so DDP's buckets must lie as they did. (DDP's two: test_parallel_faults.)"""
+    whole, parts = tiny(data, distributed={"kind": kind}), tiny(data, distributed={"kind": kind}, stop={"updates": 3})
+    together(tmp_path / "whole", whole, count)
+    together(tmp_path / "parts", parts, count)
+    together(tmp_path / "parts", whole, count, resume=True)
+    assert final_bytes(tmp_path / "parts", UPDATES) == final_bytes(tmp_path / "whole", UPDATES)
+
+
+CHANGES = [("ddp", 1, 3), ("ddp", 2, 1), ("ddp", 3, 2), ("fsdp", 1, 3), ("fsdp", 2, 1), ("fsdp", 3, 2)]
+QUICK = [("fsdp", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"), [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CHANGES]
+)
+def test_a_run_goes_on_with_another_number_of_processes(
+    kind: str, first: int, second: int, data: Path, alone: Path, tmp_path: Path
+) -> None:
+    whole, part = tiny(data, distributed={"kind": kind}), tiny(data, distributed={"kind": kind}, stop={"updates": 3})
+    together(tmp_path / "run", part, first)
+    together(tmp_path / "run", whole, second, resume=True)
+    assert_alike(tmp_path / "run", alone)

@@ -1,0 +1,569 @@
+"""Interrupted at any moment and resumed, a run ends with the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from itertools import count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.conftest import forkserver, tiny_experiment
+from tests.train.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, same_records, train_part
+from ziggurat.config import Experiment
+from ziggurat.config.lifecycle import MlflowConfig
+from ziggurat.config.load import change_section
+from ziggurat.data.corpus import Store
+from ziggurat.model.build import build_model
+from ziggurat.model.run_folder import checkpoint_folders
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError
+from ziggurat.train import setup
+from ziggurat.train.checkpoint import load_checkpoint
+from ziggurat.train.loop import train
+from ziggurat.train.run import create_run, reopen_run
+from ziggurat.train.schedule import TrainingResult
+from ziggurat.train.tracking.tracker import keep
+from ziggurat.train.update import train_update
+
+MATRIX = [Case(*cell) for cell in product(("fp32", "bf16"), (False, True), (1, 2), ("none", "layers"))]
+PAIRWISE = [
+    Case("fp32", growth=True, accumulate=2),
+    Case("bf16"),
+]
+"""The quick suite's part, which has every value but compiled layers; of these a test below looks at the first batch."""
+UPDATES = 30
+SETTINGS: dict[str, Any] = {
+    "threads": 1,  # the processes that are killed must add up in the same order as this one
+    "stop": {"updates": UPDATES},
+    "checkpoint": {"every_updates": 7, "keep_last": 2},
+    "validation": {"every_updates": 10, "max_sentences": 2},
+    "batch": {"max_tokens": 150, "accumulate": 2},
+    "log_every_updates": 5,
+}
+
+
+def go(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
+    return train(run, experiment, resume=resume, console=QUIET)
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny_folder: Path) -> Experiment:
+    return tiny_experiment(tiny_folder, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    go(run, experiment)
+    return final_bytes(run, UPDATES), run
+
+
+def started_anew(run: str, document: str, resume: str) -> None:
+    """Train; a resumed run has to compile anew, as in a process of its own."""
+    if resume:
+        torch.compiler.reset()
+    train_part(run, document, resume)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=str(c), marks=() if c in PAIRWISE else pytest.mark.slow) for c in MATRIX]
+)
+def test_eight_updates_and_eight_more_are_sixteen(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
+    """In every precision, with and without growth, accumulation and compiled layers."""
+    assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
+
+
+LATER: dict[str, dict[str, Any]] = {
+    "streams-values": {
+        "residual": "manifold_hyper",
+        "wiring": {"streams": 3, "mixing": "permutations", "stream_start": "normal"},
+        "attention": {"value_residual": "learned", "cross_value_residual": "single"},
+    },
+    "mudd-gpas-ranges": {
+        "residual": "pre",
+        "encoder": {"history": "mudd"},
+        "decoder": {"layers": 3, "ranges": [{"layers": 1, "residual": "post"}]},
+        "wiring": {"gpas": True},
+    },
+    "siamese-keel": {
+        "encoder": {"residual": "siamese"},
+        "decoder": {"residual": "keel"},
+        "attention": {"qk_norm": "rms", "value_norm": "rms"},
+    },
+    "attention-residuals": {
+        "residual": "none",
+        "encoder": {"history": "attention_residuals"},
+        "decoder": {"history": "block_attention_residuals"},
+        "combination": {"unit": "sublayer"},
+    },
+    "sub-ln-hybrid": {
+        "encoder": {"residual": "sub_ln"},
+        "decoder": {"residual": "hybrid"},
+        "init": {"kind": "magneto"},
+    },
+    "transfer": {"residual": "pre", "transfer": {"width": 8, "encoder_layers": 1, "decoder_layers": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [pytest.param(c, id=n, marks=() if i < 2 else pytest.mark.slow) for i, (n, c) in enumerate(LATER.items())],
+)
+def test_three_updates_and_three_more_are_six_with_later_kinds(
+    choices: dict[str, Any], tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Their parameters, moments and factors are all in a checkpoint."""
+    six = tiny_experiment(tiny_folder, threads=1, stop={"updates": 6}, checkpoint={"every_updates": 3, "keep_last": 2})
+    six = six.model_copy(update={"model": change_section(six.model, choices, "model")})
+    go(tmp_path / "whole", six)
+    go(tmp_path / "halves", change_section(six, {"training": {"stop": {"updates": 3}}}, ""))
+    go(tmp_path / "halves", six, resume=True)
+    assert final_bytes(tmp_path / "halves", 6) == final_bytes(tmp_path / "whole", 6)
+
+
+@pytest.mark.slow
+def test_a_run_resumed_before_layer_drop_has_used_every_layer(tiny_folder: Path, tmp_path: Path) -> None:
+    drop = {"encoder": {"layers": 6, "layer_drop": 0.8}}
+    runs = {}
+    for stop in (2, 4):
+        found = tiny_experiment(tiny_folder, stop={"updates": stop}, validation={"every_updates": 9, "decode": False})
+        runs[stop] = found.model_copy(update={"model": change_section(found.model, drop, "model")})
+    go(tmp_path / "whole", runs[4])
+    go(tmp_path / "parts", runs[2])
+    saved = load_checkpoint(tmp_path / "parts" / "last")
+    trained = {key.rpartition("/")[0] for key in saved.optimiser}
+    assert trained < saved.weights.keys(), "a layer has had no update yet, so the test can fail"
+    go(tmp_path / "parts", runs[4], resume=True)
+    assert final_bytes(tmp_path / "parts", 4) == final_bytes(tmp_path / "whole", 4)
+
+
+@pytest.mark.slow
+def test_eight_updates_and_eight_more_are_sixteen_with_graphs(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers are traced, once, and their graphs are run as they are."""
+    compiled, calls = torch.nn.Module.compile, count()
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **how: [next(calls), compiled(self, backend="eager", **how)][1]
+    )
+    torch.compiler.reset()
+    assert_resumed_equals_whole(Case("fp32", accumulate=2, compile="layers"), tiny_folder, tmp_path)
+    assert next(calls) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", [False, True])
+def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
+    fit: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the graphs depend on it, and with them the last bits of what they compute; nothing is compiled here."""
+    seen: list[tuple[int, ...]] = []
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        model = build_model(*arguments, **options)
+        model.register_forward_pre_hook(lambda _, inputs: seen.append((*inputs[0].shape, inputs[2].shape[1])))
+        return model
+
+    monkeypatch.setattr("ziggurat.train.learner.build_model", build)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(torch.compiler, "reset", seen.clear)
+    batch = {"max_tokens": 150, "accumulate": 2, "fit": fit, "fit_limit": 512}
+    started = tiny_experiment(tiny_folder, compile="layers", stop={"updates": 3}, batch=batch)
+    go(tmp_path / "run", started)
+    first = seen[0]
+    seen.clear()
+    go(tmp_path / "run", reopen_run(tmp_path / "run", ["training.stop.updates=4"]), resume=True)
+    assert seen[0] == first
+    assert first not in seen[-2:], "the update itself has other batches, so the test can fail"
+
+
+def _child(run: str, document: str, resume: bool) -> None:
+    go(Path(run), Experiment.model_validate_json(document), resume=resume)
+
+
+def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
+    """Train in a process of its own and kill it; False when it had already ended."""
+    context = forkserver()
+    child = context.Process(target=_child, args=(str(run), experiment.model_dump_json(), run.exists()))
+    child.start()
+    child.join(seconds)
+    alive = child.is_alive()
+    child.kill()
+    child.join()
+    return alive
+
+
+@pytest.mark.slow  # recorded moments are in test_kills.py
+@pytest.mark.parametrize("wanted", [1, 20])
+def test_sigkill_at_random_moments(
+    wanted: int, experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    forkserver()  # takes seconds to start
+    began = time.perf_counter()
+    assert not killed_after(300, tmp_path / "timed", experiment)
+    length = time.perf_counter() - began
+    seed = random.SystemRandom().randrange(10**6)  # another one every time; test_kills.py has recorded ones
+    moments = random.Random(seed)
+    kills = 0
+    for number in range(4 * wanted + 20):
+        run = tmp_path / f"run-{number}"
+        moment = moments.uniform(0.0, 0.9 * length)
+        if killed_after(moment, run, experiment):
+            kills += 1
+        else:
+            length *= 0.7  # the timed run had less of the machine than this one; in the end every moment comes in time
+        has_run = (run / "checkpoints").is_dir()
+        go(run, experiment, resume=has_run)
+        assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
+        same_records(uninterrupted[1], run)
+        if kills == wanted:
+            return
+    pytest.fail(f"only {kills} of {4 * wanted + 20} processes were alive when they were killed")
+
+
+@pytest.mark.slow
+def test_stopping_at_every_kind_of_place_changes_nothing(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    """Before a validation, on one, within an epoch and across its end; several stops in one run."""
+    run = tmp_path / "run"
+    for updates in (3, 9, 10, 11, 17, UPDATES):
+        stop = experiment.training.stop.model_copy(update={"updates": updates})
+        part = experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})})
+        assert go(run, part, resume=run.exists()).update == updates
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+
+
+@pytest.mark.slow
+def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 17})
+    go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "update": 20, "loss": 1}\n{"kind": "tra')
+    go(run, experiment, resume=True)
+    updates = [r["update"] for r in records(run, "train") if "partial" not in r]
+    assert updates == list(range(5, UPDATES + 1, 5))
+    assert not [r for r in records(run, "train") if r.get("partial")], "the one of update 17 is taken back"
+    assert {r["update"] for r in records(run, "validation")} == {10, 17, 20, 30}  # 17: the first end
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(number: int, experiment: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    endless = experiment.training.stop.model_copy(update={"updates": 10**6})
+    training = experiment.training.model_copy(
+        update={
+            "stop": endless,
+            "checkpoint": experiment.training.checkpoint.model_copy(update={"every_updates": 10**5}),
+        }
+    )
+    long = experiment.model_copy(update={"training": training})
+    context = forkserver()
+    child = context.Process(target=_child, args=(str(run), long.model_dump_json(), False))
+    child.start()
+    metrics = run / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.1)
+    assert child.pid is not None
+    os.kill(child.pid, number)
+    child.join(60)
+    assert child.exitcode == 0  # train() returns; the command line turns the signal into a status
+    folders = checkpoint_folders(run)
+    assert folders, "no checkpoint was written on the way out"
+    assert int(folders[-1].name[5:]) >= 5
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 16})
+    go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
+    newest = checkpoint_folders(run)[-1]
+    for damaged in ("state/optimiser/shard-00000.safetensors", "model.safetensors"):
+        file = newest / damaged
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1  # one bit
+        file.write_bytes(content)
+    output = io.StringIO()
+    train(run, experiment, resume=True, console=Console(file=output, width=500))
+    assert "CHECKPOINT DAMAGED" in output.getvalue()
+    assert str(newest) in output.getvalue()
+    assert "resumed after update 14" in output.getvalue()
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+
+
+@pytest.mark.slow
+def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 8})
+    go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
+    for folder in checkpoint_folders(run):
+        (folder / "meta.json").write_text("{")
+    with pytest.raises(CheckpointError, match="all 2 checkpoints are damaged"):
+        go(run, experiment, resume=True)
+
+
+def test_a_run_is_not_overwritten_and_not_shared(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path]
+) -> None:
+    from ziggurat.train.ownership import owned
+
+    run = uninterrupted[1]
+    with pytest.raises(ConfigError, match=r"already holds a run; go on with it: `ziggurat train --run .* --resume`"):
+        go(run, experiment)
+    with owned(run), pytest.raises(CheckpointError, match="another process is training in this folder"):
+        go(run, experiment, resume=True)
+    with pytest.raises(ConfigError, match="no run to resume"):
+        reopen_run(run / "nothing", [])
+
+
+@pytest.mark.slow
+def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    """Neither a new run nor a resumed one; the first goes on undisturbed."""
+    run = tmp_path / "run"
+    context = forkserver()
+    endless = experiment.training.model_copy(
+        update={"stop": experiment.training.stop.model_copy(update={"updates": 10**6})}
+    )
+    long = experiment.model_copy(update={"training": endless})
+    child = context.Process(target=_child, args=(str(run), long.model_dump_json(), False))
+    child.start()
+    try:
+        for _ in range(600):
+            if checkpoint_folders(run):
+                break
+            time.sleep(0.1)
+        with pytest.raises(ConfigError, match="already holds a run"):
+            go(run, experiment)
+        with pytest.raises(CheckpointError, match="another process is training in this folder"):
+            go(run, experiment, resume=True)
+        assert child.is_alive()
+    finally:
+        child.terminate()
+        child.join(60)
+    assert child.exitcode == 0
+    assert load_checkpoint(checkpoint_folders(run)[-1]).progress.update > 0
+
+
+def _child_at(barrier: Any, run: str, document: str) -> None:
+    barrier.wait(60)
+    _child(run, document, False)
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    context = forkserver()
+    run, barrier = tmp_path / "run", context.Barrier(2)
+    arguments = (barrier, str(run), experiment.model_dump_json())
+    children = [context.Process(target=_child_at, args=arguments) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    assert sorted(child.exitcode or 0 for child in children) == [0, 1]
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+    assert [r["update"] for r in records(run, "train")] == list(range(5, UPDATES + 1, 5))
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the moment: here after the last look at the folder before its lock is taken."""
+    from ziggurat.train import run as module
+
+    building, run = module.building, tmp_path / "run"
+
+    def late(folder: Path) -> Any:
+        (folder / "checkpoints" / "step-00000007").mkdir(parents=True)
+        return building(folder)
+
+    monkeypatch.setattr(module, "building", late)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        go(run, experiment)
+    assert (run / "checkpoints" / "step-00000007").is_dir()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `act` called once in a run, before update `number`."""
+    updates = count(1)
+
+    def update(*arguments: Any, **options: Any) -> Any:
+        if next(updates) == number:
+            act()
+        return train_update(*arguments, **options)
+
+    monkeypatch.setattr("ziggurat.train.loop.train_update", update)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("early", [False, True])
+def test_a_store_replaced_under_a_live_run(
+    experiment: Experiment,
+    uninterrupted: tuple[dict[str, bytes], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    early: bool,
+) -> None:
+    """The run has the old data mapped and ends as ever, loudly; it cannot be resumed on the new ones.
+
+    Replaced before the first update, it is noticed as well: what comes before that can take minutes.
+    """
+    from ziggurat.data.prepare import prepare
+
+    mine = tiny_experiment(tmp_path, **SETTINGS)
+    prepare(mine.data)
+
+    def replace() -> None:
+        file = tmp_path / "train.qlo"
+        file.write_text(file.read_text().replace("a", "e"))
+        prepare(mine.data, force=True)
+
+    if early:
+        usual = setup.create_run
+        monkeypatch.setattr(setup, "create_run", lambda *arguments: (replace(), usual(*arguments)))
+    else:
+        before_update(12, replace, monkeypatch)
+    output = io.StringIO()
+    run = tmp_path / "run"
+    train(run, mine, console=Console(file=output, width=500))
+    assert output.getvalue().count("THE STORE WAS REPLACED") == 1
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+    with pytest.raises(CheckpointError, match="is not the one this run was trained on"):
+        go(run, mine, resume=True)
+
+
+@pytest.mark.slow
+def test_a_store_changed_in_place_ends_the_run(
+    experiment: Experiment,
+    uninterrupted: tuple[dict[str, bytes], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before a checkpoint is made of what was learned from damaged data; restored, the run ends as ever."""
+    mine = tiny_experiment(tmp_path, **SETTINGS)
+    shutil.copytree(experiment.data.store, mine.data.store)
+    file = next(Path(mine.data.store).glob("train-*.arrow"))
+    whole = file.read_bytes()
+
+    def change() -> None:
+        with file.open("r+b") as handle:
+            handle.seek(-9, os.SEEK_END)
+            handle.write(b"\xff")
+
+    before_update(12, change, monkeypatch)
+    run = tmp_path / "run"
+    with pytest.raises(DataError, match=f"{file.name}: changed while it was being read"):
+        go(run, mine)
+    assert checkpoint_folders(run)[-1].name == "step-00000010"
+    with file.open("r+b") as handle:
+        handle.write(whole)
+    go(run, mine, resume=True)
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+
+
+def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, bytes], Path]) -> None:
+    run = uninterrupted[1]
+    training = ("training.seed=5", "training.batch.max_tokens=99", "training.quantise=int8")
+    for override in ("model.d_model=32", "data.unicode=nfc", *training):
+        with pytest.raises(ConfigError, match="a resumed run cannot change"):
+            reopen_run(run, [override])
+    with pytest.raises(ConfigError, match=r"start a new run for that \(`training.start_from`"):
+        reopen_run(run, ["model.encoder.layers=3"])
+    assert reopen_run(run, []).training.stop.updates == UPDATES
+
+
+def test_a_resumed_run_stays_in_its_experiment_at_mlflow(tiny_folder: Path, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", ["training.mlflow.experiment=new"]
+    experiment = tiny_experiment(tiny_folder, mlflow={"experiment": "old"})
+    create_run(run, experiment, Store.open(experiment.data.store))
+    assert reopen_run(run, other).training.mlflow == MlflowConfig(experiment="new")  # it has not begun there
+    keep(run, "mlflow", "abc")
+    with pytest.raises(ConfigError, match=r"stays in the experiment old: .*remove .*tracking/mlflow\.id to begin"):
+        reopen_run(run, other)
+    assert reopen_run(run, ["training.mlflow=null"]).training.mlflow is None
+
+
+@pytest.mark.parametrize(
+    ("begun", "changed", "error", "message"),
+    [
+        (True, {}, CheckpointError, "is not the one this run was trained on"),
+        (
+            False,
+            {},
+            ConfigError,
+            r"run: its source vocabulary is not that of the store .*; restore that store, or remove",
+        ),
+        (False, {"kind": "unigram"}, ConfigError, r"data\.subword\.kind \(\"unigram\" -> \"bpe\"\)"),
+    ],
+)
+def test_another_store_is_refused(
+    begun: bool,
+    changed: dict[str, str],
+    error: type[Exception],
+    message: str,
+    experiment: Experiment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a run that was killed before its first checkpoint: it has the vocabularies of its own store."""
+    from ziggurat.data.prepare import prepare
+
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 2})
+    short = experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})})
+    if begun:
+        go(run, short)
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr("ziggurat.train.loop.starting_point", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                go(run, short)
+    other = tiny_experiment(tmp_path).data
+    file = tmp_path / "train.qlo"
+    file.write_text(file.read_text().replace("a", "e"))
+    prepare(other.model_copy(update={"subword": other.subword.model_copy(update=changed)}))
+    moved = short.model_copy(update={"data": short.data.model_copy(update={"store": other.store})})
+    with pytest.raises(error, match=message):
+        go(run, moved, resume=True)
+
+
+def interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_with(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although `start_from` names a run that has gone on since."""
+    short: dict[str, Any] = {"validation": {"every_updates": 9, "decode": False}, "stop": {"updates": 2}}
+    go(tmp_path / "other", tiny_experiment(tiny_folder, **short))
+    mine = tiny_experiment(tiny_folder, **short, start_from=str(tmp_path / "other"))
+    go(tmp_path / "whole", mine)
+    assert [folder.name for folder in checkpoint_folders(tmp_path / "whole")] == ["step-00000002"]
+    with monkeypatch.context() as patch:
+        before_update(2, interrupted, patch)
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path / "run", mine)
+    go(tmp_path / "other", reopen_run(tmp_path / "other", ["training.stop.updates=3"]), resume=True)
+    go(tmp_path / "run", mine, resume=True)
+    assert final_bytes(tmp_path / "run", 2) == final_bytes(tmp_path / "whole", 2)

@@ -1,0 +1,114 @@
+"""Constraints: always met where they can be, the best of all outputs that meet them with wide beams."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.translate.doubles import TableScorer, random_log_probabilities
+from tests.translate.plain import BOS, EOS, plain_search
+from ziggurat.translate.constrained import searched_together
+from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.request import RuleOptions, SearchSettings, Sentence
+from ziggurat.translate.search import search
+
+Phrases = tuple[tuple[int, ...], ...]
+
+
+def holds(tokens: tuple[int, ...], phrases: Phrases) -> bool:
+    """Return whether all phrases are there, in any order, no token in two of them."""
+    for order in itertools.permutations(phrases):
+        at = 0
+        for phrase in order:
+            places = [i for i in range(at, len(tokens) - len(phrase) + 1) if tokens[i : i + len(phrase)] == phrase]
+            if not places:
+                break
+            at = places[0] + len(phrase)
+        else:
+            return True
+    return False
+
+
+phrases = st.lists(st.lists(st.integers(2, 5), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
+
+
+@settings(max_examples=100)
+@given(data=st.data(), rows=st.lists(phrases, min_size=1, max_size=5))
+def test_every_output_holds_its_phrases_and_others_are_not_disturbed(data: st.DataObject, rows: list[Phrases]) -> None:
+    beam_size = data.draw(st.integers(2, 5))
+    wanted = SearchSettings(
+        beam_size,
+        data.draw(st.integers(1, beam_size)),
+        BOS,
+        EOS,
+        (BOS,),
+        penalty=data.draw(st.sampled_from([LengthPenalty(), LengthPenalty("power", 1.0)])),
+        batch_sentences=data.draw(st.integers(1, 4)),
+    )
+    table = random_log_probabilities(data.draw(st.integers(0, 999)), 7, data.draw(st.sampled_from([0.5, 3.0])))
+    longest = [sum(map(len, row)) + data.draw(st.integers(0, 3)) for row in rows]
+    sentences = [Sentence([i], most, 0, (), row) for i, (row, most) in enumerate(zip(rows, longest, strict=True))]
+    scorer = TableScorer(table, 7)
+    for number, (found, row) in enumerate(zip(search(scorer, sentences, wanted), rows, strict=True)):
+        if row:
+            assert all(h.finished and holds(tuple(h.tokens), row) for h in found)
+            assert len({tuple(h.tokens) for h in found}) == len(found)
+        else:
+            plain = plain_search(scorer, number, 1, longest[number], wanted)
+            assert [h.tokens for h in found] == [h.tokens for h in plain]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("row", [((2,),), ((2, 3), (4,)), ((2, 3), (4, 2))])
+def test_with_wide_beams_the_best_of_all_outputs_that_hold_the_phrases_is_found(seed: int, row: Phrases) -> None:
+    table = random_log_probabilities(seed, 5, 1.0)
+    every = []
+    for length in range(5):
+        for words in itertools.product([2, 3, 4], repeat=length):
+            if holds(words, row):
+                path = (*words, EOS)
+                every.append((sum(table(0, path[:i])[token] for i, token in enumerate(path)), list(words)))
+    best = sorted(every, key=lambda e: -e[0])[:3]
+    wanted = SearchSettings(200, 3, BOS, EOS, (BOS,))
+    (found,) = search(TableScorer(table, 5), [Sentence([0], 4, 0, (), row)], wanted)
+    assert [h.tokens for h in found] == [tokens for _, tokens in best]
+    assert [h.log_probability for h in found] == pytest.approx([total for total, _ in best], abs=1e-9)
+
+
+def test_what_cannot_be_met_is_left_out_and_the_output_says_that_it_was_cut() -> None:
+    table = random_log_probabilities(1, 5, 1.0)
+    wanted = SearchSettings(2, 1, BOS, EOS, (BOS,), RuleOptions(banned=((3,),)))
+    ((found,),) = search(TableScorer(table, 5), [Sentence([0], 4, 0, (), ((2,), (3,)))], wanted)
+    assert not found.finished
+    assert 2 in found.tokens
+    assert 3 not in found.tokens
+
+
+def test_sentences_with_many_phrases_do_not_fill_the_memory_of_others() -> None:
+    counts = [0, 12, 2, 300, 12, 9, 300]
+    rows = [tuple((2 + n % 4,) for n in range(count)) for count in counts]
+    sentences = [Sentence([i], len(row) + 1, 0, (), row) for i, row in enumerate(rows)]
+    many = [sentences[3]] * 64
+    assert searched_together(sentences, 4) == [[0, 2], [1, 3, 4, 5, 6]]
+    assert max(map(len, searched_together(many, 4))) <= 11
+    assert sorted(n for group in searched_together(many, 4) for n in group) == list(range(64))
+
+    short = [0, 1, 2, 4, 5]
+    table = random_log_probabilities(3, 7, 1.0)
+    wanted = SearchSettings(3, 1, BOS, EOS, (BOS,))
+    scorer = TableScorer(table, 7)
+    found = search(scorer, [sentences[i] for i in short], wanted)
+    assert scorer.admitted == [[0, 2], [1, 4, 5]]
+    assert found == [search(TableScorer(table, 7), [sentences[i]], wanted)[0] for i in short]
+
+
+def test_a_forced_start_may_bring_a_phrase() -> None:
+    table = random_log_probabilities(1, 5, 1.0)
+    wanted = SearchSettings(3, 1, BOS, EOS, (BOS,))
+    ((found,),) = search(TableScorer(table, 5), [Sentence([0], 6, 0, (4, 2, 3), ((2, 3), (4, 4)))], wanted)
+    assert found.finished
+    assert found.tokens[:3] == [4, 2, 3]
+    assert holds(tuple(found.tokens), ((2, 3), (4, 4)))

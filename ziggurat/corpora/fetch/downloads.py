@@ -1,0 +1,218 @@
+"""The folder of downloads, mirrors, and the network, in this order; files by their addresses, compared with checksums.
+
+A download of `https://HOST/PATH` lies at `HOST/PATH` in the folder, as `wget --force-directories` puts it: so the
+folder of one machine is the mirror of another. Beside it `PATH.origin.json` says where it came from, and its checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ziggurat.corpora.fetch.entries import Remote
+from ziggurat.corpora.fetch.refusals import refuse_content
+from ziggurat.corpora.fetch.transfer import Network, Progress, download, read_small, size_of
+from ziggurat.system.checksums import content_checksum, has_checksum
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.files import write_atomically
+from ziggurat.system.small_files import check_regular, read_bounded
+
+_MOST_BYTES = 1 << 20
+_HOST = r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file that is here."""
+
+    path: Path
+    url: str
+    """Its address in the registry."""
+    came_from: str
+    """Address that it came from, behind redirects; the path in a mirror whose notes do not tell that."""
+    bytes: int
+    sha256: str
+
+    def document(self) -> dict[str, Any]:
+        """Return what records say of it."""
+        moved = {} if self.came_from == self.url else {"came_from": self.came_from}
+        return {"url": self.url, **moved, "bytes": self.bytes, "sha256": self.sha256}
+
+
+def default_folder() -> Path:
+    """Return the folder of downloads where none is given: that of ZIGGURAT_DOWNLOADS, else in the user's cache."""
+    if given := os.environ.get("ZIGGURAT_DOWNLOADS"):
+        return Path(given).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ziggurat" / "downloads"
+
+
+def place_of(url: str) -> str:
+    """Return the path of `url` in a folder of downloads or a mirror: `HOST/PATH`, a query at the end of the name.
+
+    Raises ConfigError for an address that is none, or that leads out of the folder.
+    """
+    if not re.fullmatch(rf"(https?|ftp)://{_HOST}(:\d{{1,5}})?/[!-~]+", url) or "\\" in url:
+        raise ConfigError(f"{printable(url, 300)}: not an address such as https://host/path/file.gz, without login")
+    parts = urlsplit(url)
+    steps = [parts.netloc.replace(":", "_"), *parts.path.removeprefix("/").removesuffix("/").split("/")]
+    if any(step in ("", ".", "..") or len(step) > 200 for step in steps):
+        raise ConfigError(f"{printable(url, 300)}: has an empty, too long or `..` step in its path")
+    if parts.query:
+        query = parts.query.replace("/", "%2F")
+        if len(steps[-1]) + len(query) > 200:
+            query = hashlib.sha256(query.encode()).hexdigest()
+        steps[-1] += f"?{query}"
+    return "/".join(steps)
+
+
+@dataclass
+class Downloads:
+    """Gets files by their addresses."""
+
+    folder: Path
+    mirrors: Sequence[str] = ()
+    """Folders and addresses that have files at `HOST/PATH`; folders are asked first, the files' own servers last."""
+    offline: bool = False
+    network: Network = field(default_factory=Network)
+    progress: Progress = lambda phase, done, total: None
+
+    def get(self, remote: Remote) -> Held:
+        """Return the file of `remote`, fetched unless it is here. Raises ConfigError, DataError with the way out."""
+        place = place_of(remote.url)
+        path = self.folder / place
+        if (held := self._here(remote, path, remote.url, "the download")) is not None:
+            return held
+        for mirror in self._folders():
+            if (held := self._here(remote, mirror / place, str(mirror / place), "the mirror's file")) is not None:
+                return held
+        addresses = self._mirrored(place) + ([] if remote.by_hand else [remote.url])
+        if not addresses or self.offline:
+            raise DataError(self._missing(remote, path))
+        problems, kept = [], list[Held]()
+        for address in addresses:
+            try:
+                download(address, path, self.network, self.progress, partial(self._noted, kept, remote, path))
+                return kept[-1] if kept else self.get(remote)  # another process may have brought it meanwhile
+            except DataError as error:
+                problems.append(str(error))
+        raise DataError("; ".join(problems))
+
+    def get_small(self, url: str) -> bytes:
+        """Return an index at `url`, as it is now: it is not kept. Raises DataError."""
+        place = place_of(url)
+        for mirror in self._folders():
+            if (found := mirror / place).exists():
+                return read_bounded(found, 1 << 26)
+        if self.offline:
+            raise DataError(f"{url}: is asked over the network, and `--offline` forbids that; name the corpus in full")
+        for address in self._mirrored(place):
+            with contextlib.suppress(DataError):
+                return read_small(address, self.network)
+        return read_small(url, self.network)
+
+    def size(self, remote: Remote) -> int | None:
+        """Return the size of a file, asked of its server where neither folder nor registry tells it."""
+        place = place_of(remote.url)
+        with contextlib.suppress(OSError):
+            return os.path.getsize(self.folder / place)
+        for mirror in self._folders():
+            with contextlib.suppress(OSError):
+                return os.path.getsize(mirror / place)
+        if remote.bytes is not None or self.offline or remote.by_hand:
+            return remote.bytes
+        return size_of(remote.url, self.network)
+
+    def discard(self, held: Held) -> str:
+        """Remove a damaged download, unless it lies in a mirror; return what was done, for a message."""
+        if not held.path.is_relative_to(self.folder):
+            return "it lies in a mirror: replace it there"
+        _origin(held.path).unlink(missing_ok=True)
+        held.path.unlink(missing_ok=True)
+        return "it was removed: run this again to fetch it anew"
+
+    def _folders(self) -> list[Path]:
+        """Return the mirrors that are folders."""
+        return [Path(mirror).expanduser() for mirror in self.mirrors if not _is_address(mirror)]
+
+    def _mirrored(self, place: str) -> list[str]:
+        """Return the addresses of a place in the mirrors that are servers; a `?` of its name is part of the path."""
+        servers = [mirror.rstrip("/") for mirror in self.mirrors if _is_address(mirror) and not self.offline]
+        return [f"{server}/{place.replace('?', '%3F')}" for server in servers]
+
+    def _here(self, remote: Remote, path: Path, came_from: str, what: str) -> Held | None:
+        """Return the file at `path`, compared with its checksums; None where there is none.
+
+        `came_from` is its origin where no notes beside it tell that: those of a mirror were made where it was fetched.
+        """
+        if not path.exists():
+            return None
+        known = None
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            notes = json.loads(read_bounded(_origin(path), _MOST_BYTES))
+            if has_checksum(notes):
+                came_from, known = str(notes["came_from"]), str(notes["sha256"])
+        held = self._checked(remote, path, came_from, what)
+        if known is not None and held.sha256 != known:
+            raise DataError(
+                f"{path}: damaged or changed since it was fetched, as {_origin(path).name} tells; {self.discard(held)}"
+            )
+        return held
+
+    def _noted(self, kept: list[Held], remote: Remote, path: Path, file: Path, came_from: str) -> None:
+        """Check `file`, which just came and will be `path`, note its origin, and add it to `kept`."""
+        held = self._checked(remote, file, came_from, "what came", path)
+        notes: dict[str, Any] = {"format": 1, **held.document(), "came_from": came_from}
+        notes["checksum"] = content_checksum(notes)
+        write_atomically(_origin(path), json.dumps(notes, indent=1).encode() + b"\n")
+        kept.append(held)
+
+    def _checked(self, remote: Remote, file: Path, came_from: str, what: str, path: Path | None = None) -> Held:
+        """Return `file`, which is or will be `path`. Raises DataError where it is not what the registry describes."""
+        path = path or file
+        check_regular(file)
+        found = {name: hashlib.new(name, usedforsecurity=False) for name in ("sha256", "md5")}
+        size, head = 0, b""
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
+                head = head or block[:512]
+                size += len(block)
+                for digest in found.values():
+                    digest.update(block)
+                self.progress(f"check {path.name}", size, None)
+        held = Held(path, remote.url, came_from, size, found["sha256"].hexdigest())
+        refuse_content(str(path), head)
+        length = None if remote.bytes is None else f"{remote.bytes:,} bytes"
+        for name, came, wanted in (
+            ("length", f"{size:,} bytes", length),
+            ("sha256", held.sha256, remote.sha256),
+            ("md5", found["md5"].hexdigest(), remote.md5),
+        ):
+            if wanted is not None and came != wanted:
+                raise DataError(
+                    f"{remote.url}: {what} has the {name} {came}, but the registry says {wanted}: it is damaged, or "
+                    f"was changed at its origin (then give the new {name} in a registry of your own); "
+                    f"{self.discard(held)}"
+                )
+        return held
+
+    def _missing(self, remote: Remote, path: Path) -> str:
+        """Return the message for a file that is not here and cannot be fetched."""
+        why = remote.by_hand or "is not here, and `--offline` forbids the network"
+        return f"{remote.url}: {why}. Put it at {path}, or into a mirror at {place_of(remote.url)} (`--mirror`)"
+
+
+def _is_address(mirror: str) -> bool:
+    return mirror.startswith(("http://", "https://"))
+
+
+def _origin(path: Path) -> Path:
+    return path.with_name(f"{path.name}.origin.json")

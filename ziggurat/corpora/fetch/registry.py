@@ -1,0 +1,237 @@
+"""The registry: where corpora lie, how they are laid out, under which licence; and the data of recipes' folders.
+
+A name is a pattern such as `europarl/v7/{a}-{b}`; `europarl/v7/de-en` fills it, and with it addresses and members of
+archives. ziggurat/corpora/fetch/corpora.yaml is the built-in registry; files of the user's own are laid over it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from ziggurat.config.base import Section
+from ziggurat.corpora.fetch.entries import Corpus, Entry, Folder
+from ziggurat.corpora.fetch.pairs import any_pair, described, fitting_pairs, has_pair, variants
+from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.small_files import read_bounded
+from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
+
+_BUILT_IN = Path(__file__).with_name("corpora.yaml")
+_LANGUAGE = r"[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
+_WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]*"
+
+
+class _File(Section):
+    corpora: dict[str, Entry] = Field(default_factory=dict)
+    folders: dict[str, Folder] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Entries and folders by name, those of the user's files in place of the built-in ones."""
+
+    entries: Mapping[str, Entry]
+    folders: Mapping[str, Folder]
+
+    def find(self, name: str) -> Corpus:
+        """Return the corpus `name`; its two languages may stand in either order.
+
+        Raises ConfigError with the nearest names, or with the languages that an entry has.
+        """
+        for given in dict.fromkeys((name, _swapped(name))):
+            for pattern, entry in self.entries.items():
+                if (values := _match(pattern, entry, given)) is not None:
+                    return _filled(given, entry, values)
+        raise ConfigError(self._unknown(name))
+
+    def listed(self, words: Sequence[str] = ()) -> Iterator[tuple[str, Entry]]:
+        """Yield name and entry of those that have all `words` in name, title or licence.
+
+        A pair of languages among the words takes the entries that have it, and fills their names; several pairs take
+        those that have all of them, once for each. Entries of which nobody knows their pairs come with any.
+        """
+        pairs = self.pairs_among(words)
+        others = [word.casefold() for word in words if word not in pairs]
+        for pattern, entry in self.entries.items():
+            for values in variants(entry) if pairs else [{}]:
+                name, title = _fill(pattern, values), _fill(entry.title, values)
+                text = f"{name} {title} {entry.licence}".casefold()
+                if not all(word in text for word in others) or (pairs and "{a}-{b}" not in pattern):
+                    continue
+                filled = entry.model_copy(update={"title": title})
+                if not pairs or any_pair(entry):
+                    yield name, filled
+                elif all(fitting := [fitting_pairs(entry, values, pair) for pair in pairs]):
+                    for pair in dict.fromkeys(itertools.chain(*fitting)):
+                        yield name.replace("{a}-{b}", pair), filled
+
+    def pairs_among(self, words: Sequence[str]) -> list[str]:
+        """Return the words that are pairs of languages: `de-en`, but not `news-crawl`, which names begin with."""
+        looks = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
+        return [word for word in looks if not any(name.startswith(word) for name in self.entries)]
+
+    def _unknown(self, name: str) -> str:
+        """Return the message for a name that no entry has."""
+        shown = printable(name, 200)
+        for pattern, entry in self.entries.items():
+            whole = entry.model_copy(update={"pairs": None, "languages": None, "where": {}})
+            if (values := _match(pattern, whole, name)) is not None:
+                has = [f"{part}: {of_part}" for part, of_part in entry.where.items()]
+                exists = all(values[part] in allowed.split() for part, allowed in entry.where.items())
+                if exists and "b" in values and not any_pair(entry):
+                    has.insert(0, f"{'pairs ' if entry.languages is None else ''}{described(entry, values)}")
+                    if near := fitting_pairs(entry, values, f"{values['a']}-{values['b']}"):
+                        has.append(f"these languages are {' or '.join(near)} there")
+                return f"no corpus `{shown}`: {pattern} has {'; '.join(has)}"
+        near = difflib.get_close_matches(name, self.entries, n=3, cutoff=0.4)
+        known = ", ".join(f"`{pattern}`" for pattern in near) if near else "those of `ziggurat fetch --list`"
+        return (
+            f"no corpus, recipe or file `{shown}`; the nearest names are {known}. A registry of your own adds others "
+            "(`--registry`, docs/fetch.md)"
+        )
+
+
+def user_registry() -> Path:
+    """Return the place of the user's own registry, which is read where it exists."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ziggurat" / "corpora.yaml"
+
+
+def load_registry(files: Sequence[str] = ()) -> Registry:
+    """Return the built-in registry with the user's and then `files` laid over it.
+
+    Raises ConfigError naming file, line and key.
+    """
+    own = [user_registry()] if user_registry().is_file() else []
+    entries: dict[str, Entry] = {}
+    folders: dict[str, Folder] = {}
+    # Later files first: the first pattern that fits a name is taken.
+    for path in [*map(Path, reversed(files)), *own]:
+        read = _read(path.expanduser())
+        entries |= {name: entry for name, entry in read.corpora.items() if name not in entries}
+        folders |= {name: folder for name, folder in read.folders.items() if name not in folders}
+    built_in = _built_in()
+    return Registry(
+        {**entries, **{k: v for k, v in built_in.corpora.items() if k not in entries}}, {**built_in.folders, **folders}
+    )
+
+
+@cache
+def _built_in() -> _File:
+    return _read(_BUILT_IN)
+
+
+def _read(path: Path) -> _File:
+    """Return the content of a registry file. Raises ConfigError."""
+    try:
+        text = read_bounded(path, MAX_YAML_BYTES, error=ConfigError).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: a registry is text in UTF-8") from None
+    content, lines = parse_yaml(text, str(path))
+    try:
+        read = _File.model_validate(content or {})
+    except ValidationError as problem:
+        said = []
+        for fault in problem.errors()[:3]:
+            place = tuple(step for step in fault["loc"])
+            line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
+            said.append(f"{f'line {line}: ' if line else ''}{'.'.join(map(str, place))}: {fault['msg']}")
+        raise ConfigError(f"{path}: {'; '.join(said)}") from None
+    for name, entry in read.corpora.items():
+        _check(path, name, entry)
+    return read
+
+
+def _check(path: Path, name: str, entry: Entry) -> None:
+    """Raise ConfigError for an entry whose name, files and members do not fit together."""
+    found = re.findall(r"\{(\w+)\}", name)
+    parts = set(found)
+    sides = 2 if "b" in parts else 1
+    if len(parts) < len(found) or not all(map(str.isidentifier, found)):
+        raise ConfigError(
+            f"{path}: {name}: each part of a name is a word in braces, such as {{version}}, and there once"
+        )
+    for text in (*(file.url for file in entry.files), *entry.take, entry.title, entry.terms or ""):
+        if unknown := set(re.findall(r"\{(\w+)\}", text)) - parts:
+            raise ConfigError(f"{path}: {name}: {{{unknown.pop()}}} in {printable(text, 120)} is no part of the name")
+    both_sides = entry.layout in ("tmx", "wmt-xml")
+    both = both_sides or entry.layout == "tsv"
+    count = len(entry.take) if entry.take else len(entry.files)
+    if "a" not in parts or not re.fullmatch(r"[\w{}.+/-]+", name):
+        raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no blanks")
+    for key, known in (("pairs", entry.pairs), ("languages", entry.languages)):
+        if isinstance(known, dict) and [set(known)] != [set(values.split()) for values in entry.where.values()]:
+            raise ConfigError(
+                f"{path}: {name}: `{key}` by values needs one part in `where`, and the values that it has"
+            )
+    if entry.pairs is not None and entry.languages is not None:
+        raise ConfigError(f"{path}: {name}: give `pairs`, or `languages` of which any two are a pair, not both")
+    of_two = {"pairs": entry.pairs, "languages": entry.languages, "sorted": entry.sorted, "layout": both_sides}
+    if sides == 1 and (wrong := next((key for key, given in of_two.items() if given), None)):
+        raise ConfigError(f"{path}: {name}: `{wrong}` is of two languages, and the name has one: {{a}}-{{b}}")
+    if entry.columns and len(entry.columns) < sides:
+        raise ConfigError(f"{path}: {name}: `columns` needs two entries, one for each language")
+    if count != (1 if both else sides):
+        raise ConfigError(
+            f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} wanted for the layout "
+            f"{entry.layout} (in `files`, or in `take`), {count} given"
+        )
+
+
+def _swapped(name: str) -> str:
+    """Return a name with its two languages exchanged."""
+    head, slash, pair = name.rpartition("/")
+    first, hyphen, second = pair.partition("-")
+    return f"{head}{slash}{second}-{first}" if hyphen and "-" not in second else name
+
+
+def _match(pattern: str, entry: Entry, name: str) -> dict[str, str] | None:
+    """Return the parts of `name` by the pattern of an entry; None where it does not fit."""
+    steps = []
+    for step in re.split(r"(\{\w+\})", pattern):
+        part = step[1:-1] if step.startswith("{") else ""
+        values = entry.where.get(part, "").split()
+        any_of = "|".join(map(re.escape, values)) or (_LANGUAGE if part in ("a", "b") else _WORD)
+        steps.append(f"(?P<{part}>{any_of})" if part else re.escape(step))
+    found = re.fullmatch("".join(steps), name)
+    if found is None:
+        return None
+    values_of = found.groupdict()
+    if "b" in values_of and not has_pair(entry, values_of, values_of["a"], values_of["b"]):
+        return None
+    if entry.sorted and values_of["a"] > values_of["b"]:
+        return None
+    return values_of
+
+
+def _filled(name: str, entry: Entry, values: Mapping[str, str]) -> Corpus:
+    """Return the corpus of an entry with the parts of its name filled in."""
+    return Corpus(
+        name=name,
+        title=_fill(entry.title, values),
+        languages=tuple(values[part] for part in ("a", "b") if part in values),
+        files=tuple(file.model_copy(update={"url": _fill(file.url, values)}) for file in entry.files),
+        layout=entry.layout,
+        take=tuple(_fill(member, values) for member in entry.take),
+        columns=tuple(entry.columns) or (0, 1),
+        separator=entry.separator,
+        references=tuple(entry.references),
+        licence=entry.licence,
+        terms=None if entry.terms is None else _fill(entry.terms, values),
+        known_from=entry.known_from,
+        note=entry.note,
+    )
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with the parts in braces filled in of which there are values."""
+    return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)

@@ -1,0 +1,298 @@
+"""One file over HTTP: resumed where the connection dropped, never mixed from two versions, never a page in its place.
+
+What has arrived stays beside the future file (ziggurat.corpora.fetch.part). A later request asks for the rest of that
+version only (If-Range); a server that has another one by now sends it whole, and the part is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import http.client
+import itertools
+import os
+import re
+import shutil
+import socket
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from email.message import Message
+from pathlib import Path
+from typing import Any
+
+from ziggurat import __version__
+from ziggurat.corpora.fetch.part import Part
+from ziggurat.corpora.fetch.refusals import BRING, refuse_answer, refuse_page, refuse_unreachable
+from ziggurat.system.errors import ConfigError, DataError, printable
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, the bytes or pairs so far and the total (None: not known)."""
+
+_BLOCK_BYTES = 1 << 16
+_HEAD_BYTES = 512
+_GAIN_BYTES = 1 << 14  # growth after which failures are counted anew; near the end a tenth of what is missing will do
+_SPARE_BYTES = 1 << 26  # left free on the disk
+_SMALL_BYTES = 1 << 26
+_STALL_BYTES = 1 << 12
+"""Least that must arrive within a time-out: a server that sends single bytes would otherwise hold us for ever."""
+
+_AWAY = {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL}
+"""Errors of a network that went away, which Python has no class for."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """How servers are reached."""
+
+    proxy: str | None = None
+    """Address of a proxy; empty: none; None: as the environment says (`https_proxy`, `http_proxy`, `no_proxy`)."""
+    retries: int = 5
+    """Tries in a row that may fail without getting further (`_GAIN_BYTES`)."""
+    timeout_seconds: float = 60.0
+    """Longest wait for a server to send something."""
+    pause: Callable[[float], object] = field(default=time.sleep, repr=False)
+    """Waits between tries."""
+
+    def __post_init__(self) -> None:
+        if self.proxy and not re.match(r"https?://[^/]", self.proxy):
+            raise ConfigError(
+                f"proxy {printable(self.proxy, 200)}: wanted is an address such as http://host:3128; other kinds are "
+                "not supported"
+            )
+
+    def open(self, url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse:
+        """Send one request, redirects followed. Raises as urllib does."""
+        proxies = None
+        if self.proxy is not None:
+            proxies = {"http": self.proxy, "https": self.proxy} if self.proxy else {}
+        opener = urllib.request.OpenerDirector()
+        for handler in (
+            urllib.request.ProxyHandler(proxies),
+            urllib.request.HTTPHandler(),
+            urllib.request.HTTPSHandler(),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.HTTPErrorProcessor(),
+            _Redirects(),
+        ):
+            opener.add_handler(handler)
+        asked = {"User-Agent": f"ziggurat/{__version__}", "Accept-Encoding": "identity", **headers}
+        response = opener.open(urllib.request.Request(url, headers=asked, method=method), timeout=self.timeout_seconds)
+        if response is None:  # no handler for the scheme
+            raise DataError(f"{url}: only http and https addresses can be fetched")
+        return response
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but not from https to an address that anyone on the way can change."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise DataError(f"{req.full_url}: leads to {printable(newurl, 200)}, which is not https; not followed")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+class _Dropped(Exception):  # noqa: N818
+    """The connection failed, which may pass; `wait` is the number of seconds that the server asked for."""
+
+    def __init__(self, why: str, *, tries: int | None = None, wait: float = 0.0) -> None:
+        super().__init__(why)
+        self.tries, self.wait = tries, wait
+
+
+def download(
+    url: str, path: Path, network: Network, progress: Progress, check: Callable[[Path, str], object] | None = None
+) -> None:
+    """Fetch `url` to the file `path`, which appears whole or not at all.
+
+    What has arrived stays as a part when this fails or is killed, and the next call goes on from there. `check` gets
+    the complete file before it has its name, and the address that it came from; if it raises, the file is dropped.
+
+    Another process that fetches the same file is waited for; what it brought is not fetched again, nor checked.
+
+    Raises DataError with the way out: nothing there, no room, or the connection failed again and again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with Part.opened(path, lambda: progress(f"wait for another process that fetches {path}", 0, None)) as part:
+        if path.exists():
+            return
+        failures, furthest = 0, part.size
+        while True:
+            try:
+                came_from = _receive(url, part, network, progress)
+                break
+            except _Dropped as dropped:
+                failures += 1
+                # Not any byte: a server that sends one a try would hold us for ever.
+                gain = _GAIN_BYTES if part.total is None else max(1, (part.total - furthest) // 10)
+                if network.retries and part.size - furthest >= min(gain, _GAIN_BYTES):  # 0 retries: not one
+                    failures, furthest = 0, part.size
+                if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
+                    kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
+                    raise DataError(f"{url}: {dropped}{_times(failures)}{kept}") from None
+                network.pause(max(min(2.0 ** (failures - 1), 60.0), min(dropped.wait, 300.0)))
+        part.finish(lambda file: check(file, came_from) if check else None)
+
+
+def read_small(url: str, network: Network) -> bytes:
+    """Return the content at `url`, at most 64 MiB, such as an index. Raises DataError."""
+    for tried in range(network.retries + 1):
+        try:
+            blocks, size = list[bytes](), 0
+            with _answered(url, network, {}) as response:
+                for block in _blocks(response, network):
+                    blocks.append(block)
+                    size += len(block)
+                    if size > _SMALL_BYTES:
+                        raise DataError(f"{url}: longer than {_SMALL_BYTES >> 20} MiB, which no such answer is")
+            return b"".join(blocks)
+        except _Dropped as dropped:
+            if tried == (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
+                raise DataError(f"{url}: {dropped}{_times(tried + 1)}") from None
+            network.pause(max(min(2.0**tried, 60.0), min(dropped.wait, 300.0)))
+    raise AssertionError("the last try returns or raises")
+
+
+def size_of(url: str, network: Network) -> int | None:
+    """Return the length that the server gives for `url`; None where it gives none or cannot be asked."""
+    try:
+        with _answered(url, network, {}, method="HEAD") as response:
+            return _natural(response.headers.get("Content-Length"))
+    except (_Dropped, DataError):
+        return None
+
+
+def _receive(url: str, part: Part, network: Network, progress: Progress) -> str:
+    """Fetch what is missing of `part` in one request; return the address that answered. Raises _Dropped, DataError."""
+    # Not what came from another address: a mirror may lack the file, and then the file's own server goes on with it.
+    goes_on = part.size and part.url == url and part.version and (part.total is None or part.size <= part.total)
+    asked = {"Range": f"bytes={part.size}-", "If-Range": part.version} if goes_on else {}
+    with _answered(url, network, asked) as response:
+        if response.status == 416:
+            return _at_the_end(part, response)
+        blocks = _blocks(response, network)
+        head = _accept(url, part, response, blocks, rest=bool(asked))
+        for block in itertools.chain([head], blocks):
+            part.write(block)
+            progress(part.path.name, part.size, part.total)
+        part.file.flush()
+        if part.total is not None and part.size < part.total:
+            raise _Dropped(f"ended after {part.size:,} of {part.total:,} bytes")
+        return response.url
+
+
+def _accept(url: str, part: Part, response: http.client.HTTPResponse, blocks: Iterator[bytes], *, rest: bool) -> bytes:
+    """Make the part ready for the body, `blocks`; return what was read of it: the first bytes of a whole file.
+
+    `rest` says whether the rest of the part was asked for. The part is dropped only when the file that comes in its
+    place is known to be no page and to fit on the disk.
+
+    Raises _Dropped where the body is not what was asked for; DataError.
+    """
+    headers = response.headers
+    if headers.get("Content-Encoding", "identity").lower() not in ("identity", "x-gzip", "gzip"):
+        raise DataError(
+            f"{url}: sent in the encoding {printable(headers['Content-Encoding'])}, which was not asked for"
+        )
+    version, length = _version(headers), response.length
+    if response.status == 206:
+        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", headers.get("Content-Range", ""))
+        total = _natural(found[3]) if found else None
+        same = part.total is None or total is None or total == part.total
+        if not rest or not found or int(found[1]) != part.size or not same or (version and version != part.version):
+            if rest:
+                part.restart()
+            raise _Dropped("the file changed between two requests, or the server sent another part than asked for")
+        # The first answer may have had no length (chunks), and http.client ends a body that is cut short in silence.
+        part.total = part.total or total or int(found[2]) + 1
+        return b""
+    if length is not None and length > shutil.disk_usage(part.path.parent).free + part.size - _SPARE_BYTES:
+        raise DataError(
+            f"{url}: {length:,} bytes do not fit on the disk of {part.path.parent}; make room, or set `--cache`"
+        )
+    head = b""
+    while len(head) < _HEAD_BYTES and (block := next(blocks, b"")):
+        head += block
+    if not head:
+        raise DataError(f"{url}: the server sent an empty file; look for another address (`--registry`, `--mirror`)")
+    refuse_page(url, head, headers.get_content_type())
+    part.restart(url, version, length)
+    return head
+
+
+def _at_the_end(part: Part, response: http.client.HTTPResponse) -> str:
+    """Return the address if the part is already the whole file, which a 416 says. Raises _Dropped otherwise."""
+    found = re.fullmatch(r"bytes \*/(\d+)", response.headers.get("Content-Range", ""))
+    version = _version(response.headers)
+    if found and int(found[1]) == part.size and version in ("", part.version):
+        part.total = part.size  # the first answer may have claimed more
+        return response.url
+    part.restart()
+    raise _Dropped("the file changed between two requests")
+
+
+def _version(headers: Message) -> str:
+    """Return what If-Range may be sent with: a strong ETag, else the date; empty where there is neither."""
+    tag = headers.get("ETag", "").strip()
+    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "").strip()
+
+
+def _times(failures: int) -> str:
+    return f", {failures} times in a row" if failures > 1 else ""
+
+
+def _natural(text: str | None) -> int | None:
+    """Return a header's number; None where there is none."""
+    return int(text) if text is not None and re.fullmatch(r"\d{1,18}", text.strip()) else None
+
+
+@contextlib.contextmanager
+def _answered(
+    url: str, network: Network, headers: dict[str, str], method: str = "GET"
+) -> Iterator[http.client.HTTPResponse]:
+    """Context with a server's answer (200, 206 or 416). Raises _Dropped for what may pass, else DataError."""
+    try:
+        try:
+            response = network.open(url, headers, method)
+        except urllib.error.HTTPError as error:
+            if error.code != 416 or "Range" not in headers:
+                wait = refuse_answer(url, error.code, error.headers.get("Retry-After"))
+                raise _Dropped(f"the server answered {error.code} ({error.reason})", wait=wait) from None
+            response = error  # type: ignore[assignment]
+        except (ValueError, http.client.InvalidURL) as error:  # such as UnicodeError: `www..example.org`
+            raise DataError(
+                f"{url}: leads to an address that cannot be ({printable(str(error), 120)}); give the right one in a "
+                f"registry of your own (`--registry`), {BRING}"
+            ) from None
+        with response:
+            yield response
+    except (urllib.error.URLError, ssl.SSLError, socket.gaierror, ConnectionRefusedError) as error:
+        reason = getattr(error, "reason", error)
+        refuse_unreachable(url, reason)
+        away = isinstance(reason, socket.gaierror | ConnectionRefusedError)
+        raise _Dropped(f"cannot be reached ({printable(str(reason), 120)})", tries=2 if away else None) from None
+    except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise _Dropped(f"the connection failed ({type(error).__name__}: {printable(str(error), 120)})") from None
+    except OSError as error:
+        if error.errno not in _AWAY:  # the disk's, for example
+            raise
+        raise _Dropped(f"the network went away ({os.strerror(error.errno)})") from None
+
+
+def _blocks(response: http.client.HTTPResponse, network: Network) -> Iterator[bytes]:
+    """Yield the body as it arrives. Raises _Dropped where it is cut or arrives too slowly, and as http.client does."""
+    length, arrived, since = response.length, 0, time.monotonic()
+    while block := response.read1(_BLOCK_BYTES):
+        arrived += len(block)
+        yield block
+        if arrived >= _STALL_BYTES:
+            arrived, since = 0, time.monotonic()
+        elif time.monotonic() - since > network.timeout_seconds:
+            raise _Dropped(f"the server sent {arrived:,} bytes in {network.timeout_seconds:.0f} seconds")
+    if length and response.length:  # http.client ends such a body in silence, and counts what is missing
+        raise _Dropped(f"ended after {length - response.length:,} of {length:,} bytes")

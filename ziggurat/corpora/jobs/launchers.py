@@ -1,0 +1,282 @@
+"""Launchers: where the shards of a job are done.
+
+A launcher opens a `Run`, which takes shards from an iterator as it has room for them and yields what comes of each, in
+any order. `processes` are those of this machine; `ray_actors` those of a cluster, which may change while they work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import math
+import os
+import re
+import socket
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from ziggurat.corpora.jobs.shards import Manifest, Shard
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.processes import worker_pool
+from ziggurat.system.terminal import signals_waiting
+
+_WAIT_SECONDS = 0.2  # between two looks at whether to stop: signals do not end a wait
+_KNOCK_SECONDS = 10.0  # for a cluster to answer
+_SILENT_SECONDS = 60.0  # without any worker at work, until that is said
+_MOST_DEATHS = 5
+"""A shard that ended so many actors is refused: more memory may be needed than there is."""
+_PER_WORKER = 2
+"""One shard of a worker waits behind the one that it does; more would only take memory."""
+
+
+class Run(Protocol):
+    """Does shards."""
+
+    def __call__(
+        self, do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
+    ) -> Iterator[Manifest]:
+        """Yield what `do` returns of each shard, as they end, until none is left or `stopped` says so."""
+
+
+Launcher = Callable[[], AbstractContextManager[Run]]
+
+
+@contextlib.contextmanager
+def processes(workers: int) -> Iterator[Run]:
+    """Context with `workers` processes of this machine, which are ended with it: a shard is complete or absent."""
+    way_out = "use fewer `--workers` or a smaller `batch_tokens`. What was done is kept"
+    with worker_pool(workers, way_out=way_out) as submit:
+
+        def run(
+            do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
+        ) -> Iterator[Manifest]:
+            pending: set[Future[Manifest]] = set()
+            more = True
+            while (more or pending) and not stopped():
+                if more and len(pending) < _PER_WORKER * workers:
+                    shard = next(shards, None)
+                    more = shard is not None
+                    pending |= {submit(do, shard)} if more else set()
+                    continue
+                ended, pending = wait(pending, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+                yield from (future.result() for future in ended)
+
+        yield run
+
+
+@contextlib.contextmanager
+def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 0) -> Iterator[Run]:
+    """Context with actors of a Ray cluster, each of which keeps what it has loaded.
+
+    An actor that dies, or whose node does, starts again wherever there is room, and others do its shard meanwhile. More
+    actors than there is room for wait for nodes to come, or for other work to end.
+
+    Args:
+        address: address of the cluster, as `ray.init` takes it: `auto`, `local` (a new one, on this machine),
+            `HOST:PORT`.
+        workers: number of actors; None: as many as the nodes can hold when nothing else is at work on them.
+        cpus: CPU cores that each actor takes.
+        gpus: GPUs that each actor takes.
+
+    Raises ConfigError where Ray is not installed, there is no such cluster, no node could hold an actor, or one cannot
+    start; DataError for a shard that ends every actor, or where no actor is left. Warns while no actor can start.
+    """
+    with _connected(address) as ray:
+        room = _room([node["Resources"] for node in ray.nodes() if node["Alive"]], address, cpus, gpus)
+        workers = room if workers is None else workers
+        of_class = ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=-1, max_task_retries=0)(_Actor)
+        # On other machines the folder must be the same: the paths of a job may be relative.
+        actors = [of_class.remote(os.getcwd()) for _ in range(workers)]
+        try:
+            yield _RayRun(ray, actors)
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+def _room(nodes: list[Mapping[str, float]], address: str, cpus: int, gpus: int) -> int:
+    """Return how many actors nodes with these resources can hold, each of them on one node.
+
+    Raises ConfigError for none.
+    """
+    have = [(node.get("CPU", 0), node.get("GPU", 0)) for node in nodes]
+    room = sum(int(min(cpu // cpus, gpu // gpus if gpus else math.inf)) for cpu, gpu in have)
+    if not room:
+        found = ", ".join(f"{cpu:g} and {gpu:g}" for cpu, gpu in sorted(set(have), reverse=True))
+        raise ConfigError(
+            f"`--ray {address}`: a worker takes {cpus} CPUs and {gpus} GPUs of one node, but the nodes have {found}; "
+            "take fewer `--threads`, or let a larger node join first"
+        )
+    return room
+
+
+@contextlib.contextmanager
+def _connected(address: str) -> Iterator[ModuleType]:
+    """Context with Ray, connected to a cluster."""
+    ray = cluster_library(address)
+    if ray.is_initialized():  # by the program that calls us
+        yield ray
+        return
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        # In the midst of it Ray's own handlers would end the process, some of them by an abort. But a cluster that is
+        # started here would inherit that its processes cannot be told to stop.
+        with signals_waiting() if address != "local" else contextlib.nullcontext():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _absent(address, error) from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def cluster_library(address: str) -> ModuleType:
+    """Return the module `ray`, where something listens at the address of a cluster; it is not connected to.
+
+    Raises ConfigError where Ray is not installed, or nothing listens there.
+    """
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError:
+        raise ConfigError("`ray` is not installed: pip install 'ziggurat-mt[ray]'") from None
+    if not ray.is_initialized():
+        try:
+            _knock(address)
+        except (OSError, ValueError) as error:
+            raise _absent(address, error) from None
+    return ray
+
+
+def _absent(address: str, error: Exception) -> ConfigError:
+    said = printable(str(error).strip().split("\n")[0], 200)
+    return ConfigError(
+        f"`--ray {printable(address)}`: no cluster there ({said}); start one with `ray start --head`, or write "
+        "auto, local or HOST:PORT"
+    )
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError unless something listens at an address: Ray would try for twenty minutes."""
+    if address == "local":
+        return
+    if address == "auto":
+        noted = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
+        address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
+        if not address:
+            raise ValueError("`ray start` has noted none on this machine, and RAY_ADDRESS is not set")
+    host, _, port = address.rpartition(":")
+    if not (host and re.fullmatch("[0-9]{1,5}", port)) or "/" in host:
+        raise ValueError("not an address")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
+
+
+class _Actor:
+    """A worker of a cluster."""
+
+    def __init__(self, folder: str) -> None:
+        os.chdir(folder)
+
+    def ready(self) -> None:
+        """Answer, once it has started."""
+
+    def do(self, do: Callable[[Shard[Any]], Manifest], shard: Shard[Any]) -> Manifest:
+        """Return what `do` returns."""
+        return do(shard)
+
+
+class _RayRun:
+    """A `Run` by actors; Ray starts them again, and this gives the shards of dead ones to those that live."""
+
+    def __init__(self, ray: ModuleType, actors: list[Any]) -> None:
+        self._ray, self._actors = ray, actors
+
+    def __call__(
+        self, do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
+    ) -> Iterator[Manifest]:
+        ray = self._ray
+        function = ray.put(do)
+        lost: list[Shard[Any]] = []
+        deaths: Counter[int] = Counter()
+        idle: list[Any] = []
+        # An actor gets a shard when it has answered: one that waits for a node must not keep a shard waiting.
+        waking = {actor.ready.remote(): actor for actor in self._actors}
+        working: dict[Any, tuple[Any, Shard[Any]]] = {}
+        worked = time.monotonic()
+        while not stopped():
+            while idle and (shard := lost.pop() if lost else next(shards, None)) is not None:
+                actor = idle.pop()
+                working[actor.do.remote(function, shard)] = actor, shard
+            if idle and not working:  # the last shard is done; other actors may still be waiting
+                return
+            if working:
+                worked = time.monotonic()
+            elif time.monotonic() - worked >= _SILENT_SECONDS:
+                worked = time.monotonic()
+                warnings.warn(
+                    f"no worker on the Ray cluster has begun for {_SILENT_SECONDS:g} s: others take the room (see "
+                    "`ray status`), or processes end as they start (see the logs of the nodes); still waiting",
+                    stacklevel=2,
+                )
+            ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
+            for answer in ended:
+                actor, shard = working.pop(answer) if answer in working else (waking.pop(answer), None)
+                try:
+                    result = ray.get(answer)
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from error  # whose text is the traceback in the worker
+                except ray.exceptions.RayActorError as error:
+                    # Want of memory is told by it, too: OutOfMemoryError is only of actors that never start again.
+                    if error.actor_init_failed:
+                        raise _unable(error) from None
+                    if shard is not None:
+                        lost.append(shard)
+                        deaths[shard.index] += 1
+                        if deaths[shard.index] == _MOST_DEATHS:
+                            raise _deadly(shard) from None
+                    elif isinstance(error, ray.exceptions.ActorDiedError):  # by `ray.kill`, for example: for good
+                        if not (idle or working or waking):
+                            raise _none_left(error) from None
+                        continue
+                    time.sleep(_WAIT_SECONDS)  # until it is known to be dead, asking it fails at once
+                    waking[actor.ready.remote()] = actor
+                    continue
+                idle.append(actor)
+                if shard is not None:
+                    yield result
+
+
+def _unable(error: Exception) -> ConfigError:
+    node = re.search(r"\bip=([^,)]+)", str(error))
+    return ConfigError(
+        f"a worker on the Ray cluster cannot start{f' on {node[1]}' if node else ''} ({_last_line(error)}): every node "
+        f"must see {os.getcwd()} under the same path, and have this version of ziggurat"
+    )
+
+
+def _none_left(error: Exception) -> DataError:
+    return DataError(
+        f"the last worker on the Ray cluster was ended for good ({_last_line(error)}). What was done is kept; run the "
+        "same command again"
+    )
+
+
+def _last_line(error: Exception) -> str:
+    """Return the end of what Ray says: before it come a traceback, or numbers of actor and process."""
+    return printable(str(error).strip().rpartition("\n")[2], 200)
+
+
+def _deadly(shard: Shard[Any]) -> DataError:
+    return DataError(
+        f"shard {shard.index} ended its worker {_MOST_DEATHS} times, perhaps for want of memory: give workers more, or "
+        "take a smaller `batch_tokens`. What was done is kept"
+    )

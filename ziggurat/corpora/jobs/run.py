@@ -1,0 +1,189 @@
+"""Run of a job: the shards that are not complete are done, by any number of calls on any machines, then merged."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+from ziggurat.corpora.jobs.launchers import Launcher, processes
+from ziggurat.corpora.jobs.plan import Plan
+from ziggurat.corpora.jobs.shards import Manifest, Shard, StageFiles, cut
+from ziggurat.system.errors import DataError
+from ziggurat.system.temporary import locked
+from ziggurat.system.terminal import stop_signals
+from ziggurat.system.workspace import sweep
+
+Merged = TypeVar("Merged")
+Do = Callable[[Shard[Any]], Manifest]
+Progress = Callable[[int, int, int | None], None]
+"""Called with the lines done by earlier calls, those done by this one, and the total of this call's shards (None: not
+known)."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """How one call does its share of a job; the result does not depend on it.
+
+    Attributes:
+        launch: where shards are done.
+        part: (i, n): only every n-th shard, from shard i, and no merge; other calls can do the rest.
+        only_merge: only merge the shards, all of which must be complete.
+        progress: called once before the first shard, and after each.
+    """
+
+    launch: Launcher = field(default_factory=lambda: partial(processes, 1))
+    part: tuple[int, int] = (0, 1)
+    only_merge: bool = False
+    progress: Progress = lambda before, now, total: None
+
+
+@dataclass(frozen=True)
+class JobOutcome(Generic[Merged]):
+    """End of a call: merged shards, a part of them, or a signal.
+
+    Attributes:
+        shards: number of shards of the whole job; None: not known.
+        report: what the merge returned; None when the call was stopped or did only a part of the shards.
+        signal: number of the signal that stopped it, or None.
+    """
+
+    shards: int | None
+    report: Merged | None
+    signal: int | None = None
+
+
+def run_job(
+    plan: Plan,
+    last: StageFiles,
+    do: Do,
+    items: Callable[[], Iterable[Any]],
+    merge: Callable[[], Merged],
+    work: Work,
+    *,
+    merged: Callable[[], Merged | None] = lambda: None,
+) -> JobOutcome[Merged]:
+    """Do the rest of a job; what is merged does not depend on interruptions, or on how many did it.
+
+    Args:
+        plan: the plan.
+        last: files of the last stage.
+        do: does all stages of a shard, in another process, and returns the manifest of the last.
+        items: returns all items, in order.
+        merge: puts the complete shards together.
+        work: what this call does.
+        merged: returns what an earlier call merged, if it is still there.
+
+    SIGINT, SIGTERM and SIGHUP end the call within a second; the next call starts unfinished shards again.
+
+    Raises DataError: a folder that is in use, inputs that changed, and what `do` and `merge` raise.
+    """
+    with at_work(plan, alone=work.part[1] == 1):
+        if (report := merged()) is not None:
+            return JobOutcome(plan.shards, report)
+        stopped_by = None if work.only_merge else _do_missing(plan, last, do, items, work)
+        plan.check_inputs()
+        if stopped_by is not None or work.part[1] > 1:
+            return JobOutcome(plan.shards, None, stopped_by)
+        return JobOutcome(plan.shards, merge())
+
+
+def _do_missing(plan: Plan, last: StageFiles, do: Do, items: Callable[[], Iterable[Any]], work: Work) -> int | None:
+    """Do the incomplete shards of this call's part; return the number of the signal that ended it, or None."""
+    mine = range(work.part[0], plan.shards, work.part[1])
+    missing = {index for index in mine if last.complete(index) is None}
+    total = sum(map(plan.lines_of, mine))
+    before = total - sum(map(plan.lines_of, missing))
+    if not missing:
+        work.progress(before, 0, total)
+        return None
+    shards = cut(items(), plan.shard_lines, missing.__contains__)
+    stopped_by = do_shards(do, shards, work, before, total)
+    if stopped_by is None and (late := sum(last.complete(index) is None for index in missing)):
+        raise DataError(
+            f"{plan.folder}: the input became shorter while it was read, {late} shards are missing, one may have ended "
+            "early; begin again in another folder"
+        )
+    return stopped_by
+
+
+def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, total: int | None) -> int | None:
+    """Do these shards; return the number of the signal that ended it, or None."""
+    done = 0
+    work.progress(before, 0, total)
+    with _Signals() as signals, work.launch() as run:
+        signals.listen()  # Ray has put handlers of its own in the place of ours
+        for manifest in run(do, shards, lambda: signals.received is not None):
+            done += manifest.read
+            work.progress(before, done, total)
+    return signals.received
+
+
+def complete_shards(plan: Plan, files: StageFiles) -> Iterator[Manifest]:
+    """Yield the manifests of all shards, in order. Raises DataError at one that is missing."""
+    for index in range(plan.shards):
+        if (manifest := files.complete(index)) is None:
+            raise DataError(
+                f"{plan.folder}: shard {index} of {plan.shards} is missing; run the same command without `--merge`"
+            )
+        yield manifest
+
+
+class _Signals:
+    """Context that records SIGINT, SIGTERM and SIGHUP; a second signal ends the process at once.
+
+    Outside the main thread Python allows no handlers, so signals keep their ordinary effect.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Take the signals, again if others have taken them since."""
+        if threading.current_thread() is threading.main_thread():
+            for number in stop_signals():
+                before = signal.signal(number, self._handle)
+                self._previous.setdefault(number, before)
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            if number == signal.SIGHUP:  # the shell and the kernel each send one when the terminal goes away
+                return
+            os._exit(128 + number)
+        self.received = number
+
+
+@contextlib.contextmanager
+def at_work(plan: Plan, *, alone: bool) -> Iterator[None]:
+    """Hold the lock of a job's folder, which is swept: calls for parts share it, one that merges holds it alone."""
+    busy = f"{plan.folder}: another {plan.verb} is at work here; wait for it to end"
+    with locked(plan.folder / ".lock", (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB, busy):
+        sweep(plan.folder, deep=True)
+        try:
+            yield
+        finally:
+            sweep(plan.folder, deep=True)  # temporary files of workers that were stopped
+
+
+@contextlib.contextmanager
+def made_once(plan: Plan, name: str) -> Iterator[Path]:
+    """Context in which this call alone may make the file or folder `name` of a job; calls for other parts wait."""
+    with locked(plan.folder / f".{name}.lock", fcntl.LOCK_EX, ""):
+        yield plan.folder / name

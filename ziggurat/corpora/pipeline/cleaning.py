@@ -1,0 +1,283 @@
+"""The step that cleans the bitext, once for all models, and takes pairs for development and test out of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.config.pipeline_corpora import HoldOutConfig
+from ziggurat.corpora.pipeline.amounts import Amounts
+from ziggurat.corpora.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
+from ziggurat.corpora.pipeline.costs import cleaning
+from ziggurat.corpora.pipeline.held_out_pairs import HeldOutPairs
+from ziggurat.corpora.pipeline.road import Progress, Road, write_sides
+from ziggurat.corpora.pipeline.settings import joined, settings_of
+from ziggurat.corpora.pipeline.step import Expected, Step, write_document
+from ziggurat.corpora.pipeline.wording import errors_worded, worded
+from ziggurat.data.cleaning.cleaner import Scorers, cleaner_of, cleaners_of
+from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices
+from ziggurat.data.encoding import BlockCleaner, CleanedBlock, compared
+from ziggurat.data.inputs import (
+    Corpus,
+    count_pairs,
+    exchanged_by_name,
+    find_corpora,
+    nothing_left,
+    side_notices,
+)
+from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.data.sampling import read_pair_scores, train_pair_scores, write_pair_scores
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import write_atomically
+from ziggurat.system.processes import in_order, worker_pool
+from ziggurat.system.small_files import read_bounded
+from ziggurat.system.threads import usable_cpus
+
+_PAIRS_OF_WORKER = 50_000
+"""Fewer are not worth the start of a process: with all filters some 8,000 are cleaned a second."""
+_MOST_WORKERS = 24
+"""Most processes: one reads, compares and writes, 190,000 pairs a second, which feeds no more of them."""
+
+
+def clean_step(road: Road) -> Step:
+    """Return the step that cleans the training corpora: `train/CORPUS.LANGUAGE`, `held-out/SET.LANGUAGE`."""
+    config = road.config
+    held = config.bitext.hold_out or HoldOutConfig()
+    wanted = held.dev + held.test
+    after = of_fetch(*(corpus.fetch for corpus in config.bitext.train))
+    if config.bitext.dev or config.test:
+        after["sets"] = ["*"]  # training pairs are compared with them
+
+    def work(folder: Path) -> None:
+        with errors_worded(corpora=lambda: _keys(road)):
+            _Cleaning(road, held).run(folder)
+
+    def check() -> None:
+        for number, corpus in enumerate(config.bitext.train):
+            if notice := exchanged_by_name(corpus, road.languages, f"bitext.train.{number}"):
+                raise ConfigError(f"{notice}; if they are right, rename the files")
+        with errors_worded(corpora=lambda: _keys(road)):
+            data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
+            for as_data in data.train:
+                cleaner_of(data, as_data)
+        for number in range(len(config.bitext.train)):
+            _refuse_empty(road, number)
+        given = Amounts(road).given() if wanted else None
+        if given is not None and not given.rough and given.number <= wanted:
+            only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
+            raise DataError(f"bitext.hold_out: asks for {wanted:,} pairs, {only}")
+
+    return Step(
+        "clean",
+        f"cleans the bitext: {', '.join(road.bitext_names()[:5])}{f'; holds out {wanted:,} pairs' if wanted else ''}",
+        {
+            "languages": list(road.languages),
+            "cleaning": settings_of(config.cleaning, exclude={"max_pieces"}),
+            "corpora": [
+                joined({"name": name}, text_settings(corpus))
+                for name, corpus in zip(road.bitext_names(), config.bitext.train, strict=True)
+            ],
+            "hold_out": settings_of(held),
+        },
+        work,
+        after,
+        lambda: corpus_files(road, config.bitext.train, "bitext.train"),
+        ("train/*", "held-out/*", "report.json"),
+        lambda: _cost(road, wanted),
+        check,
+    )
+
+
+def _refuse_empty(road: Road, number: int) -> None:
+    """Raise DataError for a corpus of which all files of a side are empty, which is told by their sizes."""
+    reader = Amounts(road).reader(number)
+    for side in zip(*reader.files, strict=True) if reader is not None else ():
+        if not any(path.stat().st_size for path in side):
+            raise DataError(f"bitext.train.{number}: {side[0]} is empty; give a file with sentences, or leave it out")
+
+
+def _cost(road: Road, wanted: int) -> Expected:
+    given = Amounts(road).given()
+    expected = cleaning(given, road.config.cleaning, _workers(given.number if given else 0))
+    if given is None or 2 * wanted <= given.number:
+        return expected
+    return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
+
+
+def _keys(road: Road) -> dict[str, str]:
+    """Return the key or name in the pipeline's file of each corpus that `_data` has."""
+    train = {f"data.train.{n}": f"bitext.train.{n}" for n in range(len(road.config.bitext.train))}
+    return train | {f"data.dev.{n}": name for n, (name, _) in enumerate(_sets(road))}
+
+
+def _sets(road: Road) -> list[tuple[str, tuple[Path, Path]]]:
+    """Return key or name and files of each set that training pairs are compared with."""
+    sets = [(f"bitext.dev.{n}", road.sides("sets", "dev", str(n))) for n in range(len(road.config.bitext.dev))]
+    return sets + [(f"test set {test.name}", road.sides("sets", "test", test.name)) for test in road.config.test]
+
+
+def _data(road: Road, train: list[CorpusConfig]) -> DataConfig:
+    """Return the section `data` that these corpora are cleaned by."""
+    # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
+    return DataConfig(
+        source_language=road.languages[0],
+        target_language=road.languages[1],
+        store="-",
+        train=train,
+        dev=[CorpusConfig(name=name, source=str(source), target=str(target)) for name, (source, target) in _sets(road)],
+        filters=road.config.cleaning,
+    )
+
+
+class _Cleaning:
+    """One call of the step."""
+
+    def __init__(self, road: Road, held: HoldOutConfig) -> None:
+        self._road, self._taken = road, HeldOutPairs(held)
+        self._progress = Progress(road.say, "pairs")
+
+    def run(self, folder: Path) -> None:
+        """Clean all corpora, then take out what is to be held out."""
+        road, taken = self._road, self._taken
+        names = road.bitext_names()
+        data = _data(road, [resolved(road, one, f"bitext.train.{n}") for n, one in enumerate(road.config.bitext.train)])
+        # (1) Count and learn.
+        corpora = find_corpora(data)
+        training = [corpus for corpus in corpora if corpus.split == "train"]
+        cleaners_of(data, training)
+        count_pairs(corpora, self._progress.phase)
+        scorers = train_pair_scores(training, data, self._progress.phase)
+        comparisons = Comparisons.of_all(data, corpora)
+        # (2) Clean.
+        with _block_cleaning(data, scorers, sum(corpus.read for corpus in training), folder) as cleaned:
+            for number, (name, corpus) in enumerate(zip(names, training, strict=True)):
+                tasks = (_Task(number, *block) for block in corpus.scored_blocks())
+                blocks = self._compared(cleaned(tasks), corpus, comparisons)
+                place = road.sides("clean", "cleaned" if taken else "train", name)
+                corpus.kept = write_sides(place, taken.seeing(blocks))
+                corpus.overlap = comparisons.overlaps(number)
+        if not sum(corpus.kept for corpus in training):
+            counts = sum((corpus.dropped for corpus in training), Counter[str]())
+            raise nothing_left(sum(corpus.read for corpus in training), counts, training)
+        # (3) Take out what is held out.
+        unseen = []
+        if taken:
+            taken.write(road)
+            before = sum(corpus.kept for corpus in training)
+            for name, corpus in zip(names, training, strict=True):
+                others = map(taken.without, _plain(road.sides("clean", "cleaned", name)))
+                kept = write_sides(road.sides("clean", "train", name), others)
+                corpus.dropped["held_out"] += corpus.kept - kept
+                corpus.kept = kept
+                for path in road.sides("clean", "cleaned", name):
+                    path.unlink()
+            left = sum(corpus.kept for corpus in training)
+            if not left:
+                raise taken.nothing_left(before)
+            unseen = taken.notices(before - left, left)
+        # (4) Tell.
+        found = side_notices(corpora, data) + overlap_notices(corpora, data)
+        notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
+        notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
+        for name, corpus in zip(names, training, strict=True):
+            dropped = f"; dropped: {_reasons(corpus)}" if corpus.kept < corpus.read else ""
+            road.say(f"{name}: kept {corpus.kept:,} of {corpus.read:,} pairs{dropped}")
+        for notice in notices:
+            road.say(f"warning: {notice}")
+        reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
+        write_document(folder / "report.json", {"corpora": reports, "notices": notices})
+
+    def _compared(
+        self, blocks: Iterator[CleanedBlock], corpus: Corpus, comparisons: Comparisons
+    ) -> Iterator[PairBlock]:
+        """Yield what comparisons with others leave of a corpus's blocks, and count the rest in it."""
+        done = 0
+        for cleaned in blocks:
+            block = compared(cleaned, comparisons, lambda of, place: (of.source[place], of.target[place]))
+            corpus.dropped.update(block.dropped)
+            corpus.repaired += block.repaired
+            corpus.examples.join(block.examples)
+            yield block.source, block.target
+            done += block.read
+            self._progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
+
+    @staticmethod
+    def _report(corpus: Corpus) -> dict[str, Any]:
+        return {
+            "read": corpus.read,
+            "kept": corpus.kept,
+            "repaired": corpus.repaired,
+            "dropped": dict(sorted(corpus.dropped.items())),
+            "examples": corpus.examples.listed(),
+        }
+
+
+class _Task(NamedTuple):
+    """A block of a training corpus."""
+
+    corpus: int
+    lines: PairBlock
+    unwanted: NDArray[np.bool_] | None
+    """Pairs that a score of another tool rules out, [pairs]."""
+
+
+@contextlib.contextmanager
+def _block_cleaning(
+    data: DataConfig, scorers: Scorers, pairs: int, folder: Path
+) -> Iterator[Callable[[Iterable[_Task]], Iterator[CleanedBlock]]]:
+    """Yield the function that cleans blocks, in order; in processes of their own where there are many pairs."""
+    if (workers := _workers(pairs)) == 1:
+        cleaner = BlockCleaner(data, "train", scorers)
+        yield partial(map, lambda task: cleaner.cleaned(*task)[0])
+        return
+    with TemporaryDirectory(dir=folder) as name:
+        # By files, which a worker reads once: a pair score holds a lexicon.
+        given = Path(name)
+        write_atomically(given / "data.json", data.model_dump_json().encode())
+        write_pair_scores(given, scorers, data)
+        with worker_pool(workers, way_out="let it use fewer CPUs (`taskset -c 0-3 ziggurat pipeline ...`)") as submit:
+            yield lambda tasks: in_order(partial(submit, _clean, given), tasks, 2 * workers)
+
+
+def _workers(pairs: int) -> int:
+    """Return the number of processes that clean so many pairs."""
+    return max(1, min(usable_cpus(), pairs // _PAIRS_OF_WORKER, _MOST_WORKERS))
+
+
+def _clean(folder: Path, task: _Task) -> CleanedBlock:
+    """Clean a block in a worker."""
+    return _opened(folder).cleaned(*task)[0]
+
+
+@lru_cache(maxsize=1)
+def _opened(folder: Path) -> BlockCleaner:
+    """Open the filters, once in a worker's life."""
+    data = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
+    return BlockCleaner(data, "train", read_pair_scores(folder, data))
+
+
+def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
+    """Return the notice on a corpus of which nothing is left; what comes after goes on without it."""
+    left = f"none of its {corpus.read:,} pairs is left ({_reasons(corpus)})"
+    return f"bitext.train.{number} ({name}): {left}; it is left out"
+
+
+def _reasons(corpus: Corpus) -> str:
+    """Return the counts of dropped pairs by reason, the most frequent one first, as text."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
+
+
+def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
+    """Yield the pairs of two text files."""
+    corpus = CorpusConfig(source=str(files[0]), target=str(files[1]), format="text")
+    yield from CorpusReader.of(corpus, "clean", ("", "")).blocks()

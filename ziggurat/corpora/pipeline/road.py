@@ -1,0 +1,290 @@
+"""What the steps of a pipeline share: the configuration, the places of their results, and their messages."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from ziggurat.config.data import CorpusConfig
+from ziggurat.config.pipeline import (
+    BACK_TRANSLATION,
+    DISTILLATION,
+    HELD_OUT,
+    PREPARED_BY,
+    ModelName,
+    PipelineConfig,
+)
+from ziggurat.corpora.pipeline.bulk import Bulk
+from ziggurat.data.readers import PairBlock
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import atomic_file
+
+DISTILLED = ("distil", "distil-monolingual")
+"""Steps that distil the bitext and text of the source language."""
+Say = Callable[[str], None]
+_DISTILLED_TEXT = f"{DISTILLATION}-monolingual"
+_MADE = (BACK_TRANSLATION, DISTILLATION, _DISTILLED_TEXT)
+"""Names of the corpora that a pipeline makes."""
+_MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
+
+
+@dataclass(frozen=True)
+class Road:
+    """The configuration of a pipeline, and what its steps say and where.
+
+    Attributes:
+        config: the configuration.
+        say: takes messages.
+        console: takes those of training; None: standard error.
+        bulk: how steps that are jobs are done.
+    """
+
+    config: PipelineConfig
+    say: Say = lambda text: None
+    console: Console | None = None
+    bulk: Bulk = field(default_factory=Bulk)
+
+    @property
+    def folder(self) -> Path:
+        """Folder of all results."""
+        return Path(self.config.folder).expanduser()
+
+    @property
+    def languages(self) -> tuple[str, str]:
+        """Codes of source and target."""
+        return self.config.source_language, self.config.target_language
+
+    def at(self, step: str, *parts: str) -> Path:
+        """Return a place in the folder of a step."""
+        return self.folder.joinpath(step, *parts)
+
+    def model(self, name: ModelName) -> Path:
+        """Return the run or model directory of a model."""
+        existing = getattr(self.config, name).existing
+        return self.at(name, "run") if existing is None else Path(existing).expanduser()
+
+    def bitext_names(self) -> list[str]:
+        """Return the names of the training corpora, which are those of their files; no two are the same.
+
+        Raises ConfigError for the name of a corpus that the pipeline makes.
+        """
+        names: list[str] = []
+        for place, corpus in enumerate(self.config.bitext.train):
+            given = corpus.name or corpus.fetch or _set_of(corpus.path or corpus.source or "")
+            base = slug(given) or "bitext"
+            if base in _MADE:
+                raise ConfigError(f"bitext.train.{place}: a pipeline makes a corpus `{base}`: give another `name`")
+            names.append(base)
+            number = 2
+            while names.count(names[-1]) > 1:
+                names[-1], number = f"{base}-{number}", number + 1
+        return names
+
+    def test_names(self) -> list[str]:
+        """Return the names of the test sets, that of what is held out last."""
+        held = self.config.bitext.hold_out
+        return [test.name for test in self.config.test] + ([HELD_OUT] if held and held.test else [])
+
+    def test_set(self, name: str) -> tuple[Path, Path]:
+        """Return source and reference of a test set."""
+        if name == HELD_OUT:
+            return self.sides("clean", "held-out", "test")
+        return self.sides("sets", "test", name)
+
+    def sides(self, step: str, *parts: str) -> tuple[Path, Path]:
+        """Return the files of both sides of a text: `PARTS.LANGUAGE`."""
+        place = self.at(step, *parts)
+        first, second = (place.with_name(f"{place.name}.{language}") for language in self.languages)
+        return first, second
+
+
+class Corpora:
+    """The corpora of each model: what it learns from, and what it is judged by while it does."""
+
+    def __init__(self, road: Road) -> None:
+        self._road = road
+        self._config = road.config
+
+    def train(self, name: ModelName) -> list[CorpusConfig]:
+        """Return the training corpora of a model, with their weights."""
+        found: list[CorpusConfig] = []
+        for kind, weight in self._config.weights(name).items():
+            found += self._of_kind(kind, weight)
+        return [self._turned(corpus, name) for corpus in found]
+
+    def empty(self) -> set[str]:
+        """Return the names of the corpora of the bitext of which cleaning has left nothing."""
+        sources = {name: self._road.sides("clean", "train", name)[0] for name in self._road.bitext_names()}
+        return {name for name, path in sources.items() if path.is_file() and not path.stat().st_size}
+
+    def with_pairs(self, name: ModelName) -> list[CorpusConfig]:
+        """Return the training corpora of a model, without those of which cleaning has left nothing."""
+        empty = self.empty()
+        return [corpus for corpus in self.train(name) if corpus.name not in empty]
+
+    def keys(self, name: ModelName) -> dict[str, str]:
+        """Return the key in the pipeline's file of each corpus of a model's experiment."""
+        bitext = {corpus: f"bitext.train.{number}" for number, corpus in enumerate(self._road.bitext_names())}
+        keys = {**bitext, BACK_TRANSLATION: "backtranslation", DISTILLATION: "distillation"}
+        train = [keys.get(str(corpus.name), "distillation") for corpus in self.with_pairs(name)]
+        dev = [*(f"bitext.dev.{number}" for number in range(len(self._config.bitext.dev))), "bitext.hold_out.dev"]
+        return {f"data.{split}.{n}": key for split, of in (("train", train), ("dev", dev)) for n, key in enumerate(of)}
+
+    def dev(self, name: ModelName) -> list[CorpusConfig]:
+        """Return the development corpora of a model, with the tags that its training corpora have, too."""
+        learnt = {corpus.tag for corpus in self.train(name)}
+        sets = [
+            (self._road.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learnt else None)
+            for number, corpus in enumerate(self._config.bitext.dev)
+        ]
+        held = self._config.bitext.hold_out
+        if held is not None and held.dev:
+            sets.append((self._road.sides("clean", "held-out", "dev"), None))
+        return [
+            self._turned(CorpusConfig(source=str(source), target=str(target), tag=tag), name)
+            for (source, target), tag in sets
+        ]
+
+    def inputs(self, name: ModelName) -> dict[str, list[str]]:
+        """Return what the data of a model depend on, for `Step.after`."""
+        found: dict[str, list[str]] = {}
+        kinds = self._config.weights(name)
+        if "bitext" in kinds:
+            found.setdefault("clean", []).append("train/*")
+        if BACK_TRANSLATION in kinds:
+            found["backtranslate"] = ["corpus/*.txt"]
+        if DISTILLATION in kinds:
+            found |= {step: ["corpus/*.txt"] for step in self.distilled()}
+        if self._config.bitext.dev:
+            found["sets"] = ["dev/*"]
+        held = self._config.bitext.hold_out
+        if held is not None and held.dev:
+            found.setdefault("clean", []).append("held-out/dev.*")
+        if name == "student" and self._config.alignment is not None:
+            found["align"] = ["links/*"]
+        return found
+
+    def distilled(self) -> list[str]:
+        """Return the steps whose corpora are the distilled text that the student learns from."""
+        if self._config.filter is not None:
+            return ["filter"]
+        return self.translated()
+
+    def translated(self) -> list[str]:
+        """Return the steps in which the teacher translates."""
+        chosen = self._config.distillation
+        assert chosen is not None
+        of_text = chosen.monolingual and bool(self._config.monolingual.source)
+        return [step for step, made in zip(DISTILLED, (chosen.bitext, of_text), strict=True) if made]
+
+    def _of_kind(self, kind: str, weight: float) -> list[CorpusConfig]:
+        if kind == BACK_TRANSLATION:
+            assert self._config.backtranslation is not None
+            return [self._synthetic("backtranslate", kind, weight, self._config.backtranslation.tag)]
+        if kind == DISTILLATION:
+            names = {DISTILLED[1]: _DISTILLED_TEXT}
+            return [self._synthetic(step, names.get(step, kind), weight, None) for step in self.distilled()]
+        return [
+            CorpusConfig(
+                name=name,
+                source=str(source),
+                target=str(target),
+                weight=corpus.weight * weight,
+                tag=corpus.tag,
+                filters={key: corpus.filters[key] for key in PREPARED_BY if key in corpus.filters},
+            )
+            for name, corpus in zip(self._road.bitext_names(), self._config.bitext.train, strict=True)
+            for source, target in [self._road.sides("clean", "train", name)]
+        ]
+
+    def _synthetic(self, step: str, name: str, weight: float, tag: str | None) -> CorpusConfig:
+        source, target = (str(self._road.at(step, "corpus", f"{side}.txt")) for side in ("source", "target"))
+        return CorpusConfig(name=name, source=source, target=target, weight=weight, tag=tag)
+
+    def _turned(self, corpus: CorpusConfig, name: ModelName) -> CorpusConfig:
+        """Return a corpus as a model needs it: with the sides exchanged for the backward one, with links if it has any.
+
+        The tags of the bitext are of its source sentences, so the backward model has none.
+        """
+        if name == "backward":
+            return corpus.model_copy(update={"source": corpus.target, "target": corpus.source, "tag": None})
+        if name == "student" and self._config.alignment is not None and corpus.name is not None:
+            return corpus.model_copy(update={"alignment": str(self._road.at("align", "links", f"{corpus.name}.links"))})
+        return corpus
+
+
+class Progress:
+    """Messages on how far a step is, one every few seconds.
+
+    Args:
+        say: takes them.
+        noun: what is counted.
+    """
+
+    def __init__(self, say: Say, noun: str = "lines") -> None:
+        self._say, self._noun = say, noun
+        self._began = self._last = time.monotonic()
+        self._told = False
+
+    def show(self, before: int, now: int, total: int | None) -> None:
+        """Take the number of lines done by earlier calls, by this one, and of all (None: not known)."""
+        clock, of_all = time.monotonic(), "" if total is None else f" of {total:,}"
+        if now == 0:
+            self._began = self._last = clock
+            # At once: minutes without a message look like a program that hangs.
+            done = f"{before:,}{of_all} {self._noun} were done before"
+            self._say(done if before or total is None else f"{total:,} {self._noun} to do")
+        elif before + now != total and (clock - self._last >= _MESSAGE_SECONDS or not self._told):
+            self._last, self._told = clock, True
+            seconds = None if total is None else (total - before - now) * (clock - self._began) / now
+            left = "" if seconds is None else f", {duration(seconds)} left"
+            self._say(f"{before + now:,}{of_all} {self._noun}{left}")
+
+    def phase(self, name: str, done: int, total: int | None) -> None:
+        """Take a phase, the amount done and the total."""
+        clock = time.monotonic()
+        if clock - self._last >= _MESSAGE_SECONDS:
+            self._last = clock
+            self._say(f"{name}: {done:,}{'' if total is None else f' of {total:,}'} {self._noun}")
+
+
+def slug(name: str) -> str:
+    """Return a name as that of a file: letters, digits, dots and hyphens."""
+    return re.sub(r"[^\w.+-]+", "_", name).strip("._")[:100]
+
+
+def _set_of(path: str) -> str:
+    """Return what a corpus file is called without its endings: `train` of `data/train.de.gz`."""
+    return Path(path).name.split(".")[0]
+
+
+def write_side(path: Path, blocks: Iterable[Sequence[str]]) -> int:
+    """Write blocks of lines to a file, whole or not at all; return their number."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = 0
+    with atomic_file(path) as file:
+        for block in blocks:
+            file.write("".join(f"{line}\n" for line in block).encode())
+            lines += len(block)
+    return lines
+
+
+def write_sides(files: tuple[Path, Path], blocks: Iterator[PairBlock] | Iterable[PairBlock]) -> int:
+    """Write blocks of pairs to two files, each whole or not at all; return the number of pairs."""
+    pairs = 0
+    with ExitStack() as stack:
+        for path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        sinks = [stack.enter_context(atomic_file(path)) for path in files]
+        for block in blocks:
+            for file, side in zip(sinks, block, strict=True):
+                file.write("".join(f"{line}\n" for line in side).encode())
+            pairs += len(block[0])
+    return pairs

@@ -1,0 +1,201 @@
+"""Cross-entropy filter: a model scores every pair of a corpus, and the least likely share of them is dropped.
+
+The score of a pair is the mean log-probability of a target token, end-of-sentence counted, so that long sentences are
+not punished. With `reverse` the model translates the other way, and the score is of the source given the target: a
+backward model finds the translations of a teacher that say something else than their source. The shards are scored one
+by one, each as a whole; the threshold comes from the scores of all of them (ziggurat.corpora.jobs).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ziggurat.config.filters import FilterConfig
+from ziggurat.corpora.jobs.models import ModelChoice, opened
+from ziggurat.corpora.jobs.plan import Plan, fix_plan
+from ziggurat.corpora.jobs.run import JobOutcome, Work, complete_shards, run_job
+from ziggurat.corpora.jobs.shards import Manifest, Shard, StageFiles
+from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines
+from ziggurat.corpora.synthesis.merge import Report, merged, write_corpus
+from ziggurat.corpora.synthesis.stages import content_of, rows_of
+from ziggurat.data.store_checks import InputWatch
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import find_files
+from ziggurat.translate.served import ServedTranslator
+
+KEEP = 0.95
+"""Share of the pairs that is kept."""
+_SHARD_LINES = 2000
+
+
+@dataclass(frozen=True)
+class FilterJob:
+    """One call of the filter.
+
+    Attributes:
+        models: runs or model directories: one, or the members of an ensemble.
+        sources: paths or globs of source text.
+        targets: paths or globs of its translations, line by line.
+        out: folder of the result.
+        keep: share of the scored pairs that is kept, above 0, at most 1.
+        reverse: the models translate targets into sources.
+        which: checkpoint of a run; see ziggurat.model.directory.open_model.
+        device: `auto`, `cpu`, `cuda`, ...
+        threads: CPU threads of each worker, on which the last digits of a score depend.
+        max_pieces: pairs with more subword pieces on a side, or more than a model has positions, are dropped.
+        shard_lines: lines of a shard.
+        decoding: changes of the models' section `decoding`: `precision`, where that of the models is `auto`.
+        model_tag: tag that the models are given before every sentence that they read.
+    """
+
+    models: tuple[str, ...]
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    out: Path
+    keep: float = KEEP
+    reverse: bool = False
+    which: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    max_pieces: int = FilterConfig().max_pieces or 250
+    shard_lines: int = _SHARD_LINES
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+    model_tag: str | None = None
+
+    @property
+    def files(self) -> tuple[list[Path], list[Path]]:
+        """The files of both sides, in order. Raises DataError where one is missing."""
+        return (
+            [path for pattern in self.sources for path in find_files(pattern, "--source")],
+            [path for pattern in self.targets for path in find_files(pattern, "--target")],
+        )
+
+
+class _Pair(NamedTuple):
+    source: Line
+    target: Line
+
+
+def filter_pairs(job: FilterJob, work: Work) -> JobOutcome[Report]:
+    """Do what `work` says of `job`; the corpus does not depend on interruptions or on the number of workers.
+
+    Raises:
+        DataError: text that cannot be used or does not pair up, a folder that is in the way or in use.
+        ConfigError, CheckpointError: settings or models that cannot be used.
+    """
+    plan, choice = _make_plan(job)
+    files = StageFiles(job.out, "scored", plan.fingerprint)
+    return run_job(
+        plan,
+        files,
+        partial(_score, job, choice, files),
+        partial(_pairs, *job.files),
+        partial(_merge, job, plan, files),
+        work,
+        merged=partial(merged, job.out, plan),
+    )
+
+
+def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
+    if not 0 < job.keep <= 1:
+        raise ConfigError(f"`--keep {job.keep:g}`: give a share above 0, at most 1, such as 0.95")
+    (sources, targets), watch = job.files, InputWatch()
+    choice = ModelChoice(
+        job.models,
+        which=job.which,
+        device=job.device,
+        threads=job.threads,
+        engine="torch",
+        decoding=dict(job.decoding),
+    )
+    found = choice.identified(searched=False)
+    settings = {
+        "keep": job.keep,
+        "reverse": job.reverse,
+        "max_pieces": job.max_pieces,
+        "shard_lines": job.shard_lines,
+        **found.settings,
+        **found.tag_settings(job.model_tag),
+        "sources": [{"files": watch.fingerprint(path)} for path in sources],
+        "targets": [{"files": watch.fingerprint(path)} for path in targets],
+    }
+
+    def count() -> int:
+        lines, others = count_lines(sources), count_lines(targets)
+        if lines != others or not lines:
+            raise DataError(
+                f"{', '.join(map(str, sources))} has {lines:,} lines, {', '.join(map(str, targets))} has {others:,}: "
+                "they must pair up, and there must be some"
+            )
+        return lines
+
+    return fix_plan(job.out, "filter", settings, watch, job.shard_lines, count), found.choice
+
+
+def _pairs(sources: list[Path], targets: list[Path]) -> Iterator[_Pair]:
+    for source, target in zip_longest(readable_lines(sources), readable_lines(targets)):
+        if source is None or target is None:
+            raise DataError("the files became shorter while they were read")
+        yield _Pair(source, target)
+
+
+def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[_Pair]) -> Manifest:
+    """Write rows (score, source, target) of the pairs that can be scored."""
+    translator = opened(choice)
+    assert not isinstance(translator, ServedTranslator)
+    given, expected = (translator.source_tokenizer, translator.target_tokenizer)
+    if job.reverse:
+        given, expected = expected, given
+    taken = 1 + (job.model_tag is not None)  # positions, by the end of the sentence and the tag
+    limit = min(job.max_pieces, translator.max_positions - taken) if translator.max_positions else job.max_pieces
+    dropped: Counter[str] = Counter()
+    pairs: list[tuple[str, str]] = []
+    lengths = (given.encode([pair[side].text for pair in shard.items]) for side, given in enumerate((given, expected)))
+    for pair, *pieces in zip(shard.items, *lengths, strict=True):
+        reason = pair.source.reason or pair.target.reason
+        if reason is None and max(map(len, pieces)) > limit:
+            reason = "too_long"
+        if reason is None:
+            pairs.append((pair.source.text, pair.target.text))
+        else:
+            dropped[reason] += 1
+    sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+    sides = (targets, sources) if job.reverse else (sources, targets)
+    scores = translator.score(*sides, tag=job.model_tag)
+    means = (score.log_probability / len(score.token_log_probabilities) for score in scores)
+    # A model that overflows somewhere gives no number; such a pair is the least likely.
+    rows = [
+        (f"{mean if math.isfinite(mean) else -math.inf:.6f}", *pair) for mean, pair in zip(means, pairs, strict=True)
+    ]
+    return files.write(shard.index, content_of(rows), read=len(shard.items), kept=len(rows), dropped=dropped)
+
+
+def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
+    """Find the threshold, then write the pairs that reach it."""
+    manifests = list(complete_shards(plan, files))
+    every = (float(row[0]) for manifest in manifests for row in rows_of(files.read(manifest)))
+    scores = np.fromiter(every, np.float64, sum(manifest.kept for manifest in manifests))
+    if not len(scores):
+        raise DataError(f"{job.out}: no pair of {plan.lines:,} could be scored")
+    # At most the share is dropped; of pairs that are equally likely, all or none.
+    scores.sort()
+    threshold = float(scores[int((1 - job.keep) * len(scores) + 1e-9)])
+    median = float(np.median(scores, overwrite_input=True))
+
+    def kept() -> Iterator[tuple[Manifest, list[tuple[str, str]], Mapping[str, int]]]:
+        for manifest in manifests:
+            rows = [
+                (source, target) for score, source, target in rows_of(files.read(manifest)) if float(score) >= threshold
+            ]
+            yield manifest, rows, {"cross_entropy": manifest.kept - len(rows)}
+
+    return write_corpus(job.out, plan, kept(), scores={"threshold": threshold, "median": median})

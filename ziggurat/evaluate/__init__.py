@@ -1,0 +1,1 @@
+"""Scores of translations, systems compared with tests of significance, robustness under disturbances."""

@@ -1,0 +1,205 @@
+"""Disturbed forms of a test set, each with the translation that a system should give if the disturbance did no harm.
+
+That translation is made of the system's own one of the undisturbed lines: in capitals for a line in capitals, with the
+same address at its end, one after the other for lines that are joined. So what a disturbance costs is the difference of
+two scores against one reference, by one system, and says nothing about how well it translates the lines as they are.
+
+Training has the same changes as modifiers (ziggurat.data.modifiers); the functions are theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import regex
+
+from ziggurat.config.modifiers import TYPO_KINDS
+from ziggurat.data.alignment.words import word_spans
+from ziggurat.data.edits import SOURCE, TARGET, Pair
+from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, TAGS, inserted_noise
+from ziggurat.data.typos import TYPOS
+
+Ideal = Callable[[str], str]
+
+_EMOJI = ("🙂", "👍", "❤️", "🎉", "😂", "🙏", "🔥", "👩‍👩‍👧", "🇺🇦", "✅", "😢", "🤔")
+_UNTRANSLATABLE = (
+    *(text for text in PLACEHOLDERS if text.isascii()),
+    *("https://www.example.com/path/to?page=3#top", "first.last@example.com", "ISO-9001", "C:\\Temp\\a.txt"),
+    *("--dry-run", "0x7F3A", "INV-2024-00117", "4f9c2b1e"),
+)
+_WORDS_PER_TYPO = 8
+_JOINED = 4
+"""Lines that make one long one."""
+
+# After a mark that ends a sentence or clause: a full stop only behind a word of three letters, which most abbreviations
+# are not; without a blank only marks of scripts that have none.
+_CLAUSE = regex.compile(r"(?<=[!?;:,…؟،؛।])\s+|(?<=\p{L}{3}\.)\s+|(?<=[。！？；：，、])\s*")
+_LETTERS = regex.compile(r"\p{L}")
+_FEWEST_LETTERS = 3
+"""Letters of a clause; shorter ones go with a neighbour."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is translated and scored as one sentence.
+
+    Attributes:
+        lines: numbers of the lines of the test set, from 0.
+        inputs: what is translated, in this order; the translations are joined by blanks.
+        references: the reference translations of all of it.
+        ideal: the translation that is wanted, given those of `lines` joined by blanks.
+    """
+
+    lines: tuple[int, ...]
+    inputs: tuple[str, ...]
+    references: tuple[str, ...]
+    ideal: Ideal
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """A way to disturb a test set.
+
+    Attributes:
+        meaning: what it does, in words.
+        cases: function from cases that change nothing, the languages of source and target, and a random generator of
+            each case, to the disturbed cases.
+    """
+
+    meaning: str
+    cases: Callable[[Sequence[Case], tuple[str, str], Callable[[Case], Random]], Iterator[Case]]
+
+
+def disturbed(
+    name: str, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str], seed: int
+) -> list[Case]:
+    """Return the cases of a test set that a perturbation changes, in the order of their lines.
+
+    A pure function of its arguments; whether a line is changed and how does not depend on the other lines, except that
+    lines are joined to those that follow.
+
+    Args:
+        name: one of PERTURBATIONS.
+        sources: source text.
+        references: one list of lines per reference translation.
+        languages: codes of source and target.
+        seed: other numbers give other random choices.
+    """
+    plain = [
+        Case((number,), (source,), tuple(lines[number] for lines in references), _as_it_is)
+        for number, source in enumerate(sources)
+        if source.strip()
+    ]
+    return list(PERTURBATIONS[name].cases(plain, languages, lambda case: Random(f"{seed} {name} {case.lines[0]}")))
+
+
+def _as_it_is(text: str) -> str:
+    return text
+
+
+Each = Callable[[Case, tuple[str, str], Random], Case]
+
+
+def _each(change: Each) -> Callable[[Sequence[Case], tuple[str, str], Callable[[Case], Random]], Iterator[Case]]:
+    """Return the function that changes each case alone, and leaves out those that it does not change."""
+
+    def cases(plain: Sequence[Case], languages: tuple[str, str], random: Callable[[Case], Random]) -> Iterator[Case]:
+        for case in plain:
+            if (found := change(case, languages, random(case))).inputs != case.inputs:
+                yield found
+
+    return cases
+
+
+def _recased(modifier: str) -> Each:
+    """Return the change of case that the modifier of this name makes on both sides."""
+
+    def change(case: Case, languages: tuple[str, str], random: Random) -> Case:
+        def recased(text: str, side: int) -> str:
+            pair = Pair(text, text)
+            MODIFIERS[modifier](pair, None, random, 0, languages)
+            return pair.texts[side]
+
+        (source,) = case.inputs
+        references = tuple(recased(reference, TARGET) for reference in case.references)
+        return Case(case.lines, (recased(source, SOURCE),), references, lambda text: recased(text, TARGET))
+
+    return change
+
+
+def _typos(case: Case, languages: tuple[str, str], random: Random) -> Case:
+    (source,) = case.inputs
+    for _ in range(max(1, len(word_spans(source, "split")) // _WORDS_PER_TYPO)):
+        pair = Pair(source, "")
+        if (edit := TYPOS[random.choice(TYPO_KINDS)](source, random)) is not None:
+            pair.edit(SOURCE, [edit])
+        source = pair.texts[SOURCE]
+    return replace(case, inputs=(source,))
+
+
+def _surrounded(case: Case, before: str, after: str) -> Case:
+    """Return the case with the same text before and after the line, its references and its translation."""
+
+    def around(text: str) -> str:
+        return f"{before}{text}{after}"
+
+    (source,) = case.inputs
+    return Case(case.lines, (around(source),), tuple(map(around, case.references)), around)
+
+
+def _tags(case: Case, languages: tuple[str, str], random: Random) -> Case:
+    return _surrounded(case, *random.choice(TAGS))
+
+
+def _beside(choose: Callable[[Random], str]) -> Each:
+    """Return the change that puts what is chosen in front of the line or behind it, which is the same in the target."""
+
+    def change(case: Case, languages: tuple[str, str], random: Random) -> Case:
+        added = choose(random)
+        before, after = (f"{added} ", "") if random.random() < 0.5 else ("", f" {added}")
+        return _surrounded(case, before, after)
+
+    return change
+
+
+def _short(case: Case, languages: tuple[str, str], random: Random) -> Case:
+    clauses: list[str] = []
+    (source,) = case.inputs
+    for part in _CLAUSE.split(source.strip()):
+        if clauses and len(_LETTERS.findall(clauses[-1])) < _FEWEST_LETTERS:
+            clauses[-1] = f"{clauses[-1]} {part}"
+        elif part:
+            clauses.append(part)
+    if len(clauses) > 1 and len(_LETTERS.findall(clauses[-1])) < _FEWEST_LETTERS:
+        clauses[-2:] = [" ".join(clauses[-2:])]
+    return replace(case, inputs=tuple(clauses)) if len(clauses) > 1 else case
+
+
+def _long(plain: Sequence[Case], languages: tuple[str, str], random: Callable[[Case], Random]) -> Iterator[Case]:
+    for first in range(0, len(plain) - _JOINED + 1, _JOINED):
+        group = plain[first : first + _JOINED]
+        references = zip(*(case.references for case in group), strict=True)
+        yield Case(
+            tuple(case.lines[0] for case in group),
+            (" ".join(case.inputs[0] for case in group),),
+            tuple(map(" ".join, references)),
+            _as_it_is,
+        )
+
+
+PERTURBATIONS: dict[str, Perturbation] = {
+    "caps": Perturbation("source and reference in capitals", _each(_recased("upper_case"))),
+    "title": Perturbation("a capital at the beginning of every word of both", _each(_recased("title_case"))),
+    "typos": Perturbation("a typing error for every eight words of the source", _each(_typos)),
+    "tags": Perturbation("the line between tags, such as <b> and </b>", _each(_tags)),
+    "noise": Perturbation("random characters in front or behind", _each(_beside(inserted_noise))),
+    "short": Perturbation("every clause translated by itself", _each(_short)),
+    "long": Perturbation("four lines translated as one", _long),
+    "emoji": Perturbation("an emoji in front or behind", _each(_beside(lambda random: random.choice(_EMOJI)))),
+    "untranslatable": Perturbation(
+        "an address, placeholder or number in front or behind", _each(_beside(lambda r: r.choice(_UNTRANSLATABLE)))
+    ),
+}
+"""Perturbations by name, in the order of the tables."""

@@ -1,0 +1,283 @@
+"""Matrices of a plain Transformer, without our parameter names: every exporter reads them, every importer builds them.
+
+`dissect` takes a model's parameters apart, `compose` puts them together again.
+
+Shapes: D width of a stack, F inner width, V vocabulary, P positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ziggurat.config.model import ModelConfig
+from ziggurat.model.embedding import sinusoids
+from ziggurat.system.errors import ExportError
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A linear map y = x W^T + b, or the gain W [D] and bias of a normalisation."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def times(self, factor: float, *, bias: bool = True) -> Affine:
+        """Return the map with its weight, and if `bias` also its bias, multiplied by `factor`."""
+        b = self.bias * factor if bias and self.bias is not None else self.bias
+        return Affine(self.weight * factor, b)
+
+    @classmethod
+    def joined(cls, *parts: Affine) -> Affine:
+        """Return one map with the outputs of all `parts`, one after the other."""
+        biases = [part.bias for part in parts if part.bias is not None]
+        return cls(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
+@dataclass(frozen=True)
+class AttentionMatrices:
+    """The four maps of an attention, the norm of its sub-layer, and the tables of relative positions."""
+
+    query: Affine
+    key: Affine
+    value: Affine
+    out: Affine
+    norm: Affine
+    key_table: Tensor | None = None
+    value_table: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class LayerMatrices:
+    """Self-attention, a decoder's cross-attention, and the feed-forward network with its norm.
+
+    In a gated network the output of `gate` goes through the non-linearity, and that of `ffn_in` does not.
+    """
+
+    self_attn: AttentionMatrices
+    cross_attn: AttentionMatrices | None
+    ffn_in: Affine
+    ffn_out: Affine
+    ffn_norm: Affine
+    gate: Affine | None = None
+
+
+@dataclass(frozen=True)
+class StackMatrices:
+    """Encoder or decoder: input(token, position) = scale * embedding[token] + positions[position].
+
+    Attributes:
+        pre_norm: norms are at the inputs of sub-layers; False: after the residual sums.
+        heads: heads of every attention.
+        epsilon: epsilon of the norms.
+        layers: the layers, bottom first.
+        final_norm: norm of the stack's output, or None.
+        embedding: [V, D].
+        scale: factor of the embedding.
+        positions: [P, D], including a vector that is added to every embedding; None where nothing is added.
+        zero_start: the embedding of the first input counts as 0.
+    """
+
+    pre_norm: bool
+    heads: int
+    epsilon: float
+    layers: tuple[LayerMatrices, ...]
+    final_norm: Affine | None
+    embedding: Tensor
+    scale: float
+    positions: Tensor | None
+    zero_start: bool = False
+
+    def position_table(self, count: int) -> Tensor:
+        """Return the vectors added to the embeddings, [P, D]; [count, D] of zeros where nothing is added."""
+        return self.embedding.new_zeros(count, self.embedding.shape[1]) if self.positions is None else self.positions
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A plain Transformer: two stacks and the output projection, with or without bias."""
+
+    encoder: StackMatrices
+    decoder: StackMatrices
+    output: Affine
+    activation: str
+    norm: str
+
+
+def dissect(
+    config: ModelConfig, tensors: Mapping[str, Tensor], positions: int, entries: Mapping[str, Tensor] | None = None
+) -> Anatomy:
+    """Return the matrices of a model with residuals `post` or `pre`, history `latest`, attention full or relative.
+
+    Args:
+        config: the model's configuration.
+        tensors: its parameters by name.
+        positions: number of sinusoidal positions in the tables.
+        entries: per stack, a factor [D] of its input.
+    """
+    stacks = [_stack(config, tensors, decoder, positions) for decoder in (False, True)]
+    # Without a matrix of its output the model uses the decoder's embedding.
+    weight = tensors.get("output.weight")
+    if weight is None:
+        weight = stacks[1].embedding
+    output = Affine(weight, tensors.get("output.bias"))
+    factors = entries or {}
+    encoder, decoder = _entered(stacks[0], factors.get("encoder")), _entered(stacks[1], factors.get("decoder"))
+    return Anatomy(encoder, decoder, output, config.activation, config.norm)
+
+
+def _entered(stack: StackMatrices, factor: Tensor | None) -> StackMatrices:
+    """Return the stack with its input multiplied by `factor` [D]."""
+    if factor is None:
+        return stack
+    positions = None if stack.positions is None else stack.positions * factor
+    return dataclasses.replace(stack, embedding=stack.embedding * factor, positions=positions)
+
+
+def _affine(tensors: Mapping[str, Tensor], name: str) -> Affine:
+    return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+
+
+def _parts(whole: Affine, count: int) -> list[Affine]:
+    weights = whole.weight.chunk(count)
+    biases = [None] * count if whole.bias is None else whole.bias.chunk(count)
+    return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, positions: int) -> StackMatrices:
+    name, side = ("decoder", "target") if decoder else ("encoder", "source")
+    stack = config.decoder if decoder else config.encoder
+    # Without a table of its side the model uses the source's.
+    embedding = tensors.get(f"{side}_embedding.tokens.weight")
+    if embedding is None:
+        embedding = tensors["source_embedding.tokens.weight"]
+    pre_norm = (config.decoder_residual if decoder else config.encoder_residual) == "pre"
+    zero_start = decoder and config.embedding.zero_start
+    return StackMatrices(
+        pre_norm=pre_norm,
+        heads=config.heads if decoder else config.encoder_heads,
+        epsilon=stack.layer_norm_epsilon or config.layer_norm_epsilon,
+        layers=tuple(_layer(config, tensors, f"{name}.layers.{i}", decoder, pre_norm) for i in range(stack.layers)),
+        final_norm=_affine(tensors, f"{name}.final_norm") if f"{name}.final_norm.weight" in tensors else None,
+        embedding=embedding,
+        scale=math.sqrt(embedding.shape[1]) if config.embedding.scale else 1.0,
+        positions=_positions(config, tensors, side, embedding.shape[1], positions, zero_start),
+        zero_start=zero_start,
+    )
+
+
+def _positions(
+    config: ModelConfig, tensors: Mapping[str, Tensor], side: str, width: int, count: int, zero_start: bool
+) -> Tensor | None:
+    """Return the sum [P, D] that is added to the embeddings: positions, and the vector that both sides share."""
+    table: Tensor | None = None
+    if config.embedding.positions == "sinusoidal":
+        # Computed in fp64 and rounded once, as in the model.
+        table = sinusoids(count, width).float()
+    elif config.embedding.positions == "learned":
+        table = tensors[f"{side}_embedding.positions.weight"]
+    bias = tensors.get("source_embedding.bias")
+    if bias is None:
+        return table
+    table = torch.zeros(count, width) if table is None else table
+    summed = table + bias
+    if zero_start:  # the first input is no embedding, so the vector is not added to it
+        summed[0] = table[0]
+    return summed
+
+
+def _layer(
+    config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, pre_norm: bool
+) -> LayerMatrices:
+    norm = "in_norm" if pre_norm else "out_norm"
+    # One product computes queries, keys and values; other toolkits keep three matrices.
+    query, key, value = _parts(_affine(tensors, f"{name}.self_attn.qkv_proj"), 3)
+    self_attn = AttentionMatrices(
+        query,
+        key,
+        value,
+        _affine(tensors, f"{name}.self_attn.out_proj"),
+        _affine(tensors, f"{name}.self_attn_residual.{norm}"),
+        tensors.get(f"{name}.self_attn.key_table"),
+        tensors.get(f"{name}.self_attn.value_table"),
+    )
+    cross_attn = None
+    if decoder:
+        key, value = _parts(_affine(tensors, f"{name}.cross_attn.kv_proj"), 2)
+        cross_attn = AttentionMatrices(
+            _affine(tensors, f"{name}.cross_attn.q_proj"),
+            key,
+            value,
+            _affine(tensors, f"{name}.cross_attn.out_proj"),
+            _affine(tensors, f"{name}.cross_attn_residual.{norm}"),
+        )
+    ffn_in, gate = _affine(tensors, f"{name}.ffn.in_proj"), None
+    if config.activation == "swiglu":
+        # The rows of the gate come first (ziggurat.model.feed_forward).
+        gate, ffn_in = _parts(ffn_in, 2)
+    return LayerMatrices(
+        self_attn,
+        cross_attn,
+        ffn_in,
+        _affine(tensors, f"{name}.ffn.out_proj"),
+        _affine(tensors, f"{name}.ffn_residual.{norm}"),
+        gate,
+    )
+
+
+def compose(anatomy: Anatomy) -> dict[str, Tensor]:
+    """Return the parameters, by our names, of a model with learned positions.
+
+    The inverse of `dissect` for `embedding: {positions: learned}`; embedding matrices that are the same tensor are
+    shared (`sharing: decoder` or `all`).
+    """
+    tensors: dict[str, Tensor] = {}
+    _put(tensors, "output", anatomy.output)
+    if anatomy.output.weight is anatomy.decoder.embedding:
+        del tensors["output.weight"]
+    for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
+        norm = "in_norm" if stack.pre_norm else "out_norm"
+        if side == "source" or stack.embedding is not anatomy.encoder.embedding:
+            tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
+        if stack.positions is not None:
+            tensors[f"{side}_embedding.positions.weight"] = stack.positions
+        if stack.final_norm is not None:
+            _put(tensors, f"{name}.final_norm", stack.final_norm)
+        for number, layer in enumerate(stack.layers):
+            at = f"{name}.layers.{number}"
+            own, cross = layer.self_attn, layer.cross_attn
+            _put(tensors, f"{at}.self_attn.qkv_proj", Affine.joined(own.query, own.key, own.value))
+            _put(tensors, f"{at}.self_attn.out_proj", own.out)
+            _put(tensors, f"{at}.self_attn_residual.{norm}", own.norm)
+            if cross is not None:
+                _put(tensors, f"{at}.cross_attn.q_proj", cross.query)
+                _put(tensors, f"{at}.cross_attn.kv_proj", Affine.joined(cross.key, cross.value))
+                _put(tensors, f"{at}.cross_attn.out_proj", cross.out)
+                _put(tensors, f"{at}.cross_attn_residual.{norm}", cross.norm)
+            _put(tensors, f"{at}.ffn.in_proj", layer.ffn_in)
+            _put(tensors, f"{at}.ffn.out_proj", layer.ffn_out)
+            _put(tensors, f"{at}.ffn_residual.{norm}", layer.ffn_norm)
+    return tensors
+
+
+def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:
+    tensors[f"{name}.weight"] = affine.weight
+    if affine.bias is not None:
+        tensors[f"{name}.bias"] = affine.bias
+
+
+def one_of(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return `other` if both have the same values, else `tensor`: equal matrices are one that is shared."""
+    return other if tensor.shape == other.shape and bool(torch.equal(tensor, other)) else tensor
+
+
+def width_of(embedding: Tensor, name: str) -> int:
+    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
+    if embedding.ndim != 2 or 0 in embedding.shape:
+        raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
+    return int(embedding.shape[1])

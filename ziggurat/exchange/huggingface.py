@@ -1,0 +1,274 @@
+"""Export of a plain Transformer to a directory for transformers: as MarianMT if post-norm, as Pegasus if pre-norm.
+
+Both classes belong to the BART family and read positions from the checkpoint, so ours are kept to the bit. M2M100
+computes its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer can undo.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import DecodingConfig
+from ziggurat.config.model import ModelConfig
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
+from ziggurat.exchange.anatomy import Affine, Anatomy
+from ziggurat.exchange.imported import NORM_EPSILON, layer_names
+from ziggurat.exchange.plain import with_epsilon
+from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.tensors import write_tensors
+from ziggurat.system.errors import ConfigError, ExportError
+
+MAX_NEW_TOKENS = 256
+"""Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""
+_FILLER_LOGIT = -1e9
+"""Output bias of rows that are no token."""
+
+
+def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
+    """Yield the reasons why no stock class of transformers is a plain Transformer of this configuration."""
+    if "relative" in (config.encoder.attention, config.decoder.attention):
+        yield "`attention: relative`: the stock encoder-decoder classes have no Shaw et al. (2018) positions"
+    if config.activation == "swiglu":
+        yield "`activation: swiglu`: the stock classes have no gate in the feed-forward network"
+    if config.norm == "rms":
+        yield "`norm: rms`: the stock classes have layer normalisation with a bias"
+    if config.encoder_width != config.d_model:
+        yield f"`encoder.d_model: {config.encoder_width}`: the stacks of the stock classes are equally wide"
+    kinds = (config.encoder_residual, config.decoder_residual)
+    places = {RESIDUAL[kind].folding in ("pre", "branch_vector") for kind in kinds}
+    if len(places) > 1:
+        yield (
+            f"`encoder.residual: {config.encoder_residual}` and `decoder.residual: {config.decoder_residual}`: the "
+            "stock classes have pre-norm in both stacks or post-norm in both"
+        )
+
+
+def huggingface_rules(decoding: DecodingConfig) -> tuple[str, ...]:
+    """Return the keys of rules that `generate` applies as our search does.
+
+    Where it is greedy, its penalty of repetition is one of logits, not of log-probabilities, and so another one.
+    """
+    return ("no_repeat_ngram_size", *(("repetition_penalty",) if decoding.beam_size > 1 else ()))
+
+
+def transformers() -> Any:
+    """Return the module transformers. Raises ConfigError when it is not installed."""
+    try:
+        import transformers as module
+    except ModuleNotFoundError:
+        raise ConfigError("`transformers` is not installed: pip install 'ziggurat-mt[export]'") from None
+    return module
+
+
+def write_huggingface(
+    folder: Path,
+    anatomy: Anatomy,
+    tokenizers: Sequence[Tokenizer],
+    positions: int,
+    languages: Sequence[str],
+    decoding: DecodingConfig,
+) -> None:
+    """Write `config.json`, `model.safetensors`, `generation_config.json` and the tokenizer into `folder`.
+
+    Args:
+        folder: an existing folder.
+        anatomy: the model's matrices.
+        tokenizers: tokenizers of source and target, SentencePiece models.
+        positions: rows of the tables of positions, where the model adds none itself.
+        languages: codes of source and target.
+        decoding: search settings for `generate`; a length penalty of another kind than `power` counts as none.
+
+    Raises ExportError for tokenizers without a SentencePiece model, ConfigError when transformers is not installed.
+    """
+    module = transformers()
+    anatomy = dataclasses.replace(
+        anatomy,
+        encoder=with_epsilon(anatomy.encoder, NORM_EPSILON),
+        decoder=with_epsilon(anatomy.decoder, NORM_EPSILON),
+    )
+    model_class = "Pegasus" if anatomy.encoder.pre_norm else "Marian"
+    tensors, options = _weights(anatomy, tokenizers[1], positions)
+    options |= _sizes(anatomy, positions) | _tokens(tokenizers[1])
+    if model_class == "Pegasus":
+        # Pegasus has one vocabulary size for both sides, and ties the output to both embeddings or to none.
+        rows = max(options["vocab_size"], options.pop("decoder_vocab_size"))
+        tensors = _one_vocabulary(tensors, rows)
+        options["vocab_size"] = rows
+        options["tie_word_embeddings"] = options.pop("share_encoder_decoder_embeddings")
+    config = getattr(module, f"{model_class}Config")(**options)
+    config.architectures = ["PegasusForConditionalGeneration" if model_class == "Pegasus" else "MarianMTModel"]
+    config.dtype = "float32"
+    config.save_pretrained(folder)
+    _generation(module, tokenizers[1], decoding, options["max_position_embeddings"]).save_pretrained(folder)
+    # Not by save_pretrained, which leaves out tables of positions.
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    _write_tokenizer(folder, tokenizers, languages, options["max_position_embeddings"])
+
+
+def _sizes(anatomy: Anatomy, positions: int) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "activation_function": anatomy.activation,
+        "d_model": anatomy.encoder.embedding.shape[1],
+        "max_position_embeddings": anatomy.encoder.position_table(positions).shape[0],
+        "dropout": 0.0,
+    }
+    for name, stack in (("encoder", anatomy.encoder), ("decoder", anatomy.decoder)):
+        options[f"{name}_layers"] = len(stack.layers)
+        options[f"{name}_attention_heads"] = stack.heads
+        options[f"{name}_ffn_dim"] = stack.layers[0].ffn_in.weight.shape[0]
+    return options
+
+
+def _tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "pad_token_id": tokenizer.pad,
+        "bos_token_id": tokenizer.bos,
+        "eos_token_id": tokenizer.eos,
+        "decoder_start_token_id": tokenizer.bos,
+        "forced_eos_token_id": None,
+    }
+
+
+def _weights(anatomy: Anatomy, target: Tokenizer, positions: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the parameters by their names there, and the options for the scale and the sharing of embeddings.
+
+    The classes scale embeddings by sqrt(D) or not at all. Any other factor is multiplied into the embeddings; then they
+    no longer equal the output's matrix. So it is with a first input that is no embedding: its row becomes 0.
+    """
+    encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
+    tables, scale = [encoder.embedding, decoder.embedding], encoder.scale
+    if encoder.scale != decoder.scale or scale not in (1.0, root):
+        # The scale goes into the tables, which are then no longer the matrix of the output: `tied` below is False.
+        tables, scale = [stack.embedding * stack.scale for stack in (encoder, decoder)], 1.0
+    if decoder.zero_start:
+        tables[1] = tables[1].clone()
+        # The decoder reads begin-of-sentence only as its first input, whose embedding counts as 0.
+        tables[1][target.bos] = 0
+    output = anatomy.output
+    # Matrices are tied if they are one and the same memory.
+    tied = tables[1].data_ptr() == output.weight.data_ptr()
+    shared = tied and tables[0].data_ptr() == tables[1].data_ptr()
+    tensors = {
+        f"model.{name}.layers.{number}.{key}": tensor
+        for name, stack in (("encoder", encoder), ("decoder", decoder))
+        for number, layer in enumerate(stack.layers)
+        for key, tensor in layer_names(layer)
+    }
+    for name, stack, table in (("encoder", encoder, tables[0]), ("decoder", decoder, tables[1])):
+        tensors[f"model.{name}.embed_positions.weight"] = stack.position_table(positions)
+        tensors[f"model.{name}.embed_tokens.weight"] = table
+        if stack.final_norm is not None:
+            tensors |= {f"model.{name}.layer_norm.{k}": t for k, t in _named(stack.final_norm)}
+    tensors["lm_head.weight"] = output.weight
+    bias = output.bias if output.bias is not None else output.weight.new_zeros(output.weight.shape[0])
+    # The classes always have an output bias.
+    tensors["final_logits_bias"] = bias[None]
+    options: dict[str, Any] = {
+        "vocab_size": tables[0].shape[0],
+        "decoder_vocab_size": tables[1].shape[0],
+        "scale_embedding": scale != 1.0,
+        "tie_word_embeddings": tied,
+        "share_encoder_decoder_embeddings": shared,
+    }
+    return _without_copies(tensors, tied, shared), options
+
+
+def _named(affine: Affine) -> Iterator[tuple[str, Tensor]]:
+    assert affine.bias is not None  # RMS norms are refused
+    yield "weight", affine.weight
+    yield "bias", affine.bias
+
+
+def _without_copies(tensors: dict[str, Tensor], tied: bool, shared: bool) -> dict[str, Tensor]:
+    """Return the tensors without matrices that the classes tie to others."""
+    if shared:
+        tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
+    left_out = [
+        "lm_head.weight" if tied else "",
+        *((f"model.{name}.embed_tokens.weight" for name in ("encoder", "decoder")) if shared else ()),
+    ]
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+
+
+def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """Fill up the matrices with a row per token to `rows` rows: Pegasus has one vocabulary size.
+
+    The bias keeps added rows from being generated. Unless one matrix serves all three purposes, none are tied: the
+    class ties all three or none.
+    """
+    tensors = dict(tensors)
+    if "model.shared.weight" not in tensors:
+        tensors.setdefault("lm_head.weight", tensors["model.decoder.embed_tokens.weight"])
+        tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
+    for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
+        if (table := tensors.get(f"{name}.weight")) is not None:
+            filler = table.new_zeros(rows - table.shape[0], table.shape[1])
+            tensors[f"{name}.weight"] = torch.cat([table, filler])
+    bias = tensors["final_logits_bias"]
+    tensors["final_logits_bias"] = torch.cat([bias, bias.new_full((1, rows - bias.shape[1]), _FILLER_LOGIT)], dim=1)
+    return tensors
+
+
+def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positions: int) -> Any:
+    """Return the settings under which `generate` finds what our search finds with `endings: beam`."""
+    penalty = decoding.length_penalty
+    tokens = _tokens(target)
+    del tokens["forced_eos_token_id"]
+    never = sorted({target.pad, target.bos, *target.tags.values()} - {target.eos})
+    return module.GenerationConfig(
+        **tokens,
+        num_beams=decoding.beam_size,
+        # transformers refuses to save one for a greedy search.
+        length_penalty=None if decoding.beam_size == 1 else penalty.alpha if penalty.kind == "power" else 0.0,
+        # Continue until no beam can become better, as our search does.
+        early_stopping="never" if decoding.beam_size > 1 else False,
+        max_new_tokens=min(MAX_NEW_TOKENS, decoding.max_length.limit + 1, positions),
+        min_new_tokens=decoding.min_length or None,
+        no_repeat_ngram_size=decoding.no_repeat_ngram_size or None,
+        repetition_penalty=decoding.repetition_penalty if decoding.repetition_penalty != 1 else None,
+        suppress_tokens=never,
+    )
+
+
+def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: Sequence[str], positions: int) -> None:
+    """Write SentencePiece models and vocabularies for MarianTokenizer, which segments by SentencePiece, too."""
+    source, target = tokenizers
+    for side, tokenizer in (("source", source), ("target", target)):
+        if not isinstance(tokenizer, SentencePieceTokenizer):
+            raise ExportError("the tokenizer is a plain vocabulary, but transformers needs a SentencePiece model")
+        (folder / f"{side}.spm").write_bytes(_trimming(tokenizer.model))
+    separate = source is not target
+    for name, tokenizer in (("vocab.json", source), ("target_vocab.json", target))[: 1 + separate]:
+        ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+        (folder / name).write_text(json.dumps(ids, ensure_ascii=False, indent=0), "utf-8")
+    unk, eos, pad = target.pieces([target.unk, target.eos, target.pad])
+    described = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": languages[0],
+        "target_lang": languages[1],
+        "unk_token": unk,
+        "eos_token": eos,
+        "pad_token": pad,
+        "additional_special_tokens": list(source.tags),
+        "separate_vocabs": separate,
+        "model_max_length": positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described, ensure_ascii=False, indent=2), "utf-8")
+
+
+def _trimming(model: bytes) -> bytes:
+    """Return a SentencePiece model that removes spare blanks; ours leaves that to our own normalisation."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    proto.normalizer_spec.remove_extra_whitespaces = True
+    return bytes(proto.SerializeToString())

@@ -1,0 +1,289 @@
+"""Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
+
+Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle (ziggurat.exchange.pickled).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import torch
+from pydantic import BaseModel, Field, RootModel
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
+from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
+from ziggurat.exchange.huggingface_generation import Generation, decoding_of, notes_of, ruled_out
+from ziggurat.exchange.imported import (
+    ACTIVATIONS,
+    MAX_POSITIONS,
+    NORM_EPSILON,
+    ControlIds,
+    ForeignModel,
+    layer_from,
+    positions_from,
+    take,
+)
+from ziggurat.exchange.pickled import load_pickled, tensors_of
+from ziggurat.exchange.vocabularies import TokenizerConfig, refuse_languages_apart, with_vocabularies
+from ziggurat.system.checksums import check_folder
+from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
+from ziggurat.system.small_files import Form, check_opens, inside, read_bounded, read_json
+
+_PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": True}
+"""Model types that are plain Transformers, and whether they are pre-norm."""
+
+_INDEX = "model.safetensors.index.json"
+"""Index of weights that are split over several files."""
+
+Shape = TypeVar("Shape", bound=BaseModel)
+
+
+def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str, str] | None) -> ForeignModel:
+    """Read a directory of transformers.
+
+    Args:
+        folder: folder with config.json, model.safetensors or pytorch_model.bin, vocab.json and SentencePiece models.
+        models: SentencePiece models of source and target, if they are not `source.spm` and `target.spm` in the folder.
+        languages: codes of source and target; None: those of the tokenizer's configuration.
+
+    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged;
+    CheckpointError: a file differs from its checksum.
+    """
+    # An index from elsewhere in a folder of ours would lead to other weights than those that were verified.
+    listed = check_folder(folder)
+    if listed and _INDEX not in listed and (folder / _INDEX).exists():
+        raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")
+    described = _read(folder, "config.json", _AnyConfig)
+    if reasons := _reasons(described):
+        raise ExportError(f"{folder}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
+    config = _read(folder, "config.json", _Config)
+    generation = _read(folder, "generation_config.json", Generation, _read(folder, "config.json", Generation))
+    tensors = _tensors(folder)
+    if unknown := _unknown(config, tensors):
+        raise ExportError(f"{folder}: {unknown}; is it a plain Transformer?")
+    source_ids = _read(folder, "vocab.json", _Ids).root
+    tokenizers = _read(folder, "tokenizer_config.json", TokenizerConfig, TokenizerConfig())
+    target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
+    anatomy = _anatomy(config, tensors)
+    if config.model_type == "m2m_100":
+        refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
+    files = list(models) or [folder / "source.spm", folder / "target.spm"]
+    models_alone = [_tokenizer(file) for file in (files[0], files[-1])]
+    tags = tokenizers.tags(source_ids, models_alone)
+    source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in models_alone)
+    source, target = with_vocabularies(source, target, source_ids, target_ids)
+    # Begin-of-sentence and tags are never written here either, but after normalising, as transformers does it.
+    ours = {target_ids.get(piece) for piece in target.pieces([target.bos, *target.tags.values()])}
+    named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
+    return ForeignModel(
+        kind=config.model_type,
+        anatomy=anatomy,
+        scaled=config.scale_embedding,
+        source_ids=source_ids,
+        target_ids=target_ids,
+        control=ControlIds(
+            config.pad_token_id,
+            source_ids.get("<unk>", config.pad_token_id),
+            config.eos_token_id,
+            config.decoder_start_token_id,
+        ),
+        source=source,
+        target=target,
+        languages=languages or named,
+        decoding=decoding_of(generation, config.max_position_embeddings),
+        never=ruled_out(generation, {config.pad_token_id, *ours}),
+        notes=(*notes_of(generation), *tokenizers.unknown(source_ids)),
+    ).checked(str(folder))
+
+
+def _reasons(config: _AnyConfig) -> list[str]:
+    """Return the reasons why a model with this config.json cannot be imported."""
+    kind, activation = config.model_type, config.activation_function
+    reasons = []
+    if kind not in _PRE_NORM:
+        why = " (it normalises embeddings)" if kind in ("bart", "mbart", "plbart", "mvp", "blenderbot-small") else ""
+        reasons.append(f"`model_type: {kind}`{why}; known are {', '.join(_PRE_NORM)}")
+    if activation not in ACTIVATIONS:
+        reasons.append(f"`activation_function: {activation}`; known are {', '.join(ACTIVATIONS)}")
+    # Options of the one class that transformers once had for all of them; today's classes read none of these.
+    pre_norm = _PRE_NORM.get(kind)
+    if None not in (pre_norm, config.normalize_before) and config.normalize_before != pre_norm:
+        place = "before" if pre_norm else "after"
+        reasons.append(
+            f"`normalize_before: {str(config.normalize_before).lower()}`, but {kind} normalises {place} sub-layers"
+        )
+    if config.normalize_embedding:
+        reasons.append("`normalize_embedding: true`: it normalises embeddings")
+    if config.add_final_layer_norm and pre_norm is False:
+        reasons.append(f"`add_final_layer_norm: true`, but {kind} has no norm at the end of a stack")
+    return reasons
+
+
+def _unknown(config: _Config, tensors: Mapping[str, Tensor]) -> str:
+    """Return which parameters a plain Transformer of this configuration does not have, as text; empty if none."""
+    stacks = []
+    for name, attentions, layers in (
+        ("encoder", "self_attn", config.encoder_layers),
+        ("decoder", "self_attn|encoder_attn", config.decoder_layers),
+    ):
+        numbers = "|".join(map(str, range(layers)))
+        inner = rf"(({attentions})\.([qkv]|out)_proj|({attentions}|final)_layer_norm|fc[12])\.(weight|bias)"
+        norm = r"|layer_norm\.(weight|bias)" if _PRE_NORM[config.model_type] else ""
+        stacks.append(rf"model\.{name}\.(embed_tokens\.weight|embed_positions\.\w+|layers\.({numbers})\.{inner}{norm})")
+    known = re.compile(rf"model\.shared\.weight|lm_head\.weight|final_logits_bias|{'|'.join(stacks)}")
+    unknown = [key for key in tensors if not known.fullmatch(key)]
+    return f"parameter {printable(unknown[0])} is unknown ({len(unknown)} in all)" if unknown else ""
+
+
+class _AnyConfig(Form):
+    """Keys of any model that decide if it can be imported."""
+
+    model_type: str
+    activation_function: str | None = None
+    normalize_before: bool | None = None
+    normalize_embedding: bool | None = None
+    add_final_layer_norm: bool | None = None
+
+
+class _Config(Form):
+    """Keys of a model that can be imported; transformers writes all of those without a default."""
+
+    model_type: str
+    activation_function: str
+    encoder_layers: int = Field(ge=1, le=4096)
+    decoder_layers: int = Field(ge=1, le=4096)
+    encoder_attention_heads: int = Field(ge=1, le=1 << 20)
+    decoder_attention_heads: int = Field(ge=1, le=1 << 20)
+    max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS)
+    scale_embedding: bool
+    pad_token_id: int = Field(ge=0)
+    eos_token_id: int = Field(ge=0)
+    decoder_start_token_id: int = Field(ge=0)
+    tie_word_embeddings: bool = True
+    static_position_embeddings: bool | None = None
+
+
+class _Ids(RootModel[dict[str, Annotated[int, Field(ge=0, strict=True)]]]):
+    """Ids by piece."""
+
+
+class _Index(Form):
+    weight_map: dict[str, str]
+
+
+def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = None) -> Shape:
+    """Return the content of a JSON file of the folder. Raises DataError."""
+    try:
+        return read_json(inside(folder, name), form)
+    except FileNotFoundError:
+        if default is not None:
+            return default
+        raise DataError(f"{folder / name}: no such file; it belongs to the model") from None
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, each in one file or several."""
+    for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
+        index = _read(folder, f"{whole}.index.json", _Index, _Index(weight_map={}))
+        names = sorted(set(index.weight_map.values())) or [whole]
+        if index.weight_map or (folder / whole).is_file():
+            tensors: dict[str, Tensor] = {}
+            for name in names:
+                path = inside(folder, name)
+                if not path.is_file():
+                    raise DataError(f"{path}: no such file, but {whole}.index.json lists it")
+                tensors |= read(path)
+            return tensors
+    raise DataError(f"{folder}: neither model.safetensors nor pytorch_model.bin, which have the weights, is there")
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        check_opens(path)
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as error:
+        refuse_passing(path, error)
+        raise DataError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+def _pickled(path: Path) -> dict[str, Tensor]:
+    return tensors_of(path, load_pickled(path, "weights"))
+
+
+def _tokenizer(path: Path) -> SentencePieceTokenizer:
+    try:
+        content = read_bounded(path, MAX_MODEL_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; name the SentencePiece model by `--sentencepiece`") from None
+    try:
+        return SentencePieceTokenizer(content)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _anatomy(config: _Config, tensors: Mapping[str, Tensor]) -> Anatomy:
+    encoder, decoder = (_stack(config, tensors, name) for name in ("encoder", "decoder"))
+    encoder = dataclasses.replace(encoder, embedding=one_of(encoder.embedding, decoder.embedding))
+    head = tensors.get("lm_head.weight")
+    output = decoder.embedding if head is None else one_of(head.float(), decoder.embedding)
+    if config.tie_word_embeddings and output is not decoder.embedding:
+        raise ExportError(
+            "`tie_word_embeddings` is true, but lm_head.weight is another matrix than the decoder's embedding; set it "
+            "to false in config.json if that matrix is the output's"
+        )
+    bias = tensors.get("final_logits_bias")
+    return Anatomy(
+        encoder,
+        decoder,
+        Affine(output, None if bias is None else bias.flatten().float()),
+        ACTIVATIONS[config.activation_function],
+        "layer",
+    )
+
+
+def _stack(config: _Config, tensors: Mapping[str, Tensor], name: str) -> StackMatrices:
+    prefix, pre_norm = f"model.{name}", _PRE_NORM[config.model_type]
+    # A checkpoint with tied embeddings saves one table, `model.shared`.
+    embedding = tensors.get(f"{prefix}.embed_tokens.weight", tensors.get("model.shared.weight"))
+    if embedding is None:
+        raise ExportError(f"the checkpoint has neither {prefix}.embed_tokens.weight nor model.shared.weight")
+    width = width_of(embedding, f"{prefix}.embed_tokens.weight")
+    encoder = name == "encoder"
+    layers = range(config.encoder_layers if encoder else config.decoder_layers)
+    return StackMatrices(
+        pre_norm=pre_norm,
+        heads=config.encoder_attention_heads if encoder else config.decoder_attention_heads,
+        epsilon=NORM_EPSILON,
+        layers=tuple(layer_from(tensors, f"{prefix}.layers.{n}", decoder=not encoder) for n in layers),
+        final_norm=take(tensors, f"{prefix}.layer_norm") if pre_norm else None,
+        embedding=embedding.float(),
+        scale=width**0.5 if config.scale_embedding else 1.0,
+        positions=_positions(config, tensors, prefix, width),
+    )
+
+
+def _positions(config: _Config, tensors: Mapping[str, Tensor], prefix: str, width: int) -> Tensor:
+    """Return the table from the checkpoint, or the one that the class computes if it saves none."""
+    count, name = config.max_position_embeddings, f"{prefix}.embed_positions.weight"
+    saved = tensors.get(name)
+    if saved is not None:
+        return saved.float()
+    if config.static_position_embeddings is False or config.model_type == "blenderbot":
+        raise ExportError(f"the checkpoint has no parameter {name}, and its positions are trained ones")
+    if config.model_type == "m2m_100":
+        return positions_from(config.pad_token_id + 1, count, width)
+    # Marian and Pegasus: first the sines, then the cosines, computed in float64 and rounded once, as in transformers.
+    half = (width + 1) // 2
+    channel = torch.arange(width, dtype=torch.float64)
+    rates = 10000.0 ** (-2 * (channel // 2) / width)
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
+    table = torch.empty(count, width)
+    table[:, :half], table[:, half:] = angles[:, 0::2].sin().float(), angles[:, 1::2].cos().float()
+    return table

@@ -1,0 +1,279 @@
+"""Models of other toolkits on their way to a model directory.
+
+First the parameter names that fairseq, and after it the BART family of transformers, give to a layer. Then
+`ForeignModel`, which checks that the parts fit each other and puts the rows in the order of our vocabularies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import Experiment
+from ziggurat.config.kinds import Sharing
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabulary
+from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
+from ziggurat.system.errors import ExportError
+
+_MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
+
+
+def layer_names(layer: LayerMatrices) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a layer by fairseq's names, which the BART family shares; missing biases become zeros."""
+    attentions = [("self_attn", layer.self_attn)]
+    if layer.cross_attn is not None:
+        attentions.append(("encoder_attn", layer.cross_attn))
+    for name, attention in attentions:
+        for theirs, ours in _MAPS:
+            yield from _affine(f"{name}.{theirs}", getattr(attention, ours))
+        yield from _affine(f"{name}_layer_norm", attention.norm)
+    yield from _affine("fc1", layer.ffn_in)
+    yield from _affine("fc2", layer.ffn_out)
+    yield from _affine("final_layer_norm", layer.ffn_norm)
+
+
+def layer_from(tensors: Mapping[str, Tensor], prefix: str, *, decoder: bool) -> LayerMatrices:
+    """Return the layer whose parameters begin with `prefix`. Raises ExportError: a parameter is missing."""
+    attentions = []
+    for name in ("self_attn", "encoder_attn")[: 1 + decoder]:
+        query, key, value, out = (take(tensors, f"{prefix}.{name}.{theirs}") for theirs, _ in _MAPS)
+        attentions.append(AttentionMatrices(query, key, value, out, take(tensors, f"{prefix}.{name}_layer_norm")))
+    return LayerMatrices(
+        attentions[0],
+        attentions[1] if decoder else None,
+        take(tensors, f"{prefix}.fc1"),
+        take(tensors, f"{prefix}.fc2"),
+        take(tensors, f"{prefix}.final_layer_norm"),
+    )
+
+
+def take(tensors: Mapping[str, Tensor], name: str) -> Affine:
+    """Return the map `name` in fp32. Raises ExportError: it is missing."""
+    try:
+        return Affine(tensors[f"{name}.weight"].float(), tensors[f"{name}.bias"].float())
+    except KeyError as error:
+        raise ExportError(f"the checkpoint has no parameter {error.args[0]}; is it a plain Transformer?") from None
+
+
+def _affine(name: str, affine: Affine) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.weight", affine.weight
+    bias = affine.bias if affine.bias is not None else affine.weight.new_zeros(affine.weight.shape[0])
+    yield f"{name}.bias", bias
+
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
+"""Other toolkits' names of activations -> `model.activation`."""
+
+MAX_POSITIONS = 16_384
+"""Most positions of an imported model, four times those of the longest known. The table is computed as a whole, and a
+larger number in a file would fill the memory."""
+
+NORM_EPSILON = 1e-5
+"""Default of torch.nn.LayerNorm, which fairseq and transformers leave as it is."""
+
+_UNKNOWN_LOGIT = -1e9
+"""Output bias of a token that the other toolkit does not have."""
+
+
+@dataclass(frozen=True)
+class ControlIds:
+    """Ids of the other toolkit's control symbols; `first` is the decoder's first input."""
+
+    pad: int
+    unk: int
+    eos: int
+    first: int
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A plain Transformer as another toolkit stored it.
+
+    Attributes:
+        kind: its toolkit and architecture, for messages.
+        anatomy: its matrices, rows in the other toolkit's order.
+        scaled: embeddings are multiplied by the square root of the width.
+        source_ids, target_ids: the other toolkit's ids by piece.
+        control: ids of its control symbols on the target side.
+        source, target: our tokenizers.
+        languages: codes of source and target.
+        decoding: the section `decoding` that searches as the other toolkit is told to.
+        never: its ids that it rules out before it normalises.
+        source_control: those of the source side; None: the same.
+        notes: what it is told to do and this package does not, for people.
+    """
+
+    kind: str
+    anatomy: Anatomy
+    scaled: bool
+    source_ids: Mapping[str, int]
+    target_ids: Mapping[str, int]
+    control: ControlIds
+    source: Tokenizer
+    target: Tokenizer
+    languages: tuple[str, str]
+    decoding: Mapping[str, Any] = field(default_factory=lambda: {"length_penalty": {"kind": "power", "alpha": 1.0}})
+    never: frozenset[int] = frozenset()
+    source_control: ControlIds | None = None
+    notes: tuple[str, ...] = ()
+
+    def checked(self, name: str) -> ForeignModel:
+        """Return the model if its parts fit each other; `name` is its file or folder, for errors.
+
+        Raises ExportError: ids beyond the rows of a matrix, a matrix of another shape, heads that do not divide it.
+        """
+        reasons = []
+        for side, stack, ids in (
+            ("source", self.anatomy.encoder, self.source_ids),
+            ("target", self.anatomy.decoder, self.target_ids),
+        ):
+            rows, width = stack.embedding.shape
+            control = dataclasses.asdict(self.control if side == "target" else self.source_control or self.control)
+            # The encoder never reads the decoder's first input.
+            control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
+            largest = max(ids.values(), default=-1)
+            reasons += [
+                f"{side}: the id of `{key}` is {number}, the matrix has rows 0 to {rows - 1:,}"
+                for key, number in control.items()
+                if not 0 <= number < rows
+            ]
+            if largest >= rows:
+                reasons.append(f"{side}: the dictionary has {largest + 1:,} tokens, the model {rows:,}")
+            if width % stack.heads:
+                reasons.append(f"{side}: {stack.heads} heads do not divide the width {width}")
+            if stack.positions is not None and (stack.positions.ndim != 2 or stack.positions.shape[1] != width):
+                reasons.append(f"{side}: positions of shape {list(stack.positions.shape)} for the width {width}")
+        output, decoder = self.anatomy.output, self.anatomy.decoder
+        if output.weight.shape != decoder.embedding.shape:
+            reasons.append(f"the output has shape {list(output.weight.shape)}, not {list(decoder.embedding.shape)}")
+        elif output.bias is not None and output.bias.shape != output.weight.shape[:1]:
+            reasons.append(f"the output's bias has shape {list(output.bias.shape)}")
+        if reasons:
+            raise ExportError(f"{name}: {'; '.join(reasons)}")
+        return self
+
+    def sharing(self) -> Sharing:
+        """Return which matrices of the other model are one and the same, as far as our vocabularies allow it.
+
+        Begin-of-sentence is a token of its own with us. Its row is read as the decoder's first input, so it cannot be
+        written as another token of theirs at the same time; and a shared matrix has one row per id.
+        """
+        encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
+        start = _rows(self.target, self.target_ids, self.control)[self.target.bos]
+        if output.weight is not decoder.embedding or start not in (None, self.control.first):
+            return "none"
+        joint = self.source_ids == self.target_ids and same_vocabulary(self.source, self.target)
+        joint = joint and self.source_control in (None, self.control)
+        return "all" if joint and encoder.embedding is decoder.embedding else "decoder"
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the parameters by our names, every row where our tokenizers expect it.
+
+        A token that the other model does not have is read as its unknown token and never written. The decoder's first
+        input is a token of the other vocabulary (end-of-sentence or padding), but a separate one of ours.
+        """
+        encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
+        # Rows of the other matrices for each of our ids; None where there is no such token.
+        reading = self.source_control or self.control
+        read = _rows(self.source, self.source_ids, reading)
+        target_read = _rows(self.target, self.target_ids, self.control)
+        sharing = self.sharing()
+        written = [row if row not in self.never else None for row in target_read]
+        if sharing != "none":
+            written[self.target.bos] = None
+        target_read[self.target.bos] = self.control.first
+        rows = torch.tensor([row is not None for row in written])
+        known = torch.tensor([row or 0 for row in written])
+        bias = torch.zeros(len(written)) if output.bias is None else output.bias[known]
+        target_table = decoder.embedding[_filled(target_read, self.control.unk)]
+        source_table = target_table if sharing == "all" else encoder.embedding[_filled(read, reading.unk)]
+        # In a shared matrix a row that is never written is one that is read; the bias rules it out all the same.
+        separate = torch.where(rows[:, None], output.weight[known], 0.0) if sharing == "none" else target_table
+        anatomy = dataclasses.replace(
+            self.anatomy,
+            encoder=dataclasses.replace(encoder, embedding=source_table),
+            decoder=dataclasses.replace(decoder, embedding=target_table),
+            # -inf would make sums of biases NaN.
+            output=Affine(separate, torch.where(rows, bias.clamp(min=_UNKNOWN_LOGIT), _UNKNOWN_LOGIT)),
+        )
+        return compose(anatomy)
+
+    def _subword(self, out: str) -> dict[str, str]:
+        """Return a section `data.subword` with which `prepare` uses the vocabularies of the model directory `out`."""
+        if isinstance(self.source, SentencePieceTokenizer):
+            return {"kind": "existing", "source_model": out}
+        if self.source is self.target:
+            return {"kind": "vocabulary", "source_vocabulary": f"{out}/joint.vocab"}
+        return {"kind": "vocabulary", **{f"{side}_vocabulary": f"{out}/{side}.vocab" for side in ("source", "target")}}
+
+    def experiment(self, out: str) -> Experiment:
+        """Return the configuration of the model directory `out`."""
+        encoder, decoder = self.anatomy.encoder, self.anatomy.decoder
+        positions = encoder.positions
+        stacks: dict[str, Any] = {
+            name: {"layers": len(stack.layers), "layer_norm_epsilon": stack.epsilon}
+            for name, stack in (("encoder", encoder), ("decoder", decoder))
+        }
+        kinds = ["pre" if stack.pre_norm else "post" for stack in (encoder, decoder)]
+        stacks["encoder"] |= {
+            "residual": kinds[0] if kinds[0] != kinds[1] else None,
+            "heads": encoder.heads,
+            "d_ff": encoder.layers[0].ffn_in.weight.shape[0],
+        }
+        return Experiment.model_validate(
+            {
+                "data": {
+                    "source_language": self.languages[0],
+                    "target_language": self.languages[1],
+                    "store": out,
+                    "subword": self._subword(out),
+                },
+                "model": {
+                    "d_model": decoder.embedding.shape[1],
+                    "d_ff": decoder.layers[0].ffn_in.weight.shape[0],
+                    "heads": decoder.heads,
+                    "residual": kinds[1],
+                    "activation": self.anatomy.activation,
+                    "embedding": {
+                        "sharing": self.sharing(),
+                        "positions": "none" if positions is None else "learned",
+                        "max_positions": 1 if positions is None else positions.shape[0],
+                        "scale": self.scaled,
+                        "output_bias": True,
+                    },
+                    **stacks,
+                },
+                "decoding": self.decoding,
+            }
+        )
+
+
+def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: ControlIds) -> list[int | None]:
+    """Return, for each of our ids, the other toolkit's, or None."""
+    rows = [ids.get(piece) for piece in tokenizer.pieces(range(tokenizer.size))]
+    # Control symbols may be spelt differently there: by purpose, not by piece.
+    rows[tokenizer.pad], rows[tokenizer.unk], rows[tokenizer.eos] = control.pad, control.unk, control.eos
+    # A row that is end-of-sentence already must not be written for begin-of-sentence, too.
+    if rows[tokenizer.bos] == control.eos:
+        rows[tokenizer.bos] = None
+    return rows
+
+
+def _filled(rows: Sequence[int | None], unk: int) -> Tensor:
+    """Return the rows, with that of the unknown token where there is none."""
+    return torch.tensor([unk if row is None else row for row in rows])
+
+
+def positions_from(first: int, count: int, width: int) -> Tensor:
+    """Return sinusoids [count, width] of the positions from `first` on, in fp32 as fairseq and M2M100 compute them."""
+    half = width // 2
+    # Divided by half - 1, as the code of fairseq has it; Vaswani et al. divide by half.
+    step = torch.log(torch.tensor(10000.0)) / (half - 1)
+    rates = torch.exp(torch.arange(half, dtype=torch.float32) * -step)
+    angles = torch.arange(first, first + count, dtype=torch.float32)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -1,0 +1,110 @@
+"""Import of a plain Transformer that another toolkit trained, as a model directory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ziggurat.config import dump
+from ziggurat.data.subword import save_tokenizers
+from ziggurat.exchange.import_fairseq import read_fairseq
+from ziggurat.exchange.import_huggingface import read_huggingface
+from ziggurat.exchange.import_marian import read_marian
+from ziggurat.exchange.imported import ForeignModel
+from ziggurat.exchange.marian_files import is_marian
+from ziggurat.model.build import build_model
+from ziggurat.model.directory import refuse_replacing
+from ziggurat.model.run_folder import CONFIG_FILE, MODEL_FILE
+from ziggurat.model.tensors import load_weights, write_tensors
+from ziggurat.system.checksums import made_by, write_checksums
+from ziggurat.system.errors import ConfigError, DataError, ExportError, out_of_memory, printable
+from ziggurat.system.files import write_atomically
+from ziggurat.system.workspace import building, recover
+
+
+def import_checkpoint(
+    checkpoint: Path,
+    out: Path,
+    *,
+    dictionaries: Sequence[Path] = (),
+    models: Sequence[Path] = (),
+    languages: str | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Read a model of transformers, Marian or fairseq and write a model directory; return a summary.
+
+    Args:
+        checkpoint: folder of transformers with config.json and model.safetensors, .npz file of Marian or folder with
+            one, or .pt file of fairseq.
+        out: folder to write; must not exist, or be empty.
+        force: replace a model in `out`.
+        dictionaries: vocabularies; see read_fairseq and read_marian.
+        models: SentencePiece models; see read_fairseq, read_huggingface and read_marian.
+        languages: codes of source and target, such as `de-en`; None: those of the checkpoint.
+
+    Raises ExportError: not a plain Transformer (with all reasons). ConfigError, DataError: faults of the arguments.
+    """
+    refuse_replacing(out, force=force)
+    pair: tuple[str, str] | None = None
+    if languages is not None:
+        source, dash, target = languages.partition("-")
+        if not (source and dash and target):
+            raise ConfigError(f"`--languages {languages}`: two codes with a hyphen between them, such as de-en")
+        pair = (source, target)
+    if len(dictionaries) > 2 or len(models) > 2:
+        raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
+    recover(checkpoint)
+    if not checkpoint.exists():
+        raise DataError(f"{checkpoint}: no such file or folder")
+    if is_marian(checkpoint):
+        model = read_marian(checkpoint, dictionaries, models, pair)
+    elif checkpoint.is_dir():
+        if dictionaries:
+            raise ConfigError(
+                f"{checkpoint}: a folder of transformers has its vocabulary in vocab.json; leave out `--dictionary`"
+            )
+        model = read_huggingface(checkpoint, models, pair)
+    elif checkpoint.suffix == ".bin":
+        raise DataError(
+            f"{checkpoint}: name the folder of a pytorch_model.bin; a .bin file of Marian is packed for one kind of "
+            "processor: name the .npz file that it was made from"
+        )
+    else:
+        model = read_fairseq(checkpoint, dictionaries, models, pair)
+    if model.notes:
+        warnings.warn(f"{checkpoint}: not taken over: {', '.join(model.notes)}", UserWarning, stacklevel=2)
+    given: list[Path | str] = [word for path in dictionaries for word in ("--dictionary", path)]
+    given += [word for path in models for word in ("--sentencepiece", path)]
+    given += ["--languages", languages] if languages is not None else []
+    again = made_by("import", checkpoint, *given, "--out", out, "--force")
+    parameters = _write_imported(model, out, again)
+    return {"out": str(out), "kind": model.kind, "parameters": parameters, "sharing": model.sharing()}
+
+
+def _write_imported(model: ForeignModel, out: Path, again: str) -> int:
+    """Write the model directory; return the number of parameters.
+
+    `again` is the command that writes the folder again (ziggurat.system.checksums.write_checksums).
+    """
+    try:
+        experiment, tensors = model.experiment(str(out)), model.tensors()
+    # Shapes that do not fit show up as any of these; lack of memory is a RuntimeError, too.
+    except (ValidationError, RuntimeError, IndexError, ValueError) as error:
+        if out_of_memory(error):
+            raise
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ExportError(f"{model.kind}: its parts do not fit each other: {printable(str(said), 300)}") from None
+    if bad := [name for name, tensor in tensors.items() if tensor.isnan().any()]:
+        raise ExportError(f"{model.kind}: parameters hold numbers that are none (NaN), of ours {', '.join(bad[:3])}")
+    # Built once before anything is written: parameters of a wrong shape are found here.
+    load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
+    with building(out) as folder:
+        save_tokenizers(folder, model.source, model.target)
+        write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+        checksum = write_tensors(folder / MODEL_FILE, tensors)
+        write_checksums(folder, again, known={MODEL_FILE: checksum})
+    return sum(tensor.numel() for tensor in tensors.values())

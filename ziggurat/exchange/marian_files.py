@@ -1,0 +1,220 @@
+"""Files of Marian: weights as `.npz` with the options inside, vocabularies as YAML, JSON or text, `decoder.yml`.
+
+An .npz file is a zip of arrays. They are read here rather than by numpy.load, since each header is compared with its
+entry before memory is taken for it; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import lzma
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.data.subword import MAX_MODEL_BYTES
+from ziggurat.system.errors import DataError, printable, refuse_passing
+from ziggurat.system.small_files import check_regular, inside, parse_json, read_bounded
+from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
+
+Array = NDArray[Any]
+
+_OPTIONS = "special:model.yml"
+"""Entry with the options that Marian needs to build the model, as bytes of YAML that NUL ends."""
+
+_MOST_UNPACKED = 16
+"""Most times its size that a file may unpack to. Marian does not compress; trained weights shrink by a tenth."""
+
+
+def read_weights(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    """Return the arrays of an .npz file by name, and the options inside it.
+
+    Raises DataError: not such a file, damaged, without options, or unpacking to more than 16 times its size.
+    """
+    try:
+        size = check_regular(path)
+        with zipfile.ZipFile(path) as packed:
+            entries = packed.infolist()
+            if sum(entry.file_size for entry in entries) > _MOST_UNPACKED * size:
+                raise DataError(
+                    f"{path}: unpacks to more than {_MOST_UNPACKED} times its size; Marian writes no such file"
+                )
+            arrays = {entry.filename.removesuffix(".npy"): _array(packed.read(entry)) for entry in entries}
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+    except (OSError, ValueError, EOFError, SyntaxError, NotImplementedError, RuntimeError) as error:
+        refuse_passing(path, error)
+        raise DataError(f"{path}: damaged, or not an .npz file of Marian ({printable(str(error), 120)})") from None
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError) as error:
+        raise DataError(f"{path}: damaged, or not an .npz file of Marian ({error})") from None
+    if _OPTIONS not in arrays:
+        raise DataError(f"{path}: has no `{_OPTIONS}`, in which Marian keeps a model's options")
+    text = arrays.pop(_OPTIONS).tobytes().partition(b"\0")[0]
+    return arrays, _mapping(text, f"{path}: {_OPTIONS}")
+
+
+def _array(content: bytes) -> Array:
+    """Return the array of an entry. Raises ValueError when it is no array of plain numbers, or of another length."""
+    file = io.BytesIO(content)
+    version = np.lib.format.read_magic(file)
+    if version not in ((1, 0), (2, 0)):
+        raise ValueError(f"an array of format {version}")
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.kind not in "fiu" or fortran:
+        raise ValueError(f"an array of {dtype}, {'column' if fortran else 'row'} by {'column' if fortran else 'row'}")
+    if prod(shape) * dtype.itemsize != len(content) - file.tell():
+        raise ValueError(f"an array of {list(shape)} in {len(content) - file.tell():,} bytes")
+    return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape)
+
+
+def read_options(path: Path) -> dict[str, Any]:
+    """Return the options in a YAML file of Marian's."""
+    return _mapping(_read(path, MAX_YAML_BYTES), str(path))
+
+
+def _mapping(text: bytes, name: str) -> dict[str, Any]:
+    try:
+        return parse_yaml(text.decode("utf-8"), name)[0]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: not valid UTF-8 (byte {error.start}, from 0)") from None
+
+
+def _read(path: Path, limit: int = MAX_MODEL_BYTES) -> bytes:
+    try:
+        return read_bounded(path, limit)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
+
+
+def is_marian(path: Path) -> bool:
+    """Return True for an .npz file, and for a folder that is none of transformers and holds one or a decoder.yml."""
+    if not path.is_dir():
+        return path.suffix == ".npz"
+    return not (path / "config.json").exists() and any(
+        next(path.glob(pattern), None) for pattern in ("*.npz", "decoder.yml", "*.decoder.yml")
+    )
+
+
+@dataclass(frozen=True)
+class MarianFiles:
+    """The files of one model.
+
+    Attributes:
+        weights: the .npz file.
+        vocabularies: of source and target, or one for both.
+        options: of decoder.yml: beam size, length normalisation; empty where there is none.
+    """
+
+    weights: Path
+    vocabularies: tuple[Path, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def find_files(path: Path) -> MarianFiles:
+    """Return the files of the model in the folder `path`, or of the .npz file `path`.
+
+    Marian writes a `decoder.yml` (or `model.npz.decoder.yml`) that names them; without one a folder has to hold one
+    .npz file, and vocabularies are left to the caller. Only files beside that file are taken, whatever folder it names.
+
+    Raises DataError saying which files are missing, or too many to choose from.
+    """
+    folder = path if path.is_dir() else path.parent
+    written = [folder / "decoder.yml", *sorted(folder.glob("*.decoder.yml"))]
+    if folder != path:
+        written = [path.with_name(f"{path.name}.decoder.yml"), folder / "decoder.yml"]
+    written = [file for file in written if file.is_file()][:1]
+    options = read_options(written[0]) if written else {}
+    named = {key: _beside(folder, options.get(key), written) for key in ("models", "vocabs")}
+    if folder != path:
+        return MarianFiles(path, named["vocabs"] if path in named["models"] else (), options)
+    models = named["models"] or tuple(sorted(folder.glob("*.npz")))
+    if len(models) != 1:
+        said = "holds no .npz file" if not models else f"has {len(models)} models; name one of the .npz files"
+        raise DataError(f"{folder}: {said}")
+    return MarianFiles(models[0], named["vocabs"], options)
+
+
+def _beside(folder: Path, names: Any, written: list[Path]) -> tuple[Path, ...]:
+    """Return the files of a list in decoder.yml, the same one once."""
+    if names is None:
+        return ()
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{written[0]}: `models` and `vocabs` are lists of files")
+    return tuple(dict.fromkeys(inside(folder, PurePosixPath(name).name) for name in names))
+
+
+def read_ids(path: Path) -> dict[str, int]:
+    """Return the ids by token of a vocabulary: .yml or .yaml as Marian writes it, .json, or text with a token per line.
+
+    Raises DataError naming the file and line.
+    """
+    content = _read(path)
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8 (byte {error.start}, from 0); is it a vocabulary?") from None
+    if path.suffix == ".json":
+        found = parse_json(content, str(path))
+        if not isinstance(found, dict) or not all(type(value) is int and value >= 0 for value in found.values()):
+            raise DataError(f"{path}: not a list of ids by token")
+        return found
+    ids: dict[str, int] = {}
+    if path.suffix in (".yml", ".yaml"):
+        for token, number in _entries(text, path):
+            ids.setdefault(token, number)
+        return ids
+    for token in text.removesuffix("\n").split("\n"):
+        ids.setdefault(token.removesuffix("\r"), len(ids))
+    return ids
+
+
+def _entries(text: str, path: Path) -> Iterator[tuple[str, int]]:
+    """Yield tokens and ids, line by line: YAML would read `1` and `01`, or `~` and `null`, as the same key.
+
+    A line is `token: 5`, the token bare or in quotes, or `? token` and then `: 5`.
+    """
+    key: str | None = None
+    for number, line in enumerate(text.split("\n"), start=1):
+        line = line.rstrip("\r")
+        if line.startswith("? "):
+            key = line[2:]
+            continue
+        if not line.strip() or (line in ("---", "...") and key is None):
+            continue
+        token, _, value = line.rpartition(":")
+        if key is not None and not token.strip():
+            token = key
+        if not re.fullmatch(r" *[0-9]{1,9} *", value) or not token:
+            raise DataError(f"{path}: line {number}: {printable(line)!r} is not `token: id`")
+        yield _unquoted(token.rstrip(" ")), int(value)
+        key = None
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "a": "\a", "v": "\v", "e": "\x1b"}
+_ESCAPES |= {"N": "\x85", "_": "\xa0", "L": "\u2028", "P": "\u2029"}
+_ESCAPED = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", flags=re.DOTALL)
+
+
+def _unquoted(token: str) -> str:
+    """Return a scalar of YAML without its quotes."""
+    if len(token) >= 2 and token[0] == token[-1] == "'":
+        return token[1:-1].replace("''", "'")
+    if len(token) >= 2 and token[0] == token[-1] == '"':
+        return _ESCAPED.sub(_character, token[1:-1])
+    return token
+
+
+def _character(found: re.Match[str]) -> str:
+    code = found[1] or found[2] or found[3]
+    if code is None:
+        return _ESCAPES.get(found[4], found[4])
+    return chr(int(code, 16)) if int(code, 16) < 0x110000 else "\ufffd"

@@ -1,0 +1,176 @@
+"""Table of export targets: reasons why a configuration does not reach them, their writers and their translators."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from ziggurat.config import Experiment, dump
+from ziggurat.config.load import change_section
+from ziggurat.data.shortlist import read_shortlist
+from ziggurat.data.subword import copy_tokenizers
+from ziggurat.exchange.argos import argos_reasons, write_argos
+from ziggurat.exchange.argos_translator import ArgosTranslator
+from ziggurat.exchange.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2, write_shortlist_map
+from ziggurat.exchange.huggingface import huggingface_reasons, huggingface_rules, write_huggingface
+from ziggurat.exchange.huggingface_translator import HuggingFaceTranslator
+from ziggurat.exchange.onnx import write_onnx
+from ziggurat.exchange.onnx_runtime import load_onnx
+from ziggurat.exchange.package import PackageChoices
+from ziggurat.exchange.plain import ExportedModel, SearchRules, not_plain, unlike_plain
+from ziggurat.model.directory import fill_model_directory
+from ziggurat.model.run_folder import CONFIG_FILE
+from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import write_atomically
+from ziggurat.translate.engines import SERVED_SHORTLIST
+from ziggurat.translate.results import Translation
+from ziggurat.translate.served import ServedTranslator
+from ziggurat.translate.translator import Translator, load_translator
+
+
+class ExportTranslator(Protocol):
+    """Translator that uses the result of an export."""
+
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> Iterable[Translation]:
+        """Yield one Translation per line; `decoding` are keys of that section."""
+
+
+@dataclass(frozen=True)
+class ExportTarget:
+    """Format that a model can be exported to.
+
+    Attributes:
+        reasons: experiment -> all reasons why its models do not reach the target; none: they do.
+        write: (folder, model, quantization) -> None; writes the result into an empty folder.
+        translator: folder -> a translator that uses the result, for the check.
+        quantizations: types besides fp32 in which matrices may be stored.
+        own_search: the result is searched with its toolkit's search, not with ours.
+        rules: what of `decoding` this search has beyond what all have.
+        usual: type of the matrices where none is asked for; None: fp32.
+        shortlists: our search on the result may have a lexical shortlist.
+    """
+
+    reasons: Callable[[Experiment], list[str]]
+    write: Callable[[Path, ExportedModel, str | None], None]
+    translator: Callable[[Path], ExportTranslator]
+    quantizations: tuple[str, ...] = ()
+    own_search: bool = False
+    rules: SearchRules = lambda decoding: ()
+    usual: str | None = None
+    shortlists: bool = True
+
+    def left_out(self, model: ExportedModel) -> list[str]:
+        """Return the settings of the model's search that the result is written without, for messages."""
+        if self.own_search:
+            return model.unlike_others(self.rules)
+        listed = model.experiment.decoding.shortlist
+        return [f"`decoding.shortlist: {listed}`"] if listed is not None and not self.shortlists else []
+
+
+def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
+    model = experiment.model
+    return [*not_plain(model, scaled_input=True), *unlike_plain(model), *ctranslate2_reasons(model)]
+
+
+def _huggingface_reasons(experiment: Experiment) -> list[str]:
+    model = experiment.model
+    vocabulary = experiment.data.subword.kind == "vocabulary"
+    return [
+        *not_plain(model, scaled_input=True),
+        *unlike_plain(model),
+        *huggingface_reasons(model),
+        *(["`data.subword.kind: vocabulary`: its tokenizers need a SentencePiece model"] if vocabulary else []),
+    ]
+
+
+def _in_fp32(folder: Path) -> Translator:
+    """Return the translator of a model directory as it is compared: in fp32 and without a shortlist, as the model is.
+
+    A shortlist's pieces are those of all sentences of a batch, so that it may change texts of the same model.
+    """
+    return load_translator(folder, precision="float32", shortlist=None)
+
+
+def _write_ziggurat(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    fill_model_directory(folder, model.tensors, model.experiment, model.directory, again="export the model again")
+
+
+def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    _write_ziggurat(folder, model.plain(), quantization)
+
+
+def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    copy_tokenizers(model.directory, folder)
+    experiment, tokenizers = model.searching_as_others(), (model.source, model.target)
+    if (listed := model.experiment.decoding.shortlist) is not None:
+        write_shortlist_map(folder / SERVED_SHORTLIST, read_shortlist(listed, *tokenizers), tokenizers)
+        decoding = change_section(experiment.decoding, {"shortlist": SERVED_SHORTLIST}, "decoding")
+        experiment = experiment.model_copy(update={"decoding": decoding})
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+    write_ctranslate2(folder, model.anatomy(), tokenizers, model.positions, quantization, aligned=model.aligned)
+
+
+def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    data = model.experiment.data
+    languages = (data.source_language, data.target_language)
+    decoding = model.searching_as_others(huggingface_rules).decoding
+    write_huggingface(folder, model.anatomy(), (model.source, model.target), model.positions, languages, decoding)
+
+
+def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    copy_tokenizers(model.directory, folder)
+    # The graphs give a score to every piece.
+    decoding = change_section(model.experiment.decoding, {"shortlist": None}, "decoding")
+    experiment = model.experiment.model_copy(update={"decoding": decoding})
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+    write_onnx(folder, model.seq2seq(), model.experiment.model, positions=model.positions)
+
+
+def _argos_reasons(experiment: Experiment) -> list[str]:
+    return [*_ctranslate2_reasons(experiment), *argos_reasons(experiment)]
+
+
+TARGETS: dict[str, ExportTarget] = {
+    "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, _in_fp32),
+    "plain": ExportTarget(
+        lambda experiment: not_plain(experiment.model),
+        _write_plain,
+        _in_fp32,
+    ),
+    "ctranslate2": ExportTarget(
+        _ctranslate2_reasons,
+        _write_ctranslate2,
+        ServedTranslator,
+        QUANTIZATIONS,
+        own_search=True,
+        rules=lambda _: ("shortlist",),
+    ),
+    "huggingface": ExportTarget(
+        _huggingface_reasons,
+        _write_huggingface,
+        HuggingFaceTranslator,
+        own_search=True,
+        rules=huggingface_rules,
+    ),
+    "argos": ExportTarget(_argos_reasons, write_argos, ArgosTranslator, QUANTIZATIONS, True, usual="int8"),
+    "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx, shortlists=False),
+}
+"""Targets by name."""
+
+
+def target_named(name: str, package: PackageChoices | None = None) -> ExportTarget:
+    """Return the target; `package` is what a user says of a package.
+
+    Raises ConfigError for an unknown name, or choices for a package where the target is none.
+    """
+    if name not in TARGETS:
+        raise ConfigError(f"`--to {name}`: choose one of {', '.join(TARGETS)}")
+    if package is None:
+        return TARGETS[name]
+    if name != "argos":
+        raise ConfigError(f"`--metadata` and `--splitter` are for packages (`--to argos`), not for `--to {name}`")
+    return dataclasses.replace(TARGETS[name], write=partial(write_argos, choices=package))

@@ -1,0 +1,1 @@
+"""Whether a depth trains, what it costs, what each layer is worth, which rate it needs; reports and figures of runs."""

@@ -1,0 +1,274 @@
+"""Drawing with matplotlib; the same code draws the panels of a page and the figures of a paper.
+
+pyplot is not used, and no global setting remains changed. Text is never read as mathematics, so a run named `$x$`
+appears under this name. Sizes are in points: a panel is designed for a width of 340, which fits a phone unscaled.
+
+Each run has one colour, on light and on dark pages. A test holds both sets of colours to a contrast of 3 : 1 with the
+background, and to a minimal distance between any two runs as readers with normal vision, protanopia and deuteranopia
+see them. Markers and dashes carry the same distinctions without colour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
+
+from ziggurat.inspect.report.figure import Heat, Panel, Series
+from ziggurat.system.errors import printable
+
+# Colours
+
+INK, MUTED, GRID = "--figure-ink", "--figure-muted", "--figure-grid"
+"""CSS variables of text, of lines that belong to no run, and of the grid."""
+
+_LIGHT_RUNS = ("#22659c", "#df681b", "#119d7b", "#69144c", "#503e03", "#12197e", "#66635a", "#4e0f04")
+_DARK_RUNS = ("#98cdf1", "#ef7d3b", "#5cebb1", "#df3eb6", "#f4cc4d", "#9a9ff9", "#aba8ad", "#e0321e")
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Marker of each run, in matplotlib's letters."""
+
+DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 2.0), (1.0, 1.6), (6.0, 1.8, 1.0, 1.8), (8.0, 2.5), (2.5, 1.0))
+"""Lengths of dashes and gaps for each variant of a run's lines, in line widths; the first is solid."""
+
+
+def name_of_run(run: int) -> str:
+    """Return the CSS variable of the colour of run number `run`; the colours repeat after the last."""
+    return f"--run-{run % len(_LIGHT_RUNS)}"
+
+
+def colour_of_run(run: int | None) -> str:
+    """Return the colour of run number `run` on white; None stands for a line that belongs to no run."""
+    return LIGHT[MUTED if run is None else name_of_run(run)]
+
+
+def variable(colour: str) -> str | None:
+    """Return CSS that lets a page replace a colour of `LIGHT` (`#rrggbb`) by a variable; None for other colours."""
+    name = _NAMES.get(colour.lower())
+    return None if name is None else f"var({name}, {colour.lower()})"
+
+
+def _palette(ink: str, muted: str, grid: str, runs: tuple[str, ...]) -> dict[str, str]:
+    return {INK: ink, MUTED: muted, GRID: grid} | {name_of_run(i): colour for i, colour in enumerate(runs)}
+
+
+LIGHT: Mapping[str, str] = _palette("#1f2328", "#6a7079", "#dfe2e6", _LIGHT_RUNS)
+"""CSS variable -> colour, for a white page."""
+
+DARK: Mapping[str, str] = _palette("#e6e8eb", "#969da7", "#3a3f47", _DARK_RUNS)
+"""CSS variable -> colour, for a page with a background of about #16181d."""
+
+_NAMES = {colour: name for name, colour in LIGHT.items()}
+
+
+# Panels
+
+WIDTH, HEIGHT, FONT = 340.0, 250.0, 11.0
+"""Size of a panel and of its text, in points (pixels on a page)."""
+
+_LONGEST_LABEL = 45
+_MARKED = 40  # a line with more points has markers at about eight of them
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@contextlib.contextmanager
+def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
+    """Context for drawing and writing; sizes are `scale` times those of a page, identifiers depend only on `salt`."""
+    options: dict[Any, Any] = {
+        "svg.fonttype": "none",  # text stays text: searchable, readable aloud, in the page's font
+        "svg.hashsalt": salt,
+        "pdf.fonttype": 42,  # fonts that journals take
+        "text.parse_math": False,
+        "font.family": ["DejaVu Sans"],
+        "font.size": FONT * scale,
+        "axes.titlesize": FONT * scale,
+        "axes.labelsize": FONT * scale,
+        "xtick.labelsize": (FONT - 1) * scale,
+        "ytick.labelsize": (FONT - 1) * scale,
+        "legend.fontsize": (FONT - 1) * scale,
+        "axes.linewidth": 0.8 * scale,
+        "lines.linewidth": 1.6 * scale,
+        "lines.markersize": 4.2 * scale,
+        "xtick.major.size": 3 * scale,
+        "ytick.major.size": 3 * scale,
+        "errorbar.capsize": 2.5 * scale,
+        "text.color": LIGHT[INK],
+        "axes.edgecolor": LIGHT[INK],
+        "axes.labelcolor": LIGHT[INK],
+        "xtick.color": LIGHT[INK],
+        "ytick.color": LIGHT[INK],
+    }
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()  # a user's matplotlibrc must not change reports
+        mpl.rcParams.update(options)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a page uses the browser's fonts
+        yield
+
+
+def clean(text: str) -> str:
+    """Return text on one line, without characters that XML forbids or that reverse the text around them."""
+    return printable(text, 12 * len(text))  # 12: no character is escaped to more, so nothing is cut
+
+
+def shown(text: str) -> str:
+    """Return a label as it is drawn: clean, and with the middle of a long one left out."""
+    text = clean(text)
+    keep = (_LONGEST_LABEL - 1) // 2
+    return text if len(text) <= _LONGEST_LABEL else f"{text[:keep]}…{text[-keep:]}"
+
+
+def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
+    """Draw `panel` on empty axes, inside `settings`, without a legend (see `legend_entries`).
+
+    The y axis covers the values of the panels `beside` it that show the same quantity, so that they can be compared.
+    """
+    axes.set_title(shown(panel.title), loc="left")
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_facecolor("none")
+    if panel.heat is not None:
+        _draw_heat(axes, panel.heat)
+        return
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=LIGHT[GRID], linewidth=axes.spines["left"].get_linewidth())
+    axes.set_axisbelow(True)
+    for series in panel.series:
+        axes.add_line(line_of(series, log=panel.log_y))
+        _draw_spread(axes, series)
+    alike = [other for other in beside if (other.y_label, other.log_y) == (panel.y_label, panel.log_y)]
+    axes.update_datalim([(0.0, y) for other in alike for y in _drawable(other)], updatex=False)
+    _scale_axes(axes, panel)
+
+
+def line_of(series: Series, *, log: bool = False) -> Line2D:
+    """Return the line of a series: colour and marker of its run, dashes of its variant; `log` leaves out y <= 0."""
+    y = np.array([math.nan if v is None or (log and v <= 0) else v for v in series.y], dtype=float)
+    dashes = DASHES[series.variant % len(DASHES)]
+    every = max(1, len(y) // 8) if len(y) > _MARKED else 1
+    number = series.run or 0
+    return Line2D(
+        series.x,
+        y,
+        color=colour_of_run(series.run),
+        linestyle=(0, dashes) if dashes else "-",
+        marker=MARKERS[number % len(MARKERS)] if series.run is not None else None,
+        markevery=(number * every // 8 % every, every),
+        markerfacecolor=colour_of_run(series.run) if series.variant == 0 else "none",
+    )
+
+
+def _draw_spread(axes: Axes, series: Series) -> None:
+    """Draw the error bars of a line where it has any."""
+    known = zip(series.x, series.y, series.spread, strict=True) if series.spread else ()
+    bars = [(x, y, bar) for x, y, bar in known if y is not None and bar is not None]
+    if bars:
+        x, y, length = zip(*bars, strict=True)
+        width = 0.6 * float(mpl.rcParams["lines.linewidth"])
+        axes.errorbar(x, y, length, fmt="none", ecolor=colour_of_run(series.run), elinewidth=width, capthick=width)
+
+
+def legend_entries(panels: Sequence[Panel]) -> list[Series]:
+    """Return one series for each entry of the legend of these panels."""
+    entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
+    return list(reversed(entries.values()))
+
+
+def _drawable(panel: Panel) -> list[float]:
+    """Return what of a panel's lines and error bars can be drawn: on a logarithmic axis only positive values."""
+    found = []
+    for series in panel.series:
+        for y, bar in zip(series.y, series.spread or (None,) * len(series.y), strict=True):
+            found += [] if y is None else [y - (bar or 0.0), y + (bar or 0.0)]
+    return [y for y in found if y > 0 or not panel.log_y]
+
+
+def _scale_axes(axes: Axes, panel: Panel) -> None:
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    axes.autoscale_view()
+    for axis, log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
+        axis.set_major_formatter(FuncFormatter(_power if log else _plain))
+        if log:
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_locator(_powers(*axis.get_view_interval()))
+    if not panel.log_x and all(x == int(x) for series in panel.series for x in series.x):
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if panel.perplexity:
+        _add_perplexity(axes)
+
+
+def _powers(low: float, high: float) -> Locator:
+    """Return the locator of a logarithmic axis with this range, so that there are several ticks in any range."""
+    decades = math.log10(high / low)
+    if decades < 1:
+        return MaxNLocator(nbins=6)
+    return LogLocator(subs=(1.0,) if decades > 2.5 else (1.0, 2.0, 5.0))
+
+
+def _add_perplexity(axes: Axes) -> None:
+    """Add an axis on the right with e to the power of the left one, with ticks at round values."""
+    low, high = axes.get_ylim()
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
+        ticks = [d * 10**power for power in range(7) for d in digits if low <= math.log(d * 10**power) <= high]
+        if len(ticks) >= 3:
+            break
+    else:
+        ticks = [float(f"{math.exp(low + (high - low) * k / 4):.3g}") for k in (1, 2, 3)]
+    right = axes.twinx()
+    right.spines[["top", "right"]].set_visible(False)
+    right.set_ylim(low, high)
+    right.set_yticks([math.log(tick) for tick in ticks], [_plain(tick) for tick in ticks])
+    right.set_ylabel("perplexity")
+
+
+def _power(value: float, _: int | None = None) -> str:
+    """Return a tick of a logarithmic axis: from 0.001 to 1000 as a number, beyond as a power of ten."""
+    if value <= 0:  # locators propose it, but it is outside the axis
+        return ""
+    exponent = math.log10(value)
+    if abs(exponent - round(exponent)) > 1e-6 or -4 < exponent < 4:
+        return f"{value:g}"
+    return "10" + str(round(exponent)).translate(_SUPERSCRIPT)
+
+
+def _plain(value: float, _: int | None = None) -> str:
+    """Return a tick of a linear axis: above 10,000 in thousands (k), above ten million in millions (M)."""
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * unit:
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}".replace("-", "\u2212")
+
+
+def _draw_heat(axes: Axes, heat: Heat) -> None:
+    cells = np.array([[math.nan if v is None else v for v in row] for row in heat.values], dtype=float)
+    image = axes.imshow(
+        np.ma.masked_invalid(cells),
+        cmap="viridis",  # its lightness grows evenly, so it reads without colour
+        vmin=heat.low,
+        vmax=heat.high,
+        origin="lower",
+        aspect="auto",
+        interpolation="none",  # one pixel per cell: a page scales it
+    )
+    for axis, labels in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
+        step = max(1, math.ceil(len(labels) / 7))
+        axis.set_ticks(range(0, len(labels), step), [shown(label) for label in labels[::step]])
+    assert axes.figure is not None
+    bar = axes.figure.colorbar(image, ax=axes, label=heat.unit, format=FuncFormatter(_plain))
+    bar.outline.set_visible(False)
+
+
+def new_canvas(width: float, height: float) -> Canvas:
+    """Return an empty transparent figure of this size in points, with automatic layout."""
+    return Canvas(figsize=(width / 72, height / 72), dpi=72, facecolor="none", layout="constrained")

@@ -1,0 +1,259 @@
+"""The trial of a depth check: a short training on a small scale, with measures before, during and after it.
+
+Depth, methods, initialisation, optimiser, dropout and peak rate are those of the configuration. The model is narrower
+where that saves time, batches are small, and the warm-up is squeezed into the trial. experiments/depth-check compares
+the verdicts with real runs. At initialisation plain post-norm hardly differs from its remedies; after a few dozen
+updates it does.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.config import DataConfig, Experiment, ModelConfig
+from ziggurat.config.load import change_section
+from ziggurat.config.modifiers import ModifiersConfig
+from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
+from ziggurat.data.batching import round_up
+from ziggurat.data.collate import Batch
+from ziggurat.data.corpus import Store
+from ziggurat.data.folder_kinds import MANIFEST
+from ziggurat.data.loader import LoaderState
+from ziggurat.data.prepare import prepare
+from ziggurat.model.device import random_state_kept, usable_device
+from ziggurat.model.vocabularies import refuse_two_vocabularies
+from ziggurat.system.threads import share_cores
+from ziggurat.train.diagnosis.probe import measure
+from ziggurat.train.feeding import loader_of
+from ziggurat.train.learner import Learner
+from ziggurat.train.objective import probe_loss, settle_precision
+from ziggurat.train.profile import profile_batch
+from ziggurat.train.schedule import learning_rate, peak_update
+from ziggurat.train.update import train_update
+
+_PROFILE = ("nll", "gradient_norm", "beta", "variance")
+TRIAL_MEASURES = ("nll", "source_dependence", *_PROFILE[1:])
+"""Measures taken at the end of a trial. Before it there are fewer, since all of them take as long as six updates:
+all but the second at the beginning, when nothing reads the source yet, and halfway the loss alone, for its pace."""
+
+_SMALLEST_HEAD = 16  # width
+_WARMUP_SHARE = 0.4  # of the updates
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """The options of a trial.
+
+    Attributes:
+        updates: number of updates.
+        tokens: tokens of a batch, padding included; more where the longest pair has more.
+        measured_tokens: tokens of the batch on which measures are taken.
+        width: largest `d_model`; wider models are narrowed to it. None: the width stays.
+        seed: seed of data and weights.
+    """
+
+    updates: int = 80
+    tokens: int = 512
+    measured_tokens: int = 1024
+    width: int | None = 128
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The measurements of a trial.
+
+    Attributes:
+        updates: number of updates taken.
+        width: `d_model` of the model that was tried.
+        peak: highest learning rate.
+        unigram: entropy of the target tokens' frequencies in nats: the loss of a model that learns nothing else.
+        points: update -> measures (docs/diagnosis.md), without dropout, on one batch drawn apart from the training:
+            those of TRIAL_MEASURES at the end, fewer before.
+        losses: training cross-entropy of each update, nats per token.
+        failed: first update with a loss or gradient that was not finite, or None.
+    """
+
+    updates: int
+    width: int
+    peak: float
+    unigram: float
+    points: dict[int, dict[str, Any]]
+    losses: list[float]
+    failed: int | None
+
+
+def peak_rate(experiment: Experiment) -> float:
+    """Return the highest learning rate of a schedule."""
+    schedule = experiment.training.schedule
+    at = peak_update(schedule)
+    return learning_rate(schedule, at, d_model=experiment.model.d_model, last_update=max(at + 1, 2))
+
+
+def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
+    """Return `model` narrowed to `width`. Inner widths shrink in proportion; heads stay at least 16 wide.
+
+    With a base (`model.transfer`) they stay as wide as they are, and there is one at least.
+    """
+    if width is None or max(model.d_model, model.encoder_width) <= width:
+        return model
+    factor = width / max(model.d_model, model.encoder_width)
+    even = 2 - model.d_model % 2  # sinusoidal positions need it
+    whole = math.lcm(model.d_model // model.heads, model.encoder_width // model.encoder_heads, even)
+
+    # Widths are multiples of a head's; the number of heads is the largest that divides them, up to the given one.
+    def sizes(d_model: int, d_ff: int, heads: int) -> dict[str, int]:
+        if model.transfer is None:
+            narrow = max(_SMALLEST_HEAD, round(d_model * factor / _SMALLEST_HEAD) * _SMALLEST_HEAD)
+            fitting = max(h for h in range(1, heads + 1) if narrow % h == 0 and narrow // h >= _SMALLEST_HEAD)
+        else:  # which has stacks of the same width
+            narrow = max(1, width // whole) * whole
+            fitting = narrow * heads // d_model
+        return {"d_model": narrow, "d_ff": max(1, round(d_ff * narrow / d_model)), "heads": fitting}
+
+    changes: dict[str, Any] = sizes(model.d_model, model.d_ff, model.heads)
+    encoder = model.encoder
+    if encoder.d_model is not None or encoder.d_ff is not None or encoder.heads is not None:
+        changes["encoder"] = sizes(model.encoder_width, model.encoder_d_ff, model.encoder_heads)
+    # Groups of channels as wide as before, where that divides: one for each channel stays one for each.
+    widths = changes["d_model"], changes.get("encoder", changes)["d_model"]
+    changes["combination"] = {"groups": math.gcd(model.combination.groups, *widths)}
+    return change_section(model, changes, "model")
+
+
+def trial_experiment(experiment: Experiment, store: Store, settings: TrialOptions) -> Experiment:
+    """Return the configuration with which `experiment` is tried on the pairs of `store`.
+
+    All weights are trained from the start, on the text alone: without growth, low-rank updates and guided alignment.
+    A batch is as large as the longest pair, at least.
+    """
+    longest = max(lengths.max(initial=0) for lengths in (store.train.source_lengths, store.train.target_lengths)) + 1
+    room = int(round_up(longest, experiment.training.batch.length_multiple))
+    warmup = max(1, round(_WARMUP_SHARE * settings.updates))
+    training = change_section(
+        experiment.training,
+        {
+            "seed": settings.seed,
+            "batch": {"max_tokens": max(settings.tokens, room), "accumulate": 1, "fit": False},
+            "schedule": {"kind": "isqrt", "peak": peak_rate(experiment), "warmup_updates": warmup},
+            "compile": "none",
+            "cuda_graphs": 0,
+            "precision": "fp32",
+            "start_from": None,
+            "growth": None,
+            "lora": None,
+            "freeze": [],
+            "loss": {"alignment": None},
+        },
+        "training",
+    )
+    data = experiment.data
+    if store.path != Path(data.store).expanduser():  # the embedded pair has not the corpora and links that these name
+        data = data.model_copy(update={"stages": [], "modifiers": ModifiersConfig()})
+    model = reduced(experiment.model, settings.width)
+    return experiment.model_copy(update={"data": data, "model": model, "training": training})
+
+
+def run_trial(
+    experiment: Experiment,
+    store: Store,
+    unigram: float,
+    settings: TrialOptions,
+    tick: Callable[[int], None] | None = None,
+    *,
+    loss_only: bool = False,
+) -> Trial:
+    """Try `experiment` on the pairs of `store`; `tick` takes the number of each update.
+
+    With `loss_only` nothing is measured but the loss at the end.
+
+    Raises ConfigError where the device cannot be used.
+    """
+    share_cores(torch.get_num_threads())
+    device = usable_device(experiment.training.device, "training.device")
+    sizes = store.source.size, store.target.size
+    small = settle_precision(trial_experiment(experiment, store, settings), device, sizes)
+    learner = Learner(small, store, device)
+    learner.profile()  # sets ADMIN's omegas; other kinds need nothing
+    loader = loader_of(small, store)
+    batch = profile_batch(store, settings.measured_tokens, seed=settings.seed + 1)
+    looks: dict[int, Collection[str]] = {settings.updates: ("nll",)}
+    if not loss_only:
+        looks = {0: _PROFILE, math.ceil(settings.updates / 2): ("nll",), settings.updates: TRIAL_MEASURES}
+    points = {0: _measured(learner, batch, looks[0])} if 0 in looks else {}
+    losses, failed = list[float](), None
+    with random_state_kept(learner.device):
+        for group in loader.groups(LoaderState()):
+            update = len(losses) + 1
+            rate = learning_rate(small.training.schedule, update, d_model=small.model.d_model)
+            clip = small.training.clip_norm
+            result = train_update(learner.parallel, group.batches, learner.optimiser, rate=rate, clip_norm=clip)
+            losses.append(result.nll / max(1, result.target_tokens))
+            if not result.finite:
+                failed = update
+                break
+            if tick is not None:
+                tick(update)
+            if update in looks:
+                points[update] = _measured(learner, batch, looks[update])
+            if update == settings.updates:
+                break
+    return Trial(
+        updates=len(losses),
+        width=max(small.model.d_model, small.model.encoder_width),
+        peak=small.training.schedule.peak,
+        unigram=unigram,
+        points=points,
+        losses=losses,
+        failed=failed,
+    )
+
+
+def _measured(learner: Learner, batch: Batch, which: Collection[str]) -> dict[str, Any]:
+    """Return measures of the present model, without dropout."""
+    training = learner.experiment.training
+    learner.model.eval()
+    return measure(learner.model, batch, probe_loss(training.loss, training.precision), which)
+
+
+# Data
+
+_EMBEDDED_PAIRS = 4000
+_EMBEDDED_PIECES = 1200
+
+
+@contextmanager
+def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
+    """Context with the store that `experiment` trains on, and its description.
+
+    Where nothing is prepared yet, a store of the embedded language pair (docs/embedded-data.md) is made for the
+    duration of the context. Raises DataError for a store that cannot be read, ConfigError for one with two
+    vocabularies where the model has one embedding.
+    """
+    store = Path(experiment.data.store).expanduser()
+    if (store / MANIFEST).is_file():
+        opened = Store.open(store)
+        refuse_two_vocabularies(experiment.model, opened.source, opened.target)
+        yield opened, f"the data of {store}"
+        return
+    with tempfile.TemporaryDirectory(prefix="ziggurat-") as folder:
+        files = write_corpus(folder, train=_EMBEDDED_PAIRS, dev=1, test=1)
+        source, target = files["train"]
+        changes = {
+            "source_language": SOURCE_LANGUAGE,
+            "target_language": TARGET_LANGUAGE,
+            "store": f"{folder}/store",
+            "train": [{"source": str(source), "target": str(target)}],
+            "subword": {"kind": "bpe", "vocabulary_size": _EMBEDDED_PIECES, "joint": True},
+        }
+        data = DataConfig.model_validate(changes)
+        prepare(data)
+        yield Store.open(data.store), f"the embedded language pair, since {store} is not prepared"

@@ -1,0 +1,191 @@
+"""Tuning on a small model: a sweep of learning rates.
+
+It rests on `model.transfer` (ziggurat.model.init.transfer): with it the first updates change models of every width and
+depth alike, so the best rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config.load import change_section
+from ziggurat.config.model_sections import StackConfig
+from ziggurat.data.corpus import Store
+from ziggurat.inspect.kept import KeptTrials
+from ziggurat.inspect.trial import TrialOptions, run_trial
+from ziggurat.system.errors import ConfigError
+
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+"""Peaks that are tried first."""
+_BASE_WIDTH = 64
+_MOST_ADDED = 3
+"""Further rates on either side, while the best is at an end of those that were tried."""
+_PEAKED = ("isqrt", "linear", "cosine", "constant")
+"""Schedules that have a peak to set."""
+
+
+class Size(NamedTuple):
+    """The size of a model."""
+
+    width: int
+    encoder_layers: int
+    decoder_layers: int
+
+    def __str__(self) -> str:
+        return f"width {self.width}, {self.encoder_layers}-{self.decoder_layers}"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One training of a sweep.
+
+    Attributes:
+        size: of the model.
+        rate: highest learning rate.
+        loss: nats per token without dropout, on pairs drawn apart from the training; infinite where it failed.
+        kept: whether an earlier sweep has trained it.
+    """
+
+    size: Size
+    rate: float
+    loss: float
+    kept: bool = field(default=False, compare=False)
+
+
+def base_width(model: ModelConfig) -> int:
+    """Return the width of small models: about 64, whole heads."""
+    head = model.d_model // model.heads
+    return min(model.d_model, -(-_BASE_WIDTH // head) * head)
+
+
+def resized(model: ModelConfig, size: Size) -> ModelConfig:
+    """Return `model` at another size: heads as wide as before, inner widths and ranges of layers in proportion.
+
+    Raises ConfigError where it cannot have that size.
+    """
+    if model.encoder_width != model.d_model:
+        raise ConfigError("`model.encoder.d_model`: sizes are changed only where encoder and decoder are equally wide")
+    head, of_encoder = model.d_model // model.heads, model.d_model // model.encoder_heads
+    for wide in (head, of_encoder):
+        if size.width % wide:
+            raise ConfigError(f"width {size.width} is no multiple of {wide}, the width of the heads, which must stay")
+
+    def narrower(width: int) -> int:
+        return max(1, round(width * size.width / model.d_model))
+
+    encoder = _stack(model.encoder, size.encoder_layers)
+    heads = None if model.encoder.heads is None else size.width // of_encoder
+    encoder |= {"d_model": None, "heads": heads, "d_ff": model.encoder.d_ff and narrower(model.encoder.d_ff)}
+    changes: dict[str, Any] = {
+        "preset": None,
+        "d_model": size.width,
+        "d_ff": narrower(model.d_ff),
+        "heads": size.width // head,
+        "encoder": encoder,
+        "decoder": _stack(model.decoder, size.decoder_layers),
+        "wiring": {"planned_encoder_layers": None, "planned_decoder_layers": None},
+    }
+    return change_section(model, changes, "model")
+
+
+def _stack(stack: StackConfig, layers: int) -> dict[str, Any]:
+    """Return the changes that give a stack so many layers, each of its kinds in proportion, and one layer at least.
+
+    Where there are fewer layers than kinds, ranges are left out, the highest first; the kind above them all stays.
+    """
+    ranges, below, end = [], 0, 0
+    for part in stack.ranges:
+        end += part.layers
+        top = min(max(below + 1, round(end * layers / stack.layers)), layers - 1)
+        if top > below:
+            ranges.append(part.model_copy(update={"layers": top - below}))
+        below = top
+    return {"layers": layers, "ranges": ranges}
+
+
+def with_base(experiment: Experiment, base: Size) -> Experiment:
+    """Return the configuration with `base` as the model whose learning rate it takes over.
+
+    Raises ConfigError where that is not worked out for the model, its schedule has no peak, or only low-rank updates of
+    it are trained.
+    """
+    if experiment.training.lora is not None:
+        raise ConfigError(
+            "`training.lora`: a sweep trains all weights of small models from the start, and the best rate of that is "
+            "none for low-rank updates of a trained model"
+        )
+    kind = experiment.training.schedule.kind
+    if kind not in _PEAKED:
+        raise ConfigError(f"`training.schedule.kind: {kind}` has no peak that could be tuned; use {', '.join(_PEAKED)}")
+    model = change_section(experiment.model, {"transfer": base._asdict()}, "model")
+    return experiment.model_copy(update={"model": model})
+
+
+def sweep(
+    experiment: Experiment,
+    store: Store,
+    sizes: Sequence[Size],
+    *,
+    rates: Sequence[float] = RATES,
+    updates: int = 200,
+    tokens: int = 512,
+    seeds: Sequence[int] = (1,),
+    kept: KeptTrials | None = None,
+    told: Callable[[Tried], object] = lambda tried: None,
+) -> list[Tried]:
+    """Train at each size with each rate, for a few updates; return what was tried, rates ascending at each size.
+
+    While the best rate of a size is the lowest or the highest one, the next one is tried, half or twice as large; three
+    more at most, so the best may still be at an end.
+
+    Args:
+        experiment: the configuration, with `model.transfer`.
+        store: its data.
+        sizes: of the models to train.
+        rates: highest learning rates to try.
+        updates: of each training.
+        tokens: of a batch, padding included.
+        seeds: of data and weights; the loss is the mean over them.
+        kept: what an earlier sweep has finished, and what this one finishes; None: nothing is kept.
+        told: called with each result.
+    """
+    found, finished = [], kept or KeptTrials()
+    for size in sizes:
+        model = resized(experiment.model, size)
+
+        def tried(rate: float, model: ModelConfig = model, size: Size = size) -> Tried:
+            training = change_section(experiment.training, {"schedule": {"peak": rate}}, "training")
+            sized = experiment.model_copy(update={"model": model, "training": training})
+            before, losses = finished.found, []
+            for seed in seeds:
+                options = TrialOptions(updates, tokens, 4096, None, seed)
+                losses.append(finished.loss(sized, store, options, partial(_loss, sized, store, options)))
+            all_kept = finished.found - before == len(losses)
+            result = Tried(size, rate, math.fsum(losses) / len(losses), kept=all_kept)
+            told(result)
+            return result
+
+        here = [tried(rate) for rate in sorted(rates)]
+        for _ in range(_MOST_ADDED):
+            if not math.isfinite(best(here).loss) or best(here) is here[0]:
+                here.insert(0, tried(here[0].rate / 2))
+            elif best(here) is here[-1]:
+                here.append(tried(here[-1].rate * 2))
+        found += here
+    return found
+
+
+def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
+    trial = run_trial(experiment, store, 0.0, options, loss_only=True)
+    loss = math.inf if trial.failed else float(trial.points[trial.updates]["nll"])
+    return loss if math.isfinite(loss) else math.inf
+
+
+def best(tried: Sequence[Tried]) -> Tried:
+    """Return what had the lowest loss; of equals the one with the lowest rate."""
+    return min(tried, key=lambda one: (one.loss, one.rate))

@@ -1,0 +1,274 @@
+"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from torch import Tensor
+
+from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config.lora import without_lora
+from ziggurat.config.pruning import LeftOut
+from ziggurat.data.folder_kinds import folder_kind
+from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers
+from ziggurat.model.averaged import AVERAGED, SCORE_FILE, passed_over
+from ziggurat.model.build import assemble
+from ziggurat.model.device import usable_device
+from ziggurat.model.grow import at_depth
+from ziggurat.model.low_rank_updates import base_file, with_base
+from ziggurat.model.prune import prune, pruned_experiment
+from ziggurat.model.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    META_FILE,
+    MODEL_FILE,
+    best_link,
+    checkpoint_name,
+    config_file,
+    mend_links,
+    read_meta,
+    refuse_missing,
+)
+from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.model.tensors import check_fit, load_weights, read_tensors, write_tensors
+from ziggurat.system.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError
+from ziggurat.system.files import fingerprint, holds_only, write_atomically
+from ziggurat.system.temporary import TEMPORARY
+from ziggurat.system.workspace import building, recover, tidy
+from ziggurat.system.yaml_text import changed, shown
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model ready to decode.
+
+    Attributes:
+        model: in evaluation mode.
+        experiment: its configuration.
+        tokenizers: of the source and the target; the same object twice where they are joint.
+        directory: folder that holds the vocabulary files.
+        weights: file the weights came from.
+        origin: these weights in words: `runs/a: best, update 1200`.
+    """
+
+    model: Seq2Seq
+    experiment: Experiment
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    directory: Path
+    weights: Path
+    origin: str
+
+
+_LISTED = r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)"
+_BESIDE = "|".join(map(re.escape, (CHECKSUMS_FILE, SCORE_FILE)))
+_MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{_BESIDE}|{TEMPORARY.pattern}")
+
+
+def may_become_model_directory(path: Path) -> bool:
+    """Return whether writing to `path` loses nothing: it is free, an empty folder, or holds a model directory alone.
+
+    Raises DataError: another process is building it.
+    """
+    tidy(path)
+    if not path.exists():
+        return True
+    whole = (path / MODEL_FILE).is_file()
+    return holds_only(path, _MODEL_DIRECTORY_FILES) and (whole or _holds_nothing(path))
+
+
+def _holds_nothing(path: Path) -> bool:
+    """Return whether a folder holds nothing but temporary files, such as the lock of a process that builds it."""
+    return all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
+
+
+def refuse_replacing(path: Path, *, force: bool) -> None:
+    """Raise ConfigError where a model directory written to `path` would replace another, or anything else.
+
+    `force` replaces a model, never other things.
+    """
+    if not may_become_model_directory(path):
+        raise ConfigError(f"{path}: exists and holds something other than a model directory; choose another folder")
+    if not force and (path / MODEL_FILE).exists():
+        raise ConfigError(f"{path}: already holds a model; `--force` replaces it, or choose another folder")
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
+
+    Low-rank updates are merged with the weights that they belong to (ziggurat.model.low_rank_updates).
+
+    Raises CheckpointError: missing, damaged, too new.
+    """
+    if (path.parent / META_FILE).is_file():
+        verify(path, read_meta(path.parent)["checksums"][path.name])
+    check_file(path)
+    return with_base(path, read_tensors(path), read_weights)
+
+
+def verify(path: Path, expected: str) -> None:
+    """Raise CheckpointError when the file is missing or its fingerprint is another one."""
+    try:
+        actual = fingerprint(path)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+    if actual != expected:
+        raise CheckpointError(f"{path}: damaged (checksum {actual}, expected {expected})")
+
+
+def write_model_directory(
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    experiment: Experiment,
+    vocabularies: Path,
+    *,
+    again: str = "write the folder anew",
+) -> None:
+    """Write a model directory; it appears whole or not at all, and replaces one that was there.
+
+    `again` says how to get the folder anew (ziggurat.system.checksums.write_checksums). Raises DataError: the folder
+    cannot be made, or another process is building it.
+    """
+    with building(directory) as folder:
+        fill_model_directory(folder, tensors, experiment, vocabularies, again=again)
+
+
+def fill_model_directory(
+    folder: Path, tensors: Mapping[str, Tensor], experiment: Experiment, vocabularies: Path, *, again: str
+) -> None:
+    """Write the files of a model directory into `folder`, which ziggurat.system.workspace.building has made.
+
+    The list of their checksums comes last; for `again` see ziggurat.system.checksums.write_checksums.
+    """
+    copy_tokenizers(vocabularies, folder)
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+    checksum = write_tensors(folder / MODEL_FILE, tensors)
+    write_checksums(folder, again, only=re.compile(_LISTED), known={MODEL_FILE: checksum})
+
+
+def open_model(
+    path: str | Path, *, which: str | None = None, device: str = "cpu", without_layers: str | None = None
+) -> OpenedModel:
+    """Open a run, one of its checkpoints, or a model directory.
+
+    Args:
+        path: the folder.
+        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
+            where an average that is worse than `best` on the dev set comes last.
+        device: where to put the model; see ziggurat.model.device.usable_device.
+        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.pruning).
+
+    Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
+    a device that cannot be used, layers that cannot be left out.
+    """
+    left_out = LeftOut() if without_layers is None else LeftOut.parse(without_layers)
+    place, path = usable_device(device, "device"), Path(path).expanduser()
+    weights_file, root = locate_weights(path, which)
+    for folder in dict.fromkeys((root, weights_file.parent)):
+        check_folder(folder)
+    experiment = weights_experiment(weights_file.parent, root)
+    source, target = tokenizers = load_tokenizers(root)
+    check_fit(experiment.model, (source.size, target.size), base_file(weights_file) or weights_file)
+    # Without initial values: the file has every parameter (load_weights checks), and modules make their buffers.
+    tensors, origin = read_weights(weights_file), weights_origin(path, weights_file, which)
+    if any(left_out):
+        smaller, tensors = prune(experiment.model, tensors, left_out)
+        experiment = pruned_experiment(experiment, smaller, left_out)
+        origin += f", without layers {without_layers}"
+    model = assemble(experiment.model, source.size, target.size)
+    load_weights(model, tensors, str(weights_file))
+    model.decoder.aligned = AlignmentHead.of(experiment.training.loss.alignment)
+    return OpenedModel(model.to(place).eval(), experiment, tokenizers, root, weights_file, origin)
+
+
+def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
+    """Return the file that open_model reads weights from, and the folder with configuration and vocabularies.
+
+    Raises CheckpointError when there is none.
+    """
+    refuse_missing(path)
+    if (path / CHECKPOINTS).is_dir():
+        mend_links(path)
+        if which is None:
+            candidates = [path / AVERAGED, path / "best", path / "last"]
+            if passed_over(path):
+                candidates.append(candidates.pop(0))
+        elif which.isdecimal():
+            candidates = [path / CHECKPOINTS / checkpoint_name(int(which))]
+        elif re.fullmatch(r"step-\d{8}", which):
+            candidates = [path / CHECKPOINTS / which]
+        else:
+            candidates = [path / which]
+        for candidate in candidates:
+            recover(candidate)
+            if (candidate / MODEL_FILE).is_file():
+                return candidate / MODEL_FILE, path
+        steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
+        links = [AVERAGED, "best", *sorted(p.name for p in path.glob(best_link("*"))), "last"]
+        kept = [name for name in links if (path / name / MODEL_FILE).is_file()]
+        kept += [str(int(name.removeprefix("step-"))) for name in steps]
+        wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
+        raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
+    config = config_file(path)
+    if not ((path / MODEL_FILE).is_file() and config.is_file()):
+        if kind := folder_kind(path):
+            raise CheckpointError(f"{path}: no run or model directory, but {kind}")
+        if not (path / MODEL_FILE).is_file():
+            raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
+    if which is not None:
+        raise CheckpointError(f"{path}: is a model directory, it has no checkpoint `{which}`")
+    if config.is_file():
+        return path / MODEL_FILE, config.parent
+    raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
+
+
+def weights_experiment(folder: Path, root: Path) -> Experiment:
+    """Return the configuration of the weights in `folder` of the run `root`: a growing run has several depths."""
+    if (folder / CONFIG_FILE).is_file():
+        return load_experiment(folder / CONFIG_FILE)
+    experiment, meta = without_lora(load_experiment(root / CONFIG_FILE)), read_meta(folder)
+    if kept := meta["configuration"]:
+        _refuse_other_model(root / CONFIG_FILE, experiment, kept)
+    depth = meta["encoder_layers"], meta["decoder_layers"]
+    if depth == (experiment.model.encoder.layers, experiment.model.decoder.layers):
+        return experiment
+    return experiment.model_copy(update={"model": at_depth(experiment.model, *depth)})
+
+
+def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, Any]) -> None:
+    """Raise CheckpointError naming the keys in which `model` differs from the section the weights were trained with."""
+    try:
+        before = type(experiment.model).model_validate(kept["model"])  # with defaults for keys that came later
+    except (ValidationError, KeyError) as error:
+        raise CheckpointError(
+            f"{path.parent}: this version cannot read the model configuration in its checkpoints: {error}"
+        ) from None
+    if changes := changed(
+        {"model": before.model_dump(mode="json")}, {"model": experiment.model.model_dump(mode="json")}
+    ):
+        raise CheckpointError(
+            f"{path}: edited since the checkpoint was written ({shown(changes)}); the weights compute something else "
+            "with it: put the old values back"
+        )
+
+
+def weights_origin(path: Path, weights_file: Path, which: str | None = None) -> str:
+    """Describe the weights in `weights_file` in words: the folder that was asked for, then which of its weights.
+
+    Where `which` does not name them, it also says why an averaged model is passed over.
+    """
+    folder = weights_file.parent
+    step = re.fullmatch(r"step-(\d+)", Path(os.path.realpath(folder)).name)  # `best` and `last` are links
+    said = [f"update {int(step[1])}"] if step else []
+    if folder != path and folder.name == AVERAGED:
+        said = ["averaged checkpoints"]
+    elif folder != path and (folder.name in ("best", "last") or folder.name.startswith(best_link(""))):
+        said = [folder.name, *said]
+    why = passed_over(path) if which is None and folder.name != AVERAGED else ""
+    return f"{path}: {', '.join(said) or 'model directory'}" + (f" ({why})" if why else "")

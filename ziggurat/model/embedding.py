@@ -1,0 +1,211 @@
+"""Token embeddings, positions and the output projection (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ziggurat.model.dropout import Dropout
+from ziggurat.model.linear import Multiply, linear
+from ziggurat.model.roles import Role, Slot
+from ziggurat.system.errors import ConfigError
+
+IMPOSSIBLE = -1e8
+"""An output bias below this makes a token impossible whatever the hidden states are; importers write -1e9."""
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Return [length, d_model] in fp64: channels i < d/2 are sin(pos r_i), the rest cos(pos r_i).
+
+    r_i = 10000^(-i / (d/2 - 1)): the layout of tensor2tensor, fairseq, zero and lingvo. The paper's text
+    interleaves sine and cosine, which is the same table with its channels permuted.
+    """
+    half = d_model // 2
+    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / max(1, half - 1)))
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed positions for any length: the table grows for longer inputs. Nothing is saved with the model."""
+
+    table: Tensor
+
+    def __init__(self, d_model: int, length: int = 256) -> None:
+        super().__init__()
+        self.d_model = d_model
+        # Not computed where only shapes count: sines on the meta device make torch import its compiler (over a second).
+        on_meta = torch.get_default_device().type == "meta"
+        table = torch.empty(length, d_model) if on_meta else sinusoids(length, d_model).float()
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """Return [length, d_model]: positions start, start + 1, ..."""
+        end = start + length
+        if end > self.table.shape[0]:
+            # Doubled, so that step-by-step decoding does not rebuild the table at every step.
+            self.table = sinusoids(max(end, 2 * self.table.shape[0]), self.d_model).to(self.table)
+        return self.table[start:end]
+
+    def at(self, positions: Tensor, longest: int) -> Tensor:
+        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
+        return self(0, longest + 1)[positions]
+
+    def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.table.dtype == torch.float64:  # computed again: converting keeps the rounding to fp32
+            self.table = sinusoids(self.table.shape[0], self.d_model).to(self.table.device)
+        return self
+
+
+class LearnedPositions(nn.Module):
+    """One trained vector per position.
+
+    Raises ConfigError in `forward` when an input is longer than `max_positions`.
+    """
+
+    def __init__(self, d_model: int, max_positions: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_positions, d_model))
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """Return [length, d_model]: positions start, start + 1, ..."""
+        if start + length > self.weight.shape[0]:
+            raise ConfigError(
+                f"a sequence of {start + length} tokens is longer than `model.embedding.max_positions` "
+                f"({self.weight.shape[0]}); raise it and train again, or lower `data.filters.max_pieces`, "
+                "`decoding.max_source_pieces` or `decoding.max_length.limit`"
+            )
+        return self.weight[start : start + length]
+
+    def at(self, positions: Tensor, longest: int) -> Tensor:
+        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
+        vectors: Tensor = self(0, longest + 1)[positions]
+        return vectors
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield Slot(self.weight, Role.POSITION, "weight")
+
+
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
+
+
+class InputEmbedding(nn.Module):
+    """dropout(scale * E[token] + bias + position).
+
+    Args:
+        tokens: embedding of [vocabulary, d_model]; may be shared with other modules.
+        positions: module that gives [length, d_model] for (start, length), or None.
+        scale: factor of the embedding, sqrt(d_model) or 1.
+        dropout: on the sum.
+        bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
+        zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
+
+    Attributes:
+        rounded: what is done to embeddings before anything else: nothing; see ziggurat.model.fast.quantised.
+    """
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        tokens: nn.Embedding,
+        positions: SinusoidalPositions | LearnedPositions | None,
+        scale: float,
+        dropout: Dropout,
+        *,
+        bias: nn.Parameter | None = None,
+        zero_start: bool = False,
+    ) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.positions = positions
+        self.scale = scale
+        self.dropout = dropout
+        self.register_parameter("bias", bias)
+        self.zero_start = zero_start
+        self.rounded: Callable[[Tensor], Tensor] = _as_they_are
+
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
+        x = self._scaled(ids)
+        if self.zero_start and start == 0:
+            x = F.pad(x[:, 1:], (0, 0, 1, 0))
+        if self.positions is not None:
+            x = x + self.positions(start, ids.shape[1])
+        return self.dropout(x)
+
+    def step(self, ids: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """Return [N, K, d_model] for `ids` [N, K]; those of sentence i are at positions[i], at most `longest`."""
+        x = self._scaled(ids)
+        if self.zero_start:
+            x = x.masked_fill((positions == 0)[:, None, None], 0.0)
+        if self.positions is not None:
+            x = x + self.positions.at(positions, longest)[:, None]
+        return self.dropout(x)
+
+    def _scaled(self, ids: Tensor) -> Tensor:
+        """Return [..., d_model] without positions."""
+        x: Tensor = self.rounded(self.tokens(ids))
+        if self.scale != 1.0:
+            x = x * self.scale
+        return x if self.bias is None else x + self.bias
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        if self.bias is not None:
+            yield Slot(self.bias, Role.INPUT_BIAS, "bias")
+
+
+class OutputProjection(nn.Module):
+    """Logits = hidden W^T + b.
+
+    Args:
+        weight: W [vocabulary, d_model], another parameter or the target embedding's.
+        bias: b [vocabulary], or None.
+
+    Attributes:
+        ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
+            produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
+            step would wait for a GPU.
+        multiply: the product, of ziggurat.model.linear or ziggurat.model.fast.quantised.
+        rounded: what the product does to the rows of both of its factors.
+    """
+
+    weight: Tensor
+    bias: nn.Parameter | None
+    ruled_out: Tensor | None
+
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.register_parameter("bias", bias)
+        self.register_buffer("ruled_out", None, persistent=False)
+        self.multiply: Multiply = linear
+        self.rounded: Callable[[Tensor], Tensor] = _as_they_are
+
+    def rule_out(self, bias: Tensor | None) -> None:
+        """Set `ruled_out` from `bias` [vocabulary], as it was loaded: whole, not cut up over processes."""
+        ids = [] if bias is None else (bias < IMPOSSIBLE).nonzero().flatten().tolist()
+        self.ruled_out = torch.tensor(ids, device=self.weight.device) if ids else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return [..., vocabulary] for `hidden` [..., d_model]."""
+        return self.multiply(hidden, self.weight, self.bias)
+
+    def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone."""
+        weight, bias = self.weight[tokens], None if self.bias is None else self.bias[tokens]
+        return lambda hidden: self.multiply(hidden, weight, bias)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself; a shared matrix has its embedding's role."""
+        yield Slot(self.weight, Role.OUTPUT, "weight")
+        if self.bias is not None:
+            yield Slot(self.bias, Role.BIAS, "bias")

@@ -1,0 +1,271 @@
+"""The fastest precision of this machine, told by the time of one product of each; CPUs differ in which it is.
+
+A flag does not tell: processors with AVX-512-BF16 and no AMX have the instructions, and some of Intel's run bf16 at
+half the speed of fp32, AMD's at twice. Rates are measured once in a process, in a tenth of a second, or up to some
+seconds on a processor that has to emulate bf16; they choose nothing but where a setting is `auto`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+
+from ziggurat.model.fast.compiled import Precision
+from ziggurat.model.fast.packed import available, packed
+from ziggurat.model.linear import linear
+from ziggurat.system.errors import ConfigError
+
+Widths = tuple[int, int]
+
+_FAR = {"float32": 1e-4, "bfloat16": 0.01, "int8": 0.04}
+"""Error of a product, relative to the norm, from which it is wrong: rounding makes 0.003 in bf16, 0.013 in int8."""
+_TAIL_ROWS, _WIDEST, _TAIL = 77, 4096, 64
+"""Rows of the products that are checked, no multiple of anything a kernel goes by; the most columns of a matrix; and
+the block of which a wider one, which is narrowed, keeps its rest, since kernels go wrong in the rest."""
+_WORTH = 1.15
+"""Ratio of rates from which a precision counts as faster. Three looks on one machine under load found 1.87, 1.91 and
+2.21: where the true ratio is near this one, the choice may be another at the next look."""
+_SECONDS = 0.03
+_ROWS = 256
+_MOST = 1 << 22
+"""Largest matrix: those of wider models are made smaller, in both widths, and have a quarter of the rows. A call then
+takes milliseconds."""
+
+
+@functools.cache
+def training_rates(widths: Widths) -> Mapping[str, float]:
+    """Return the operations per second of one CPU thread, in a linear map forward and backward, in fp32 and bf16.
+
+    `widths`: input and output of the map, d_model and d_ff of the model; in narrow ones bf16 gains nothing.
+    """
+    rows, widths = _shape(widths)
+
+    def update(dtype: torch.dtype) -> Callable[[], object]:
+        x, w = (_like(n, widths[0]).to(dtype).requires_grad_() for n in (rows, widths[1]))
+        gradient = _like(rows, widths[1]).to(dtype)
+
+        def work() -> None:
+            with torch.enable_grad():
+                y = linear(x, w)
+            torch.autograd.grad(y, (x, w), gradient)
+
+        return work
+
+    return _rates({"fp32": update(torch.float32), "bf16": update(torch.bfloat16)}, 6 * rows * math.prod(widths))
+
+
+@functools.cache
+def decoding_rates(widths: Widths) -> Mapping[str, float]:
+    """Return the operations per second of one CPU thread in a packed linear map of `widths`, by precision.
+
+    int8 is not tried: it is chosen by whoever accepts that it changes translations, never for its speed alone.
+    """
+    rows, widths = _shape(widths)
+    x, weight = _like(rows, widths[0]), _like(widths[1], widths[0])
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    maps = {str(name): packed(weight, None, name) for name in precisions if available(name)}
+    return _rates({name: functools.partial(each, x) for name, each in maps.items()}, 2 * rows * math.prod(widths))
+
+
+def training_precision(
+    device: torch.device, widths: Widths, maps: Callable[[], Iterable[Widths]]
+) -> Literal["fp32", "bf16"]:
+    """Return what `training.precision: auto` stands for: bf16 where it is faster, else fp32, which is more exact.
+
+    On a GPU it is bf16 where the hardware has it; nothing is measured there. On a CPU it is fp32 where one of `maps()`,
+    all of the model, is wrong in bf16; they are asked for where bf16 is faster alone.
+    """
+    if device.type == "cpu":
+        worth = faster(training_rates(widths), "fp32") == "bf16"
+        return "bf16" if worth and not wrong_maps(maps()) else "fp32"
+    return "bf16" if _has_bf16(device) else "fp32"
+
+
+def wrong_maps(maps: Iterable[Widths]) -> list[str]:
+    """Return which linear maps this CPU computes wrongly in bf16, forward or backward, and by how much.
+
+    `maps` are their widths, input first; of one wider than 4,096 a part is tried, with the same rest of 64. Kernels for
+    some widths, on some processors, have had faults that no error tells of: oneDNN's with AMX where the inner width is
+    no multiple of 32 (its issue 5717), OpenVINO's on Zen 5 (its issue 38256). Compared with the same products in fp32;
+    no random number of training's is drawn.
+    """
+    return _told(maps, _error, _FAR["bfloat16"])
+
+
+def wrong_packed(maps: Iterable[Widths], precision: Precision) -> list[str]:
+    """Return which packed maps (ziggurat.model.fast.packed) this CPU computes wrongly in `precision`, and by how much.
+
+    As `wrong_maps` does; translation's kernels are others than training's.
+    """
+    return _told(maps, functools.partial(_packed_error, precision), _FAR[precision])
+
+
+def maps_of(model: torch.nn.Module) -> set[Widths]:
+    """Return the widths of a model's linear maps, input first; an embedding counts as the output map that it may be."""
+    return {(tensor.shape[1], tensor.shape[0]) for tensor in model.parameters() if tensor.dim() == 2}
+
+
+def _told(maps: Iterable[Widths], error: Callable[[int, int], float], far: float) -> list[str]:
+    """Return the maps whose error is `far` or more, and how large it is."""
+    errors = {(a, b): error(_narrowed(a), _narrowed(b)) for a, b in sorted(set(maps))}
+    return [f"{a} to {b} (off by {found:.0%})" for (a, b), found in errors.items() if not found < far]  # or NaN
+
+
+def _narrowed(width: int) -> int:
+    return width if width <= _WIDEST else _WIDEST - _TAIL + width % _TAIL
+
+
+@functools.cache
+def _packed_error(precision: Precision, wide_in: int, wide_out: int) -> float:
+    """Return the error of a packed map in `precision`, relative to the norm."""
+    x, weight, bias = _drawn((_TAIL_ROWS, wide_in), (wide_out, wide_in), (wide_out,))
+    right = torch.nn.functional.linear(x, weight, bias)
+    return float((packed(weight, bias, precision)(x) - right).norm() / right.norm())
+
+
+@functools.cache
+def _error(wide_in: int, wide_out: int) -> float:
+    """Return the largest error of a linear map in bf16 and of its gradients, relative to their norm."""
+    shapes = (_TAIL_ROWS, wide_in), (wide_out, wide_in), (wide_out,), (_TAIL_ROWS, wide_out)
+    narrow = [values.bfloat16() for values in _drawn(*shapes)]
+    pairs = zip(_products(narrow), _products([values.float() for values in narrow]), strict=True)
+    return max(float((found.float() - right).norm() / right.norm()) for found, right in pairs)
+
+
+def _drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    """Return random numbers, of a generator of their own."""
+    numbers = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=numbers) for shape in shapes]
+
+
+def _products(values: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return a linear map's result and gradients, given its input, weight, bias and the gradient of its result."""
+    *factors, gradient = values
+    with torch.enable_grad():
+        factors = [factor.requires_grad_() for factor in factors]
+        y = linear(*factors)
+    return y.detach(), *torch.autograd.grad(y, factors, gradient)
+
+
+def settled(
+    asked: Precision | Literal["auto"], device: torch.device, widths: Widths, maps: Iterable[Widths]
+) -> Precision:
+    """Return the precision of translation that `asked` stands for: `auto` is bfloat16 where it is faster, else float32.
+
+    Nothing is measured for another precision, or on a GPU. `maps` are all linear maps of the models; `auto` is float32
+    where this CPU computes one of them wrongly in bfloat16.
+
+    Raises ConfigError for bfloat16 on a GPU that emulates it, and for a precision in which this CPU is wrong.
+    """
+    if device.type != "cpu":
+        if asked == "bfloat16" and device.type == "cuda" and not _has_bf16(device):
+            raise ConfigError(
+                "`decoding.precision: bfloat16` needs a GPU that computes with it, NVIDIA's from Ampere on; use float32"
+            )
+        return ("bfloat16" if _has_bf16(device) else "float32") if asked == "auto" else asked
+    if asked == "auto":
+        narrow = faster(decoding_rates(widths), "float32") is not None and not wrong_packed(maps, "bfloat16")
+        return "bfloat16" if narrow else "float32"
+    if asked != "float32" and available(asked) and (wrong := wrong_packed(maps, asked)):
+        raise ConfigError(
+            f"`decoding.precision: {asked}`: this CPU computes maps of the model wrongly in it: {', '.join(wrong)}; "
+            "the fault is in a library's kernels: use float32, or another machine"
+        )
+    return asked
+
+
+def decoding_notice(
+    asked: Precision | Literal["auto"], chosen: Precision, device: torch.device, widths: Widths, *, hints: bool = True
+) -> str:
+    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this device; else "".
+
+    `hints`: False where nobody would win by another precision; then nothing is measured for a hint.
+    """
+    if asked == "auto":
+        return f"precision: {chosen}, chosen by `auto`"
+    if hints and chosen == "float32" and _has_bf16(device):
+        return "this GPU is faster in bfloat16 than in float32: `precision=bfloat16`"
+    if not hints or device.type != "cpu" or (other := faster(rates := decoding_rates(widths), chosen)) is None:
+        return ""
+    times = rates[other] / rates[chosen]
+    return (
+        f"{other} products are {times:.1f} times as fast as {chosen} on this CPU ({speeds(rates)}): `precision={other}`"
+    )
+
+
+def _has_bf16(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # torch tells it of the current one, which is the first
+        found: bool = torch.cuda.is_bf16_supported(including_emulation=False)
+    return found
+
+
+def faster(rates: Mapping[str, float], than: str) -> str | None:
+    """Return the precision with the highest rate if it is clearly faster than the one called `than`; else None."""
+    best = max(rates, key=lambda name: rates[name])
+    return best if than in rates and rates[best] > _WORTH * rates[than] else None
+
+
+def precision_notice(chosen: str, device: torch.device, widths: Widths) -> str:
+    """Return how fast the precisions of training are on a CPU, and which to choose where another is faster."""
+    if device.type != "cpu":
+        faster_in_bf16 = chosen == "fp32" and _has_bf16(device)
+        return "this GPU is faster in bf16 than in fp32: `training.precision=bf16` or `auto`" if faster_in_bf16 else ""
+    rates = training_rates(widths)
+    other, told = faster(rates, chosen), speeds(rates)
+    if other is None:
+        return f"products on this CPU: {told}; `training.precision: {chosen}`"
+    times = rates[other] / rates[chosen]
+    if chosen == "bf16":
+        return f"WARNING: this CPU is slower in bf16 than in fp32 ({told}); choose `training.precision=fp32` or `auto`"
+    return (
+        f"{other} products are {times:.1f} times as fast on this CPU ({told}): `training.precision={other}` or `auto`"
+    )
+
+
+def speeds(rates: Mapping[str, float]) -> str:
+    """Return rates for people, such as `fp32 138, bf16 69 GFLOP/s a thread`."""
+    return ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in rates.items()) + " GFLOP/s a thread"
+
+
+def _shape(widths: Widths) -> tuple[int, Widths]:
+    """Return the rows and widths of the product that is measured for a map of `widths`."""
+    shrunk = widths
+    while math.prod(shrunk) > _MOST:
+        shrunk = shrunk[0] // 2, shrunk[1] // 2
+    return (_ROWS if math.prod(shrunk) <= _MOST // 4 else _ROWS // 4), shrunk
+
+
+def _like(rows: int, width: int) -> torch.Tensor:
+    """Return numbers of the size of activations, [rows, width], without drawing any: training's must not change."""
+    return torch.linspace(-1.0, 1.0, rows * width).view(rows, width)
+
+
+def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[str, float]:
+    """Return the operations per second of each work in its fastest call; a call takes `operations`.
+
+    In turns, by the fastest call, and with one thread, which waits for no other: on a machine that other programs use
+    too, threads that share a product take ten times as long now and then, whatever the precision. And by the thread's
+    own time, for the same reason: a choice that is kept for a whole run must not go by what else ran just then.
+    """
+    fastest = dict.fromkeys(works, float("inf"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for work in works.values():
+            work()  # not timed: the first call allocates memory and chooses kernels
+        until = time.perf_counter() + _SECONDS
+        while time.perf_counter() < until or float("inf") in fastest.values():
+            for name, work in works.items():
+                began = time.thread_time()
+                work()
+                fastest[name] = min(fastest[name], time.thread_time() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: operations / seconds for name, seconds in fastest.items()}

@@ -1,0 +1,272 @@
+"""History kinds: what the next layer reads of all layers below it, one kind each, as in the table of docs/depth.md.
+
+y_0 is the stack's input (the embedding) and y_l the output of layer l; G is a combination of them, a weighted sum with
+an optional norm at its sources or on itself (ziggurat.model.history.combination).
+
+    Latest                  layer l + 1 reads y_l
+    Dlcl, dense, average    layer l + 1 reads G_l(y_0, ..., y_l)
+    Blocks                  the same over blocks of layers
+    TopOnly                 layers read y_l, only the stack's output is a combination
+    DepthWeighted           after every `period`-th layer, a combination of every `dilation`-th output
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.model.history.base import History, HistoryOptions, HistoryState, inherited
+from ziggurat.model.history.combination import Combination, joined_logits, start_row
+
+
+class Latest(History):
+    """The plain stack: each layer reads the one below (Vaswani et al. 2017). Earlier outputs are not kept."""
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return the latest output."""
+        return state.latest
+
+    def table(self) -> None:
+        """Return None: each layer reads the one below."""
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Return nothing: there are no parameters."""
+        return {}
+
+
+class Dlcl(Combination):
+    """x_{l+1} = G_l(y_0, ..., y_l), and the stack's output is G_L (Wang et al. 2019, section 4).
+
+    With norms at the sources (pre-norm) G_l = sum_k W[l, k] LN_k(y_k): one norm per output, applied once, when the
+    output is made. With norms at the consumers (post-norm) G_l = LN_l(sum_k W[l, k] y_k). As in the released code, y_0
+    (sources) or combination 0 (consumers) has a norm only with `normalize_embedding`, so there are L of them. Dropout
+    comes last.
+
+    `weight` is W, [L+1, L+1], or [L+1, L+1, groups] for several groups: group i weighs the channels from
+    i d_model/groups on (in the released code channel c belongs to group c mod groups). Row l is G_l's. Entries above
+    the diagonal and those left of the window are never read (the released code keeps to the window in its initial
+    weights and under the softmax only). Sums are formed in the stream's dtype, whatever that of W is.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        normed = range(0 if options.normalize_embedding else 1, options.units + 1)
+        super().__init__(options, _triangle(options), normed, options.units)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return G_l for l = `state.depth`, [batch, length, d_model]."""
+        return self._combined(state.depth, state.kept)
+
+    def _combined(self, row: int, kept: tuple[Tensor, ...]) -> Tensor:
+        return self._mixed(self.weight[row, row + 1 - len(kept) : row + 1], kept, row)
+
+    def table(self) -> Tensor:
+        """See History."""
+        table = self._plain_table(len(self.weight) - 1)
+        for row in range(len(table)):
+            first = max(0, row + 1 - (self.options.window or len(table)))
+            table[row, first : row + 1] = self._weights(self.weight[row, first : row + 1])
+        return table
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the rows of W and the norms of the shallower stack (Li et al. 2020); see History.
+
+        So the first added layer reads what was the stack's output. New rows are those of a new model: uniform where
+        `start` is `average`. New norms are copies of the last old one.
+        """
+        rows = self._rows(old_units)
+        extended = self._extended_norms(old, rows - 1)
+        if isinstance(self.weight, nn.Parameter):
+            grown = _triangle(self.options).to(self.weight)
+            grown[:rows, :rows] = inherited(old, "weight", (rows, rows, *grown.shape[2:]))
+            extended["weight"] = grown
+        return extended
+
+    def _rows(self, units: int) -> int:
+        """Return the number of combinations in a stack of `units` layers."""
+        return units + 1
+
+
+def _triangle(options: HistoryOptions) -> Tensor:
+    """Return the initial W of Dlcl."""
+    rows = options.units + 1
+    weights = torch.zeros(rows, rows, *([options.groups] if options.groups > 1 else []))
+    for row in range(rows):
+        weights[row, : row + 1] = start_row(options, row + 1)
+    return weights
+
+
+def dense(options: HistoryOptions) -> History:
+    """Return a Dlcl whose weights stay 1: dense residual connections (Wang et al. 2019, figure 2b)."""
+    return Dlcl(dataclasses.replace(options, start="one", learnable=False, softmax=False))
+
+
+def average(options: HistoryOptions) -> History:
+    """Return a Dlcl whose rows stay averages (Wang et al. 2019, table 6)."""
+    return Dlcl(dataclasses.replace(options, start="average", learnable=False, softmax=False))
+
+
+class Blocks(Dlcl):
+    """Dlcl over y_0 and the outputs of blocks of `period` layers; inside a block each layer reads the one below.
+
+    Sparse connections: Li et al. 2020. Layers left over at the top make a last, shorter block.
+    W is [blocks+1, blocks+1], and there is one norm per block. With `period` 1 it is Dlcl. With one block,
+    `start: last` and no norms it is the plain stack.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__(dataclasses.replace(options, units=_blocks(options.units, options.period)))
+        self.layers = options.units
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        depth = state.depth + 1
+        kept = self._joined(state.kept, self._rows(depth) - 1, y) if self._ends_block(depth) else state.kept
+        return HistoryState(kept, y, depth)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return the combination at the end of a block, else the latest output, [batch, length, d_model]."""
+        if not self._ends_block(state.depth):
+            return state.latest
+        return self._combined(self._rows(state.depth) - 1, state.kept)
+
+    def table(self) -> Tensor:
+        """See History; inside a block each layer reads the one below."""
+        blocks, table = super().table(), self._plain_table(self.layers)
+        ends = [depth for depth in range(self.layers + 1) if self._ends_block(depth)]
+        table[ends] = torch.nan
+        for row, end in enumerate(ends):
+            table[end, ends] = blocks[row]
+        return table
+
+    def _ends_block(self, depth: int) -> bool:
+        """Return whether y_depth is the output of a block; y_0 counts as one."""
+        return depth % self.options.period == 0 or depth == self.layers
+
+    def _rows(self, units: int) -> int:
+        """Return the number of combinations in a stack of `units` layers: that of y_0, and one per block."""
+        return _blocks(units, self.options.period) + 1
+
+
+def _blocks(units: int, period: int) -> int:
+    """Return the number of blocks of `units` layers, a shorter one included."""
+    return -(-units // period)
+
+
+class TopOnly(Combination):
+    """Each layer reads the one below; the stack's output, before its final norm, is Dlcl's G_L.
+
+    Fusion of all layers at the top (Wang et al. 2019, figure 2(c), after Bapna et al. 2018). `weight` is row L of W:
+    [L+1], or [L+1, groups] for several groups. With norms at the sources each output has one, which only the
+    combination reads; with norms at the consumers there is one, on the combination.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        last = options.units
+        sources = range(0 if options.normalize_embedding else 1, last + 1)
+        normed = sources if options.norm_at == "sources" else [last]
+        super().__init__(options, start_row(options, last + 1), normed, last)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return the latest output."""
+        return state.latest
+
+    def output(self, state: HistoryState) -> Tensor:
+        """Return the combination of all outputs, [batch, length, d_model]."""
+        return self._mixed(self.weight[state.depth + 1 - len(state.kept) :], state.kept, state.depth)
+
+    def table(self) -> Tensor:
+        """See History."""
+        last = len(self.weight) - 1
+        first = max(0, last + 1 - (self.options.window or last + 1))
+        table = self._plain_table(last)
+        table[last, first:] = self._weights(self.weight[first:])
+        return table
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the weights and norms of the shallower stack; see History.
+
+        Added layers have weight 0, so the output is what it was; with `softmax` they share 5 % of the sum. A window
+        moves up with the top, so its weights start as in a new model. New norms are copies of the last old one.
+        """
+        extended = self._extended_norms(old, old_units)
+        if not isinstance(self.weight, nn.Parameter):
+            return extended
+        before = inherited(old, "weight", (old_units + 1, *self.weight.shape[1:]))
+        added = len(self.weight) - len(before)
+        if self.options.window is not None:
+            grown = start_row(self.options, len(self.weight)).to(before)
+        elif self.options.softmax:
+            grown = joined_logits(before, added)
+        else:
+            grown = torch.cat([before, before.new_zeros(added, *before.shape[1:])])
+        return {**extended, "weight": grown}
+
+
+class DepthWeighted(Combination):
+    """After every `period`-th layer i, Y_i = sum_j alpha_{i,j} y_j over the j <= i with j = i modulo `dilation`.
+
+    DenseFormer: Pagliardini et al. 2024. Y_i is what layer i+1 reads, or the stack's output; after other layers
+    Y_i = y_i. Nothing is normalised. At the start alpha_{i,i} = 1 and the rest is 0: the plain stack. Of the options,
+    `learnable`, `dropout`, `groups`, `period` and `dilation` count.
+
+    `weight` holds only what is read: the rows of layers `period`, 2 `period`, ... one after the other, each with its
+    floor(i / dilation) + 1 sources, oldest first. Its shape is [sum of these], and [sum of these, groups] for several
+    groups. It is None in a stack of fewer than `period` layers.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        options = dataclasses.replace(options, start="last", softmax=False, window=None, norm_at="none")
+        sizes = _row_sizes(options, options.units)
+        super().__init__(options, _rows_in_turn(options, sizes) if sizes else None, (), options.units)
+        self.sizes = sizes
+        self.units = options.units
+        self.kept_every = math.gcd(options.period, options.dilation)  # no combination reads any other output
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        depth = state.depth + 1
+        return HistoryState(state.kept if depth % self.kept_every else (*state.kept, y), y, depth)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return Y_i for i = `state.depth`, [batch, length, d_model]."""
+        i, period, dilation = state.depth, self.options.period, self.options.dilation
+        if i == 0 or i % period:
+            return state.latest
+        # `kept` has every kept_every-th output: entry n is y_(n * kept_every).
+        terms = state.kept[i % dilation // self.kept_every :: dilation // self.kept_every]
+        return self._mixed(self.weight.split(self.sizes)[i // period - 1], terms, i)
+
+    def table(self) -> Tensor | None:
+        """See History; None where the stack is too shallow to combine anything."""
+        if not self.sizes:
+            return None
+        period, dilation = self.options.period, self.options.dilation
+        table = self._plain_table(self.units)
+        for number, parameters in enumerate(self.weight.split(self.sizes), start=1):
+            row = number * period
+            table[row] = torch.nan
+            table[row, row % dilation : row + 1 : dilation] = self._weights(parameters)
+        return table
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the rows that were trained; new ones change nothing. See History."""
+        if not isinstance(self.weight, nn.Parameter):
+            return {}
+        grown = _rows_in_turn(self.options, self.sizes).to(self.weight)
+        if before := sum(_row_sizes(self.options, old_units)):
+            grown[:before] = inherited(old, "weight", (before, *grown.shape[1:]))
+        return {"weight": grown}
+
+
+def _row_sizes(options: HistoryOptions, units: int) -> list[int]:
+    """Return the number of outputs that each combination of a stack of `units` layers reads."""
+    return [i // options.dilation + 1 for i in range(options.period, units + 1, options.period)]
+
+
+def _rows_in_turn(options: HistoryOptions, sizes: list[int]) -> Tensor:
+    """Return the initial weights of DepthWeighted, for rows of these sizes one after the other."""
+    return torch.cat([start_row(options, size) for size in sizes])

@@ -1,0 +1,207 @@
+"""The residual connection: one equation with optional slots, by which a sub-layer joins the stream.
+
+Behind it stand the few parts that slots alone cannot express. The kinds are in ziggurat.model.residual.kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ziggurat.model.roles import Role, Slot
+
+
+@dataclass(frozen=True)
+class SublayerPosition:
+    """The position of a sub-layer in the model; residual kinds compute their constants from it.
+
+    Attributes:
+        decoder: in the decoder stack.
+        layer: number of its layer in the stack, from 1.
+        sublayer: its number in the layer, from 0.
+        sublayers: residual sub-layers per layer of this stack.
+        attention: it is an attention sub-layer, not a feed-forward network.
+        encoder_layers: depth N of the encoder (of the grown one, where growth is planned).
+        decoder_layers: depth M of the decoder, likewise.
+    """
+
+    decoder: bool
+    layer: int
+    sublayer: int
+    sublayers: int
+    attention: bool
+    encoder_layers: int
+    decoder_layers: int
+
+    @property
+    def last(self) -> bool:
+        """Return whether it is the last sub-layer of its layer."""
+        return self.sublayer == self.sublayers - 1
+
+    @property
+    def layers(self) -> int:
+        """Depth of its stack."""
+        return self.decoder_layers if self.decoder else self.encoder_layers
+
+    @property
+    def branches(self) -> int:
+        """Residual sub-layers of its stack."""
+        return self.sublayers * self.layers
+
+
+@dataclass(frozen=True)
+class ResidualOptions:
+    """Numbers and makers of parts from which residual kinds are built.
+
+    Attributes:
+        d_model: width of the stream.
+        dropout: makes the dropout of a branch.
+        norm: makes a normalisation of the stream.
+        omega_trainable: whether ADMIN's skip is trained.
+        layer_scale: initial factor of LayerScale; None: by depth.
+        streams: number of streams of hyper-connections and their manifold-constrained form.
+        dynamic: dynamic hyper-connections.
+        mixing: what makes the matrices of the manifold-constrained form doubly stochastic.
+        stream_start: its initial values.
+        branch: factor of every branch (transfer of a learning rate); None: 1.
+        shared: parameters that the sub-layers of one layer share, by name; there is one ResidualOptions per layer.
+    """
+
+    d_model: int
+    dropout: Callable[[], nn.Module]
+    norm: Callable[[], nn.Module]
+    omega_trainable: bool = True
+    layer_scale: float | None = None
+    streams: int = 1
+    dynamic: bool = False
+    mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
+    stream_start: Literal["streams", "normal"] = "streams"
+    branch: float | None = None
+    shared: dict[str, nn.Parameter] = field(default_factory=dict)
+
+
+class Residual(nn.Module):
+    """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + bottom), f being the sub-layer.
+
+    A kind is a choice of slots; an empty slot is the identity, and `bottom`, the input of the whole layer, is added
+    only with `bypass`. A layer calls `enter` for the input of f and the module itself to join its output. So f stays
+    outside, and hooks on a Residual see x, f(x) and y of every sub-layer of every model.
+
+    Args:
+        dropout: on the sub-layer's output; called as dropout(fx, residual=...) it also adds.
+        in_norm: normalisation of the sub-layer's input.
+        branch_norm: normalisation of the sub-layer's output.
+        out_norm: normalisation of the sum.
+        skip: factor of x: a number, or a parameter of shape [1] or [d_model].
+        branch: factor of the sub-layer's output, likewise.
+        bypass: add the input of the layer (b2t); only the last sub-layer of a layer can, since only it is given it.
+
+    Attributes:
+        gate: g [1] of GPAS, or None. Without `out_norm` the sum s becomes s - silu(g) sg(s), with one the skipped
+            stream does; sg is the identity without a gradient (Chen et al. 2025).
+    """
+
+    skip: nn.Parameter | float | None
+    branch: nn.Parameter | float | None
+
+    def __init__(
+        self,
+        dropout: nn.Module,
+        *,
+        in_norm: nn.Module | None = None,
+        branch_norm: nn.Module | None = None,
+        out_norm: nn.Module | None = None,
+        skip: nn.Parameter | float | None = None,
+        branch: nn.Parameter | float | None = None,
+        bypass: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.gate: nn.Parameter | None = None
+        self.in_norm = in_norm
+        self.branch_norm = branch_norm
+        self.out_norm = out_norm
+        self.skip = skip
+        self.branch = branch
+        self.bypass = bypass
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the sub-layer's input for the stream `x` [batch, length, d_model]."""
+        return x if self.in_norm is None else self.in_norm(x)
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the stream `x` and the sub-layer's output `fx`; `bottom` is the layer's input; all [..., d_model]."""
+        skipped = x if self.skip is None else x * self.skip
+        if self.gate is not None and self.out_norm is not None:
+            skipped = _gated(skipped, self.gate)
+        if self.bypass:
+            assert bottom is not None
+            skipped = skipped + bottom
+        if self.branch_norm is not None:
+            fx = self.branch_norm(fx)
+        if self.branch is None:
+            # One pass over memory for dropout and sum; a branch factor comes between the two.
+            y = self.dropout(fx, residual=skipped)
+        else:
+            y = skipped + self.branch * self.dropout(fx)
+        if self.out_norm is not None:
+            return self.out_norm(y)
+        return y if self.gate is None else _gated(y, self.gate)
+
+    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join `x` and `fx` with the weights that the stream `seen` gives where weights depend on the stream.
+
+        So that it is linear in both: for analyses that take a stream apart into its terms.
+        """
+        y: Tensor = self(x, fx, bottom)
+        return y
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter that is its own, not one of its norms'."""
+        for name, values in self.named_parameters(recurse=False):
+            yield Slot(values, Role.WIRING, name)
+
+
+def _gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Return x - silu(g) sg(x): smaller by the gate going forward, not smaller going back."""
+    return x - F.silu(gate).to(x.dtype) * x.detach()
+
+
+class NormalisedSkip(Residual):
+    """y = u + f(u) with u = LN(x)."""
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the normalised stream and the sub-layer's output `fx`, all [..., d_model]."""
+        # u is computed a second time: `enter` cannot hand it over without keeping state between the two calls.
+        return super().forward(self.enter(x), fx, bottom)
+
+
+class NoSkip(Residual):
+    """y = f(LN(x))."""
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Return the sub-layer's output `fx` [..., d_model] with dropout; the stream `x` ends here."""
+        y: Tensor = self.dropout(fx)
+        return y
+
+
+class ScaledNorm(nn.Module):
+    """A norm times a fixed factor."""
+
+    factor: Tensor
+
+    def __init__(self, norm: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.norm = norm
+        # A buffer, not a number: torch.compile would make a graph for the number of every layer.
+        self.register_buffer("factor", torch.tensor(factor, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape and type of `x`."""
+        y: Tensor = self.norm(x) * self.factor  # 0-dimensional, so fp64 does not promote the stream
+        return y

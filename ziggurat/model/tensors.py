@@ -1,0 +1,210 @@
+"""Tensors of a model: whole ones and those cut up, safetensors files, weights by name.
+
+Files are written tensor by tensor, with their checksum on the way, and read whole. No pickle is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ziggurat.config import ModelConfig
+from ziggurat.model.build import assemble
+from ziggurat.model.embedding import OutputProjection
+from ziggurat.system.errors import CheckpointError, other_format, printable, refuse_passing
+from ziggurat.system.files import atomic_file
+from ziggurat.system.small_files import check_name, check_regular
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+WEIGHTS_FORMAT = "1"
+"""Value of `format` in the header of every file that this package writes."""
+
+_BLOCK_BYTES = 1 << 22
+_MAX_HEADER_BYTES = 1 << 26  # 64 MiB: 500,000 tensors; moments of two stacks of 4,096 layers have fewer
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Return whether it is a DTensor; known by a method, since importing the class takes a second."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor cut up over processes (a DTensor) that is in this one, or the tensor itself."""
+    return tensor.to_local() if is_cut_up(tensor) else tensor
+
+
+def part_begins(tensor: Tensor) -> int:
+    """Return the place of the first value of `local(tensor)` in the whole tensor, flattened; cut by rows, as FSDP does.
+
+    Of n rows and N processes each has ceil(n / N), as `torch.chunk` cuts, until none are left.
+    """
+    if not is_cut_up(tensor) or not tensor.numel():
+        return 0
+    rows, mesh = tensor.shape[0], tensor.device_mesh
+    return min(rows, mesh.get_local_rank() * -(-rows // mesh.size())) * (tensor.numel() // rows)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that is cut up over processes, which call this together; any other tensor itself."""
+    return tensor.full_tensor() if is_cut_up(tensor) else tensor
+
+
+def placed_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a whole `tensor`, which every process has, where and cut up as `like` is, in its own dtype."""
+    on_device = tensor.to(like.device)
+    if not is_cut_up(like):
+        return on_device
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file atomically; return the fingerprint of its bytes (ziggurat.system.files.fingerprint).
+
+    safetensors' own `save` holds the whole file in memory, twice over in version 0.8; here the tensors' memory goes to
+    the file as it is, and the interpreter's lock is free meanwhile, so that training goes on beside it. `metadata`
+    joins the header. Raises OSError when the file cannot be written; there is no trace of it then.
+    """
+    digest = xxhash.xxh3_128()
+    with atomic_file(path) as file:
+        for block in _blocks(tensors, {"format": WEIGHTS_FORMAT, **(metadata or {})}):
+            digest.update(block)
+            file.write(block)
+    return str(digest.hexdigest())
+
+
+def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file: length of the header, header, tensors, widest elements first."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
+    header: dict[str, object] = {"__metadata__": metadata}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # Filled up with blanks to a multiple of 8, so that the tensors behind the header are aligned.
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        on_cpu = tensors[name].detach().cpu().contiguous()
+        content = on_cpu.reshape(-1).view(torch.uint8).numpy().data
+        for start in range(0, len(content), _BLOCK_BYTES):
+            yield content[start : start + _BLOCK_BYTES]
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file of ours. Raises CheckpointError when it is missing, damaged or too new."""
+    try:
+        check_name(path)
+        check_regular(path, error=CheckpointError)
+        with path.open("rb") as start:  # safetensors reports every file that it cannot open as missing
+            size = int.from_bytes(start.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path}: damaged or not a safetensors file (a header of {size:,} bytes)")
+        with safe_open(path, framework="pt", device="cpu") as file:
+            version = (file.metadata() or {}).get("format")
+            if version != WEIGHTS_FORMAT:
+                raise CheckpointError(other_format(path, version, WEIGHTS_FORMAT, "train or export again"))
+            yield file
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        refuse_passing(path, error)
+        raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a safetensors file's tensors, whose values are not read. Raises as read_tensors does."""
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter by name; a shared one once, under its first name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Copy `tensors` into the model's parameters; `name` says in errors where they came from.
+
+    Raises CheckpointError listing the first parameter that is missing, unknown or of another shape.
+    """
+    parameters = dict(model.named_parameters())
+    _refuse_other_shapes(parameters, {key: tensor.shape for key, tensor in tensors.items()}, name)
+    for key, parameter in parameters.items():
+        parameter.copy_(placed_as(tensors[key], parameter))
+    if isinstance(output := getattr(model, "output", None), OutputProjection):
+        output.rule_out(tensors.get("output.bias"))
+
+
+def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+    """Raise CheckpointError naming the first parameter that is missing, unknown or of another shape in `name`."""
+    if missing := sorted(parameters.keys() - shapes.keys()):
+        raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
+    if unknown := sorted(shapes.keys() - parameters.keys()):
+        shown = printable(unknown[0])
+        raise CheckpointError(f"{name}: parameter {shown} is unknown ({len(unknown)} in all); other architecture?")
+    for key, parameter in parameters.items():
+        if tuple(parameter.shape) != tuple(shapes[key]):
+            raise CheckpointError(
+                f"{name}: {key} has shape {list(shapes[key])}, the configuration needs {list(parameter.shape)}"
+            )
+
+
+def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -> None:
+    """Compare a configuration with the header of its weights before a model is built, which takes its memory.
+
+    Args:
+        config: the architecture.
+        sizes: numbers of source and target tokens.
+        weights_file: `model.safetensors`.
+
+    Raises CheckpointError: they do not fit; the file cannot be read.
+    """
+    shapes = read_shapes(weights_file)
+    # Layers first: making 4,096 of them takes a minute even on the meta device.
+    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
+        found = len({key.split(".")[2] for key in shapes if key.startswith(f"{stack}.layers.")})
+        if found != layers:
+            raise CheckpointError(
+                f"{weights_file}: has {found} {stack} layers, but the configuration says {layers}; one of them is not "
+                "of this model"
+            )
+    with torch.device("meta"):
+        parameters = dict(assemble(config, *sizes).named_parameters())
+    _refuse_other_shapes(parameters, shapes, str(weights_file))

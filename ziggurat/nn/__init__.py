@@ -1,1 +1,0 @@
-"""Building blocks of models. Modules take numbers and makers, never configuration objects."""

@@ -1,1 +1,0 @@
-"""Residual connections: how a sub-layer joins the stream. The kinds are in ziggurat.nn.residual.kinds."""

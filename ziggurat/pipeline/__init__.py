@@ -1,4 +1,0 @@
-"""The whole road from corpora to a small student: steps with manifests, run in order, each only where it must be.
-
-`ziggurat.pipeline.engine` runs steps of any kind; `ziggurat.pipeline.table` makes those of a configuration.
-"""

@@ -1,0 +1,293 @@
+"""Documents that a server translates: a queue of files, their progress, and results that are kept for a while.
+
+What a client sends lies in a folder of the server's own under a random name. Nothing that a client says becomes part of
+a path, and whoever has the random name, which nobody can guess, may have the document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from starlette.requests import Request
+
+from ziggurat.serve.access import Places
+from ziggurat.serve.config import DocumentsConfig
+from ziggurat.serve.document_translation import Document, translated
+from ziggurat.serve.queue import Late
+from ziggurat.serve.requests import REQUEST, Refused
+from ziggurat.serve.text.documents.kinds import document_kind
+from ziggurat.serve.translations import Translations
+from ziggurat.system.errors import ZigguratError
+from ziggurat.system.files import write_atomically
+from ziggurat.system.small_files import read_bounded
+from ziggurat.system.temporary import is_same, try_lock
+
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+_PREFIX, _LOCK = "ziggurat-documents-", "lock"
+
+
+class Documents:
+    """The documents of a server.
+
+    Args:
+        translations: what the server can do.
+        config: limits, and where files are kept.
+        say: receives messages for the operator.
+    """
+
+    def __init__(self, translations: Translations, config: DocumentsConfig, say: Callable[[str], object]) -> None:
+        self.config, self._server, self._say = config, translations, say
+        self._known: dict[str, Document] = {}
+        self._folder: Path | None = None
+        self._lock = -1
+        self._turns = asyncio.Semaphore(config.at_once)
+        self._uploads = Places(config.uploads, config.uploads_of_client)
+
+    # What is kept
+
+    def open(self) -> None:
+        """Make the folder, and remove those of servers that were killed. Raises OSError where it cannot be made."""
+        parent = Path(tempfile.gettempdir() if self.config.folder is None else self.config.folder).expanduser()
+        _sweep(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user alone
+        self._lock = _locked(self._folder)
+
+    async def close(self) -> None:
+        """Give up what is not done, and remove everything."""
+        for each in list(self._known.values()):
+            await self.remove(each)
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            os.close(self._lock)
+
+    def get(self, name: str) -> Document:
+        """Return a document. Raises Refused (404) where there is none, or its time is over."""
+        found = self._known.get(name)
+        if found is None:
+            raise Refused(404, "there is no such document, or its time is over")
+        return found
+
+    async def expire(self) -> None:
+        """Remove what has been kept for long enough."""
+        now = time.monotonic()
+        for each in list(self._known.values()):
+            if each.ended and now - each.ended > self.config.keep_seconds:
+                await self.remove(each)
+
+    async def remove(self, given: Document) -> None:
+        """Remove a document; one that is not done leaves the queue."""
+        self._known.pop(given.id, None)
+        try:
+            if given.task is not None:
+                given.task.cancel()
+                await asyncio.wait([given.task])  # awaited itself, it would hide that this one is cancelled, too
+        finally:
+            await asyncio.to_thread(self._unlink, given)
+
+    def _unlink(self, given: Document) -> None:
+        for kind in ("in", "out"):
+            self._path(given, kind).unlink(missing_ok=True)
+
+    def _path(self, given: Document, kind: str) -> Path:
+        assert self._folder is not None, "the server has not been opened"
+        return self._folder / f"{given.id}.{kind}"
+
+    def opened(self, given: Document) -> BinaryIO:
+        """Return the translated file, open; a document that is removed meanwhile can still be read."""
+        try:
+            return self._path(given, "out").open("rb")
+        except FileNotFoundError:
+            raise Refused(404, "there is no such document, or its time is over") from None
+
+    # Coming in
+
+    @contextlib.asynccontextmanager
+    async def uploading(self, request: Request) -> AsyncIterator[None]:
+        """Hold one of the places for files that are being received. Raises Refused (429) where none is free."""
+        with self._uploads.held(self._server.holder(request), "Slowdown: too many files are being received"):
+            try:
+                async with asyncio.timeout(self.config.seconds):
+                    yield
+            except TimeoutError:
+                raise Refused(408, "the file did not come in time", {"Connection": "close"}) from None
+
+    def check_room(self, client: str) -> None:
+        """Raise Refused (429) where no further document of this client may wait."""
+        waiting = [each.client for each in self._known.values() if not each.ended]
+        if len(waiting) >= self.config.waiting or waiting.count(client) >= self.config.waiting_of_client:
+            raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
+
+    async def submit(self, given: Document, file: BinaryIO) -> Document:
+        """Let a document wait, whose file is read now.
+
+        Raises Refused: no room (429), or a file that is too large (413); DataError for a kind that is not known.
+        """
+        document_kind(given.name)
+        self.check_room(given.client)
+        self._known[given.id] = given  # from here on it counts
+        try:
+            given.size = await asyncio.to_thread(self._store, given, file)
+            await self._make_room(given)
+        except BaseException:
+            await self.remove(given)
+            raise
+        given.task = asyncio.create_task(self._translate(given))
+        return given
+
+    def _store(self, given: Document, file: BinaryIO) -> int:
+        most, size = self._server.limits.file_bytes, 0
+        with self._path(given, "in").open("xb") as out:
+            while block := file.read(1 << 18):
+                size += len(block)
+                if size > most:
+                    raise Refused(413, f"the file is larger than {most:,} bytes")
+                out.write(block)
+        self._unless_removed(given)
+        return size
+
+    def _finish(self, given: Document, value: bytes) -> None:
+        """Write the translated file in place of the client's."""
+        write_atomically(self._path(given, "out"), value)
+        self._path(given, "in").unlink(missing_ok=True)
+        self._unless_removed(given)
+
+    def _unless_removed(self, given: Document) -> None:
+        """Leave nothing of a document that was removed while a thread wrote to it: a thread cannot be cancelled."""
+        if given.id not in self._known:
+            self._unlink(given)
+
+    async def _make_room(self, given: Document) -> None:
+        """Remove a client's oldest results until everything fits.
+
+        Raises Refused where that is not enough, and then nothing is removed: 413 for a document that would never fit,
+        429 while others take the room.
+        """
+        most = self.config.total_bytes
+        if given.size > most:
+            raise Refused(413, f"the file is larger than {most:,} bytes, which all documents together may take")
+        while (taken := sum(each.size for each in self._known.values())) > most:
+            own = [each for each in self._known.values() if each.ended and each.client == given.client]
+            if taken - sum(each.size for each in own) > most:
+                raise Refused(429, "Slowdown: no room for more documents; try again later", {"Retry-After": "60"})
+            await self.remove(min(own, key=lambda each: each.ended))
+
+    # Being translated
+
+    async def _translate(self, given: Document) -> None:
+        """Translate a document when its turn comes; what comes of it is in its attributes."""
+        try:
+            await self._turns.acquire()
+            threads = _Threads()
+            try:
+                given.status, given.began = "translating", time.monotonic()
+                async with asyncio.timeout(self.config.seconds):
+                    await self._translated(given, threads.run)
+            except TimeoutError:
+                raise Late("the deadline passed") from None
+            finally:
+                threads.then(self._turns.release)
+            given.status = "done"
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # whatever one document does, the others go on
+            given.status, given.error = "failed", error
+            if not isinstance(error, (ZigguratError, Refused)):
+                self._say(f"request {REQUEST.get()}: a document failed: {type(error).__name__}: {error}")
+                given.error = Refused(500, "the document could not be translated; the server's log has more")
+        finally:
+            given.ended = time.monotonic()
+
+    async def _translated(self, given: Document, run: Run) -> None:
+        """Translate a document and write the result."""
+        most = self._server.limits.file_bytes
+        content = await run(partial(read_bounded, self._path(given, "in"), most))
+        value = await translated(given, content, self._server, self.config, run)
+        await run(partial(self._finish, given, value))
+        given.size = len(value)
+
+
+class _Threads:
+    """The threads of one document, which no event loop waits for: they go on when the document is given up.
+
+    Python waits for the threads of an executor, and a large document may take one a minute.
+    """
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._last: Callable[[], object] | None = None
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Return the result of `work`, done in a thread that does not keep the process from ending."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+
+        def finish(put: Callable[[], None]) -> None:
+            if not future.done():  # else nobody waits for it any more
+                put()
+            self._running -= 1
+            self._end()
+
+        def run() -> None:
+            put: Callable[[], None]
+            try:
+                put = partial(future.set_result, work())
+            except Exception as error:
+                put = partial(future.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(finish, put)
+
+        self._running += 1
+        threading.Thread(target=run, name="document", daemon=True).start()
+        return await future
+
+    def then(self, last: Callable[[], object]) -> None:
+        """Call `last` as soon as no thread is running: until then it takes memory and computing time."""
+        self._last = last
+        self._end()
+
+    def _end(self) -> None:
+        if self._last is not None and not self._running:
+            self._last()
+            self._last = None
+
+
+def _locked(folder: Path) -> int:
+    """Return the descriptor of a new lock file, which the kernel unlocks when this process ends, however it ends."""
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    with contextlib.suppress(OSError):  # no locks here, so nobody else can lock it and remove the folder either
+        try_lock(descriptor)
+    os.replace(name, folder / _LOCK)  # now that it is locked it can be found
+    return descriptor
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders in `parent` of servers of this user that are gone: those whose lock nobody holds."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        lock = folder / _LOCK
+        try:
+            found = folder.lstat()
+            # Anybody can give a link, or a folder of its own, such a name where all may write.
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # no lock yet: a server makes it at this moment
+            continue
+        try:
+            if try_lock(descriptor) and is_same(lock, descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # no locks here
+            pass
+        finally:
+            os.close(descriptor)

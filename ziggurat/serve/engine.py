@@ -1,0 +1,296 @@
+"""The thread that translates the lines of one model, of all requests together."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ziggurat.serve.batches import LineBatch, batch_of
+from ziggurat.serve.queue import FairQueue, Late, SearchOptions, Turns
+from ziggurat.system.errors import ZigguratError, out_of_memory, printable
+from ziggurat.translate.served import ServedTranslator
+
+if TYPE_CHECKING:
+    from ziggurat.translate.translator import Translator
+
+SLOTS = 64
+"""Most lines in a search at a time; half as many each time that memory runs out."""
+_PATIENCE = 0.5
+"""Seconds that a line with other options waits before no more lines join the search that keeps it out."""
+_COLLECT = 0.003
+"""Seconds in which lines for CTranslate2 are collected: those of one burst of requests make one batch."""
+_RETRY = (1.0, 60.0)
+"""Seconds after which a model that could not be opened is tried again: at first, and at most."""
+_LOST = 3
+"""Failures without a translation between after which a model has failed: a GPU's error lasts as long as its process."""
+_CHANGED = 2.0
+"""Seconds between two looks at whether the files of a model have changed."""
+_FAILED = "failed while it translated"
+
+_COMPUTING = Turns()
+"""Held for a step: models that compute at the same time would share the same cores, each more slowly."""
+
+
+class ModelFailed(ZigguratError):  # noqa: N818 - a state that a client is told
+    """The model could not be opened, or failed while it translated."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that is open.
+
+    Attributes:
+        translator: by PyTorch or CTranslate2.
+        version: changes when the files do.
+        aligned: whether it tells alignments; where it does not, text with tags is translated without.
+    """
+
+    translator: Translator | ServedTranslator
+    version: object
+    aligned: bool = False
+
+
+@dataclass
+class EngineState:
+    """State of a model: `cold` (not open), `ready` or `failed`, with the reason; counts since the start."""
+
+    status: str = "cold"
+    reason: str = ""
+    lines: int = 0
+    tokens: int = 0
+    steps: int = 0
+    live: int = 0
+    reloads: int = 0
+    failures: int = 0
+    aligned: bool | None = None
+    """Whether the open model tells alignments; None: it was not opened yet."""
+    last_used: float = field(default_factory=time.monotonic)
+
+
+class Engine:
+    """A model with its queue, in a thread of its own that opens it when the first line comes.
+
+    Args:
+        name: for messages and figures.
+        opening: opens the model, in the engine's thread; called again when its files have changed.
+        version: returns what changes when the files of the model do; raises ZigguratError while they are not whole.
+        queue: the lines.
+        say: receives what an operator should know, such as that a model was loaded again.
+        closed: called when the model has been closed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opening: Callable[[], Opened],
+        version: Callable[[], object],
+        queue: FairQueue,
+        say: Callable[[str], object] = lambda text: None,
+        closed: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name = name
+        self.queue = queue
+        self.state = EngineState()
+        self._opening, self._version, self._say, self._closed = opening, version, say, closed
+        self._opened: Opened | None = None
+        self._batch: LineBatch | None = None
+        self._options = SearchOptions()
+        self._retry, self._retry_at, self._looked, self._in_a_row = _RETRY[0], 0.0, 0.0, 0
+        self._unload = self._closing = self._stale = False
+        self._slots = SLOTS
+        self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def version(self) -> object:
+        """The version of the files that the open model was read from; None: it is not open."""
+        return None if self._opened is None else self._opened.version
+
+    @property
+    def busy(self) -> bool:
+        """Whether lines wait or are under way."""
+        return len(self.queue) > 0 or self._batch is not None
+
+    def unload(self) -> None:
+        """Close the model once no line waits or is under way; the next one opens it again."""
+        with self.queue.changed:
+            self._unload = True
+            self.queue.changed.notify_all()
+
+    def close(self, seconds: float) -> bool:
+        """Translate what waits, then end the thread; return whether it ended within `seconds`."""
+        with self.queue.changed:
+            self._closing, self.queue.closed = True, ModelFailed("the server is shutting down")
+            self.queue.changed.notify_all()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            self.queue.clear(ModelFailed("the server is shutting down"))
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self.queue.changed:
+                while self._batch is None and not len(self.queue) and not self._closing and not self._unload:
+                    self.queue.changed.wait()
+                if self._closing and self._batch is None and not len(self.queue):
+                    return
+            try:
+                self._turn()
+            except Exception as error:  # whatever one model does, its thread and the other models go on
+                self._failed(error)
+
+    def _turn(self) -> None:
+        """Admit lines, take one step, hand over what is done."""
+        self._look()
+        if self._batch is None:
+            if self.queue.first() is None:
+                if self._unload:
+                    self._opened, self._unload, self.state.status = None, False, "cold"
+                    self._closed()
+                return
+            if not self._ready():
+                return
+            self._begin()
+        if self._batch is None:
+            return
+        self._admit()
+        self.state.live = len(self._batch.lines)
+        if not self._batch.lines:
+            self._batch = None
+            return
+        began = time.perf_counter()
+        with _COMPUTING:
+            done = self._batch.step()
+        finished = [(self._batch.lines.pop(ticket), translation) for ticket, translation in done.items()]
+        self.state.steps += 1
+        self.state.live = len(self._batch.lines)
+        self.state.last_used = time.monotonic()
+        self.state.lines += len(finished)
+        if finished:
+            self._in_a_row, self.state.status, self.state.reason = 0, "ready", ""
+        self.state.tokens += sum(len(t.hypotheses[0].tokens) for _, t in finished)
+        self.queue.measured(len(finished), time.perf_counter() - began)
+        for line, translation in finished:
+            line.finish(translation)
+        if not self._batch.lines:
+            self._batch = None  # the next one may have other options
+
+    def _ready(self) -> bool:
+        """Open the model, again if its files have changed; return whether it can translate.
+
+        What waits fails with the reason where it cannot.
+        """
+        if self._opened is not None:
+            if self._stale:
+                self._reload(self._opened)
+            return True
+        now = time.monotonic()
+        if now < self._retry_at:
+            self.queue.clear(ModelFailed(f"{self.name}: {self.state.reason}"))
+            return False
+        try:
+            self._opened, self._looked = self._opening(), now
+        except Exception:
+            self._retry_at, self._retry = now + self._retry, min(2 * self._retry, _RETRY[1])
+            raise
+        if self._in_a_row < _LOST:  # else its first translation tells
+            self.state.status, self.state.reason = "ready", ""
+        self._retry, self._slots, self.state.aligned = _RETRY[0], SLOTS, self._opened.aligned
+        return True
+
+    def _look(self) -> None:
+        """See from time to time whether the files of the open model have changed."""
+        now = time.monotonic()
+        if self._opened is not None and not self._stale and now - self._looked > _CHANGED:
+            self._looked = now
+            with contextlib.suppress(ZigguratError, OSError):  # being replaced at this moment
+                self._stale = self._version() != self._opened.version
+
+    def _reload(self, old: Opened) -> None:
+        """Open the model again; the old one goes on where its files are not whole yet."""
+        self._stale, self._looked = False, time.monotonic()
+        version: object = None
+        try:
+            version = self._version()
+            self._opened = self._opening()
+        except Exception as error:  # half-written, or too large beside the old one
+            # Not tried again before the files change once more: each trial drains the search.
+            self._opened = replace(old, version=version)
+            self._say(f"{self.name}: its files have changed, but cannot be opened, the old ones go on: {error}")
+            return
+        self.state.aligned = self._opened.aligned
+        self.state.reloads += 1
+        self._say(f"{self.name}: loaded again, since its files have changed")
+
+    def _begin(self) -> None:
+        """Begin a search with the options of the line whose turn it is."""
+        first = self.queue.first()
+        if first is None or self._opened is None:
+            return
+        translator, self._options = self._opened.translator, first.options
+        if isinstance(translator, ServedTranslator):
+            time.sleep(_COLLECT)
+        try:
+            self._batch = batch_of(translator, self._options, self._slots, aligned=self._opened.aligned)
+        except ZigguratError as error:  # what its request asks for
+            if (taken := self.queue.take(self._options)) is not None:
+                taken.finish(error)
+
+    def _admit(self) -> None:
+        """Let lines that wait join, and those leave that nobody wants any more."""
+        batch = self._batch
+        assert batch is not None
+        now = time.monotonic()
+        gone = [ticket for ticket, line in batch.lines.items() if line.cancelled or now > line.deadline]
+        for ticket in gone:
+            line = batch.lines[ticket]
+            line.finish(Late("the deadline passed while the line was translated"))
+            line.cancel()
+        if gone:
+            batch.cancel(gone)
+            for ticket in gone:
+                batch.lines.pop(ticket, None)
+        room = batch.slots - len(batch.lines)
+        waited = self.queue.oldest(other_than=self._options)
+        if batch.lines and (self._stale or (waited is not None and now - waited > _PATIENCE)):
+            return
+        while room > 0 and (taken := self.queue.take(self._options)) is not None:
+            try:
+                batch.add(taken)
+            except ZigguratError as error:  # this line's own fault
+                taken.finish(error)
+                continue
+            except Exception:  # it is in no queue and no batch now
+                taken.finish(ModelFailed(f"{self.name}: {_FAILED}"))
+                raise
+            room -= 1
+
+    def _failed(self, error: Exception) -> None:
+        """Let the lines fail that were under way, or all if the model is not open; close one that fails each time."""
+        what, told = _FAILED, _FAILED
+        if self._opened is None:
+            what, told = "could not be opened", "could not be opened; the server's log has the reason"
+        elif self._batch is not None and self._batch.slots > 1 and out_of_memory(error):
+            self._slots = self._batch.slots // 2
+            what = f"{_FAILED}; from now on it takes at most {self._slots} at a time"
+        else:
+            self._in_a_row += 1
+            if self._in_a_row >= _LOST:
+                what = told = f"{_FAILED}, {self._in_a_row} times without a translation between; it will be opened anew"
+                self._opened, self._retry_at = None, time.monotonic() + self._retry
+                self._closed()
+        if self._opened is None:
+            self.state.status, self.state.reason = "failed", told
+        self.state.failures += 1
+        self._say(f"{self.name}: {what}: {printable(str(error), 1000)}")
+        why = ModelFailed(f"{self.name}: {told}")
+        lines = [] if self._batch is None else list(self._batch.lines.values())
+        self._batch, self.state.live = None, 0
+        for line in lines:
+            line.finish(why)
+        if not lines:  # it cannot even begin: whoever waits would wait for ever
+            self.queue.clear(why)

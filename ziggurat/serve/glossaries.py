@@ -1,0 +1,208 @@
+"""Glossaries that clients send, or keep on the server, in a file where one is configured."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ziggurat.serve.requests import Refused
+from ziggurat.serve.text.glossary import Term, Terms
+from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.files import write_atomically
+from ziggurat.system.small_files import MAX_BYTES, Form, read_json
+
+MOST_GLOSSARIES = 1000
+"""Glossaries of one client; and of a server without keys."""
+MOST_ENTRIES = 10_000
+"""Terms of a glossary."""
+
+
+class _Stored(Form):
+    id: str = Field(pattern="^[0-9a-f-]{36}$")
+    owner: str = Field(max_length=200)
+    name: str = Field(min_length=1, max_length=1000)
+    source: str = Field(max_length=50)
+    target: str = Field(max_length=50)
+    created: float = Field(ge=0, le=1e12)
+    entries: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(max_length=MOST_ENTRIES)
+
+
+class _File(Form):
+    glossaries: list[_Stored] = Field(max_length=1_000_000)
+
+
+@dataclass(frozen=True)
+class Glossary:
+    """A glossary.
+
+    Attributes:
+        id: random.
+        owner: who may use it: the name of a key; empty: everybody.
+        name: as its owner calls it.
+        source, target: language codes.
+        created: seconds since 1970.
+        soft, hard: its terms, left to the search or letter by letter.
+    """
+
+    id: str
+    owner: str
+    name: str
+    source: str
+    target: str
+    created: float
+    soft: Terms
+    hard: Terms
+
+    @property
+    def entries(self) -> list[tuple[str, str]]:
+        """Its terms."""
+        return [term[:2] for term in self.soft.terms]
+
+
+class Glossaries:
+    """The glossaries of a server. Safe between threads.
+
+    Args:
+        path: the file; None: they are forgotten when the server ends.
+
+    Raises ConfigError for a damaged file.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._known: dict[str, Glossary] = {}
+        if path is None:
+            return
+        try:
+            stored = read_json(path, _File, error=ConfigError, remedy="remove it, or name another file").glossaries
+        except FileNotFoundError:
+            self._write()  # now, so that a folder that cannot be written to is told of at once
+            return
+        for each in stored:
+            try:
+                self._known[each.id] = _built(**each.model_dump())
+            except DataError as error:
+                raise ConfigError(f"{path}: {error}") from None
+
+    def add(self, owner: str, name: str, source: str, target: str, entries: list[tuple[str, str]]) -> Glossary:
+        """Keep a glossary. Raises DataError for terms that are none, Refused where there are too many."""
+        made = _built(str(uuid.uuid4()), owner, name, source, target, time.time(), entries)
+        with self._lock:
+            if sum(each.owner == owner for each in self._known.values()) >= MOST_GLOSSARIES:
+                raise Refused(456, f"at most {MOST_GLOSSARIES} glossaries are kept")
+            self._known[made.id] = made
+            try:
+                self._write()
+            except BaseException:
+                del self._known[made.id]
+                raise
+        return made
+
+    def get(self, owner: str, name: str) -> Glossary:
+        """Return a glossary. Raises Refused (404) where its owner has none of this id."""
+        found = self._known.get(name)
+        if found is None or found.owner != owner:
+            raise Refused(404, "Not found, glossary does not exist.")
+        return found
+
+    def of(self, owner: str) -> list[Glossary]:
+        """Return the glossaries of an owner, the oldest first."""
+        with self._lock:  # others may add some meanwhile
+            own = [each for each in self._known.values() if each.owner == owner]
+        return sorted(own, key=lambda each: each.created)
+
+    def remove(self, owner: str, name: str) -> None:
+        """Forget a glossary. Raises Refused (404)."""
+        with self._lock:
+            found = self.get(owner, name)
+            del self._known[name]
+            try:
+                self._write()
+            except BaseException:
+                self._known[name] = found
+                raise
+
+    def _write(self) -> None:
+        """Write all to the file, if there is one. Raises Refused (456) where all are too large together, or OSError."""
+        stored = [
+            _Stored(
+                id=each.id,
+                owner=each.owner,
+                name=each.name,
+                source=each.source,
+                target=each.target,
+                created=each.created,
+                entries=list(map(list, each.entries)),
+            ).model_dump()
+            for each in self._known.values()
+        ]
+        content = json.dumps({"glossaries": stored}, ensure_ascii=False).encode() + b"\n"
+        if len(content) > MAX_BYTES:
+            raise Refused(456, "no room for more glossaries")
+        if self._path is not None:
+            write_atomically(self._path, content)
+
+
+def _built(
+    id: str, owner: str, name: str, source: str, target: str, created: float, entries: Iterable[Sequence[str]]
+) -> Glossary:
+    soft = Terms(Term(entry[0], entry[1]) for entry in entries)
+    hard = Terms(term._replace(hard=True) for term in soft.terms)
+    return Glossary(id, owner, name, source, target, created, soft, hard)
+
+
+def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
+    """Return the entries of a glossary in text of the format `tsv` or `csv`.
+
+    Raises Refused (400) for another format, no entries, too many, or a line with another number of columns: two, or in
+    CSV four, of which the last two are languages.
+    """
+    if kind == "tsv":
+        rows = [line.split("\t") for line in text.splitlines() if line.strip()]
+    elif kind == "csv":
+        try:
+            rows = [row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if any(map(str.strip, row))]
+        except csv.Error as error:
+            raise Refused(400, f"Invalid glossary entries provided: {error}") from None
+    else:
+        raise Refused(400, "Value for 'entries_format' not supported.")
+    if not rows or len(rows) > MOST_ENTRIES:
+        raise Refused(400, f"Invalid glossary entries provided: {len(rows)}, not 1 to {MOST_ENTRIES}")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != 2 and not (kind == "csv" and len(row) == 4):
+            raise Refused(400, f"Invalid glossary entries provided: entry {number} has {len(row)} columns")
+    return [(row[0], row[1]) for row in rows]
+
+
+def terms_of(given: Any, most: int) -> Terms | None:
+    """Return a glossary as requests have it: a list of objects, or an object of soft terms; None: there is none.
+
+    Raises Refused (400) for something else, or more than `most` terms; DataError as Terms does.
+    """
+    if given is None or given in ("", [], {}):
+        return None
+    entries = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
+    if not isinstance(entries, list):
+        raise Refused(400, "`glossary` is a list of objects with `source`, `target` and `mode`, or an object of terms")
+    if len(entries) > most:
+        raise Refused(413, f"at most {most} terms in a glossary")
+    terms = []
+    for entry in entries:
+        values = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else []
+        mode = entry.get("mode", "soft") if isinstance(entry, dict) else None
+        if mode not in ("soft", "hard") or len(values) != 2 or not all(isinstance(value, str) for value in values):
+            raise Refused(
+                400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
+            )
+        terms.append(Term(str(values[0]), str(values[1]), mode == "hard"))
+    return Terms(terms)

@@ -1,0 +1,295 @@
+"""The parts of DeepL's interface (v2) that its own client libraries use, for programs built on these.
+
+What each field does is in docs/serve.md. Documents and glossaries are in ziggurat.serve.interfaces.deepl_resources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ziggurat.config.languages import main_language
+from ziggurat.serve.glossaries import Glossaries
+from ziggurat.serve.interfaces.description import Described, Field, Operation
+from ziggurat.serve.interfaces.dialects import DEEPL
+from ziggurat.serve.interfaces.schemas import flag, listed, record, text, whole
+from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.text.glossary import Terms
+from ziggurat.serve.text.markup import HTML, Rules, xml_tokens
+from ziggurat.serve.text.tokens import Token
+from ziggurat.serve.translations import Translations
+from ziggurat.serve.wanted import Wanted
+from ziggurat.system.errors import DataError
+
+_SCHEME = "DeepL-Auth-Key "
+_UNLIMITED = 10**12
+"""Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
+
+_SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
+REFUSED = [
+    Field(name, {"description": "refused"})
+    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+]
+_IGNORED = (  # fields without effect
+    *("formality", "context", "preserve_formatting", "model_type"),
+    *("show_billed_characters", "tag_handling_version"),
+)
+
+KEY = Field("auth_key", text("an API key, where no header has it"))
+SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))
+TARGET = Field("target_lang", text("the code of the language to translate into"), required=True)
+GLOSSARY = Field("glossary_id", text("a glossary, which needs `source_lang`"))
+_TAGS = {"anyOf": [text("with commas between them"), listed(text())]}
+
+TRANSLATE = Operation(
+    DEEPL,
+    "Translate a list of texts",
+    (
+        Field("text", {"anyOf": [text(), listed(text())]}, required=True),
+        SOURCE,
+        TARGET,
+        Field("split_sentences", text("", *_SPLITS)),
+        Field("tag_handling", text("", "html", "xml")),
+        Field("ignore_tags", {**_TAGS, "description": "elements that come through untouched"}),
+        Field("splitting_tags", {**_TAGS, "description": "elements that break sentences"}),
+        Field("non_splitting_tags", {**_TAGS, "description": "elements that do not"}),
+        Field("outline_detection", {"type": ["string", "boolean"], "description": "of XML; see docs/serve.md"}),
+        GLOSSARY,
+        *(Field(name, {"description": "without effect"}) for name in _IGNORED),
+        *REFUSED,
+        KEY,
+    ),
+    record(
+        {
+            "translations": listed(
+                record({"detected_source_language": text(), "text": text(), "billed_characters": whole()})
+            )
+        }
+    ),
+)
+LANGUAGES = Operation(
+    DEEPL,
+    "List the languages",
+    (Field("type", text("", "source", "target")), KEY),
+    listed(record({"language": text(), "name": text(), "supports_formality": flag()}, optional=["supports_formality"])),
+)
+USAGE = Operation(
+    DEEPL,
+    "Tell how many characters were translated for a key, or without keys for all, since the server began",
+    (KEY,),
+    record({"character_count": whole(), "character_limit": whole()}),
+)
+
+
+class DeepLAccount:
+    """Who asks through DeepL's interface, in which languages, with which glossary.
+
+    Args:
+        translations: what the server can do.
+        glossaries: those that clients keep.
+    """
+
+    def __init__(self, translations: Translations, glossaries: Glossaries) -> None:
+        self._server, self.glossaries = translations, glossaries
+
+    def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
+        """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
+        given = request.headers.get("authorization", "")
+        key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else fields.get("auth_key")
+        try:
+            return self._server.client(request, key, characters)
+        except Refused as error:
+            if error.status not in (400, 403):
+                raise
+            raise Refused(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.") from None
+
+    def owner(self, client: str) -> str:
+        """Return whose glossaries a client may use: those of its key, or where no keys are needed everybody's."""
+        return self._server.access.account(client)
+
+    def code(self, given: Any, name: str) -> str:
+        """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
+        if not isinstance(given, str) or not given:
+            raise Refused(400, f"Parameter '{name}' not specified.")
+        known = {code.lower(): code for pair in self._server.pool.pairs for code in pair}
+        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
+        if found is None:
+            raise Refused(400, f"Value for '{name}' not supported.")
+        return found
+
+    def pair(self, fields: Mapping[str, Any]) -> tuple[str | None, str]:
+        """Return the languages of a request; None: that of the text is to be detected."""
+        target = self.code(fields.get("target_lang"), "target_lang")
+        if not fields.get("source_lang"):
+            return None, target
+        source = self.code(fields["source_lang"], "source_lang")
+        if source != target and not self._server.route(source, target):
+            raise Refused(400, "Value for 'source_lang' not supported.")
+        return source, target
+
+    @staticmethod
+    def refuse_unsupported(fields: Mapping[str, Any]) -> None:
+        """Raise Refused (400) for fields that would change translations in ways that this server cannot."""
+        for field in REFUSED:
+            if fields.get(field.name):
+                raise Refused(400, f"Value for '{field.name}' not supported.")
+
+    def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
+        """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
+
+        Raises Refused: there is none of this id (404), or it is of other languages (400).
+        """
+        given = fields.get("glossary_id")
+        if not given:
+            return None
+        if source is None:
+            raise Refused(400, "Use of a glossary requires the source_lang parameter to be specified.")
+        found = self.glossaries.get(self.owner(client), str(given))
+        if (found.source, found.target) != (source, target):
+            raise Refused(400, "Glossary language pair does not match the languages of the request.")
+        route = self._server.route(source, target)
+        return found.hard if self._server.never_softens(route) else found.soft
+
+
+class DeepL:
+    """DeepL's paths for texts.
+
+    Args:
+        translations: what the server can do.
+        account: who asks.
+    """
+
+    def __init__(self, translations: Translations, account: DeepLAccount) -> None:
+        self._server, self._account = translations, account
+
+    def routes(self) -> list[Described]:
+        """Return the paths."""
+        return [
+            Described("/v2/translate", self.translate, TRANSLATE, ["POST"]),
+            Described("/v2/languages", self.languages, LANGUAGES, ["GET", "POST"]),
+            Described("/v2/usage", self.usage, USAGE, ["GET", "POST"]),
+        ]
+
+    async def translate(self, request: Request) -> Response:
+        """Translate a list of texts."""
+        fields = await TRANSLATE.fields(request)
+        given = fields.get("text")
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+            raise Refused(400, "Parameter 'text' not specified.")
+        characters = self._server.refuse_large(texts)
+        self._account.refuse_unsupported(fields)
+        markup, split = await self._markup(fields, texts), fields.get("split_sentences")
+        if split is None:
+            split = "1" if markup is None else "nonewlines"
+        if str(split) not in _SPLITS:
+            raise Refused(400, "Value for 'split_sentences' not supported.")
+        source, target = self._account.pair(fields)
+        client = self._account.client(request, fields, characters)
+        terms = self._account.terms(fields, client, source, target)
+        if source is not None:
+            sources = [source] * len(texts)
+        else:
+            sources = [code for code, _ in await self._server.detect_sources(texts, target)]
+        wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
+        return JSONResponse(
+            {
+                "translations": [
+                    {
+                        "detected_source_language": main_language(source).upper(),
+                        "text": translation.best.text,
+                        # Always: DeepL's own client for Python fails without.
+                        "billed_characters": len(given),
+                    }
+                    for given, source, translation in zip(texts, sources, found, strict=True)
+                ]
+            }
+        )
+
+    async def _markup(self, fields: Mapping[str, Any], texts: Sequence[str]) -> Rules | None:
+        """Return the rules of the texts' tags; None: they are plain text."""
+        handling = str(fields.get("tag_handling") or "")
+        if handling not in ("", "html", "xml"):
+            raise Refused(400, "Value for 'tag_handling' not supported.")
+        named = [_names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")]
+        if not handling:
+            return None
+        if handling == "html":
+            return _html_rules(*named)
+        outline = str(fields.get("outline_detection", "1")).lower() not in ("0", "false")
+        try:
+            return await self._server.in_thread(
+                lambda: _xml_rules([xml_tokens(each) for each in texts], *named, outline=outline)
+            )
+        except DataError:
+            raise Refused(400, "Tag handling parsing failed, please check input.") from None
+
+    async def languages(self, request: Request) -> Response:
+        """List the languages, `type` source or target."""
+        fields = await LANGUAGES.fields(request)
+        self._account.client(request, fields)
+        kind = str(fields.get("type") or "source")
+        if kind not in ("source", "target"):
+            raise Refused(400, "Value for 'type' not supported.")
+        pool = self._server.pool
+        codes = list(pool.languages)
+        if kind == "target":
+            codes = sorted({target for targets in pool.languages.values() for target in targets})
+        named = [{"language": code.upper(), "name": pool.language_name(code)} for code in codes]
+        return JSONResponse([{**each, "supports_formality": False} for each in named] if kind == "target" else named)
+
+    async def usage(self, request: Request) -> Response:
+        """Tell how many characters were translated for a key, or without keys for all, since the server began."""
+        account = self._server.access.account(self._account.client(request, await USAGE.fields(request)))
+        return JSONResponse({"character_count": self._server.used[account], "character_limit": _UNLIMITED})
+
+
+def _names(given: Any) -> frozenset[str]:
+    """Return names of tags from a list, or from a text with commas between them."""
+    every = given if isinstance(given, list) else [given]
+    return frozenset(name.strip() for each in every if isinstance(each, str) for name in each.split(",")) - {""}
+
+
+def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> Rules:
+    """Return the rules of HTML in which some elements are copied, break sentences or do not."""
+    return replace(HTML, copied=HTML.copied | ignored, inline=((HTML.inline - splitting) | non_splitting | ignored))
+
+
+def _xml_rules(
+    tokens: Sequence[Sequence[Token]],
+    ignored: frozenset[str],
+    splitting: frozenset[str],
+    non_splitting: frozenset[str],
+    *,
+    outline: bool,
+) -> Rules:
+    """Return the rules of XML whose texts have these tokens.
+
+    With `outline` an element breaks sentences unless there is text beside it, in the same element, at one of its places
+    at least; without, only the elements that are named as `splitting` do.
+    """
+    names: set[str] = set()
+    beside: set[str] = set()
+    for own in tokens:
+        children: list[set[str]] = [set()]  # of each open element, and of the text itself
+        has_text = [False]
+        for token in own:
+            if token.kind == "text":
+                has_text[-1] |= bool(token.text.strip())
+            if token.kind in ("open", "empty"):
+                names.add(token.name)
+                children[-1].add(token.name)
+            if token.kind == "open":
+                children.append(set())
+                has_text.append(False)
+            elif token.kind == "close" and len(children) > 1:
+                inside, text_inside = children.pop(), has_text.pop()
+                beside |= inside if text_inside else set()
+        beside |= children[0] if has_text[0] else set()
+    inline = frozenset(beside if outline else names)
+    return Rules(inline=(inline - splitting) | non_splitting | ignored, copied=ignored, xml=True)

@@ -1,0 +1,200 @@
+"""Documents over HTTP: LibreTranslate's paths, and our own with progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ziggurat.serve.document_translation import Document
+from ziggurat.serve.documents import Documents
+from ziggurat.serve.glossaries import terms_of
+from ziggurat.serve.interfaces.attachments import name_of, sent
+from ziggurat.serve.interfaces.description import Described, Field, Operation
+from ziggurat.serve.interfaces.dialects import LIBRETRANSLATE, OWN
+from ziggurat.serve.interfaces.schemas import listed, record, text, whole
+from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.text.documents.kinds import document_kind
+from ziggurat.serve.translations import Translations
+from ziggurat.system.errors import DataError
+from ziggurat.system.small_files import parse_json
+
+_SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
+_TARGET = Field("target", text("the code of the language to translate into"), required=True)
+_KEY = Field("api_key", text("an API key, where the server asks for one"))
+
+TRANSLATE = Operation(
+    LIBRETRANSLATE,
+    "Translate a document; the answer comes when it is done",
+    (_SOURCE, _TARGET, _KEY),
+    record({"translatedFileUrl": text("where it is", format="uri")}),
+    file=True,
+)
+DOWNLOAD = Operation(LIBRETRANSLATE, "Give a translated document", kinds={"*/*": "the document"})
+_APPLIED = record(
+    {"source": text(), "target": text(), "mode": text("", "soft", "hard"), "found": whole(), "applied": whole()}
+)
+_STATE = record(
+    {
+        "id": text("random; whoever has it may have the document"),
+        "status": text("", "waiting", "translating", "done", "failed"),
+        "done": whole("sentences that are translated"),
+        "total": whole("sentences that are known of"),
+        "name": text(),
+        "source": text(),
+        "target": text(),
+        "error": text("why it failed"),
+        "glossary": listed(_APPLIED, "what came of the terms"),
+    },
+    optional=("error", "glossary"),
+)
+SUBMIT = Operation(
+    OWN,
+    "Take a document; it is translated when its turn comes",
+    (_SOURCE, _TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), _KEY),
+    _STATE,
+    status=202,
+    file=True,
+)
+PROGRESS = Operation(OWN, "Tell how far a document is", (), _STATE)
+REMOVE = Operation(OWN, "Give a document up, or remove it", status=204)
+FILE = Operation(OWN, "Give a translated document", kinds={"*/*": "the document"})
+
+
+class Files:
+    """Paths of documents.
+
+    Args:
+        translations: what the server can do.
+        documents: those that are translated.
+    """
+
+    def __init__(self, translations: Translations, documents: Documents) -> None:
+        self._server, self._documents = translations, documents
+
+    def routes(self) -> list[Described]:
+        """Return the paths."""
+        return [
+            Described("/translate_file", self.translate, TRANSLATE, ["POST"]),
+            Described("/download_file/{name}", self.download, DOWNLOAD),
+            Described("/v1/documents", self.submit, SUBMIT, ["POST"]),
+            Described("/v1/documents/{id}", self.progress, PROGRESS),
+            Described("/v1/documents/{id}", self.remove, REMOVE, ["DELETE"]),
+            Described("/v1/documents/{id}/file", self.file, FILE),
+        ]
+
+    async def translate(self, request: Request) -> Response:
+        """Translate a document as LibreTranslate does: the answer comes when it is done."""
+        if not self._documents.config.enabled:
+            raise Refused(403, "Files translation are disabled on this server.")
+        async with self._documents.uploading(request), TRANSLATE.upload(request) as (fields, upload):
+            for name in ("source", "target"):
+                if not fields.get(name):
+                    raise Refused(400, f"Invalid request: missing {name} parameter")
+            name = name_of(upload.filename)
+            if not name:
+                raise Refused(400, "Invalid request: missing file parameter")
+            try:
+                document_kind(name)
+            except DataError:
+                raise Refused(400, "Invalid request: file format not supported") from None
+            client = self._server.client(request, fields.get("api_key"), 0)
+            source, target = await self._pair(fields)
+            given = await self._documents.submit(Document(client, name, source, target), upload.file)
+        assert given.task is not None
+        try:
+            await unless_gone(request, _settled(given.task))
+        except Refused:
+            await self._documents.remove(given)
+            raise
+        if given.error is not None:
+            await self._documents.remove(given)
+            raise given.error
+        return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{given.file_name}"})
+
+    async def download(self, request: Request) -> Response:
+        """Give a translated document."""
+        name = request.path_params["name"]
+        given = self._documents.get(name.partition(".")[0])
+        if name != given.file_name:
+            raise Refused(404, "there is no such document, or its time is over")
+        return self._sent(given)
+
+    async def submit(self, request: Request) -> Response:
+        """Take a document; it is translated when its turn comes."""
+        if not self._documents.config.enabled:
+            raise Refused(403, "documents are not translated on this server")
+        async with self._documents.uploading(request), SUBMIT.upload(request) as (fields, upload):
+            name = name_of(upload.filename)
+            if not name or not fields.get("source") or not fields.get("target"):
+                raise Refused(400, "a form with `file`, `source`, `target` and, if wanted, `glossary` is needed")
+            client = self._server.bearer(request, 0, fields.get("api_key"))
+            source, target = await self._pair(fields)
+            terms = terms_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
+            self._server.refuse_soft(source, target, terms)
+            given = await self._documents.submit(Document(client, name, source, target, terms), upload.file)
+        return JSONResponse(_progress(given), 202)
+
+    async def progress(self, request: Request) -> Response:
+        """Tell how far a document is."""
+        return JSONResponse(_progress(self._documents.get(request.path_params["id"])))
+
+    async def remove(self, request: Request) -> Response:
+        """Give a document up, or remove it."""
+        await self._documents.remove(self._documents.get(request.path_params["id"]))
+        return Response(status_code=204)
+
+    async def file(self, request: Request) -> Response:
+        """Give a translated document."""
+        given = self._documents.get(request.path_params["id"])
+        if given.status != "done":
+            raise Refused(409, f"the document is not done: it is {given.status}")
+        return self._sent(given)
+
+    async def _pair(self, fields: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the languages of a document, `auto` where its own is to be detected."""
+        source, target = str(fields["source"]), str(fields["target"])
+        if source == "auto":
+            await self._server.detect_sources([], self._server.code(target))
+            return source, self._server.code(target)
+        (source,), target, _ = await self._server.languages([""], source, target)
+        return source, target
+
+    def _sent(self, given: Document) -> Response:
+        if given.status != "done":
+            raise Refused(404, "there is no such document, or its time is over")
+        return sent(self._documents.opened(given), given)
+
+
+async def _settled(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
+
+
+def _glossary(given: Any) -> Any:
+    """Return the value that a field of a form has as JSON."""
+    if not isinstance(given, str) or not given.strip():
+        return None
+    try:
+        return parse_json(given.encode("utf-8", "surrogatepass"), "`glossary`")
+    except DataError as error:
+        raise Refused(400, str(error)) from None
+
+
+def _progress(given: Document) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": given.id,
+        "status": given.status,
+        "done": given.done,
+        "total": given.total,
+        "name": given.translated_name if given.status == "done" else given.name,
+        "source": given.source,
+        "target": given.target,
+    }
+    if given.error is not None:
+        record["error"] = getattr(given.error, "text", None) or str(given.error)
+    if given.terms is not None and given.status == "done":
+        record["glossary"] = given.tally.records(given.terms)
+    return record

@@ -1,0 +1,197 @@
+"""The interface of LibreTranslate 1.9.6, so that programs written for it work with this server.
+
+What it answers was observed from outside; see docs/serve.md for what is compared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ziggurat.serve.interfaces.description import Described, Field, Operation
+from ziggurat.serve.interfaces.dialects import LIBRETRANSLATE
+from ziggurat.serve.interfaces.schemas import Schema, flag, listed, number, record, text, whole
+from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.text.documents.kinds import KINDS
+from ziggurat.serve.text.markup import HTML
+from ziggurat.serve.translations import Translations
+from ziggurat.serve.wanted import Wanted
+
+FORMATS = ("text", "html")
+
+_KEY = Field("api_key", text("an API key, where the server asks for one"))
+_DETECTED = record({"confidence": number("from 0 to 100"), "language": text("its code")})
+_NAMED = record({"code": text(), "name": text()})
+
+
+def _one_or_many(each: Schema, about: str = "") -> Schema:
+    """Return the schema of an answer to one text, or to a list of them."""
+    return {"oneOf": [each, listed(each)], **({"description": about} if about else {})}
+
+
+TRANSLATE = Operation(
+    LIBRETRANSLATE,
+    "Translate one text or a list of texts",
+    (
+        Field("q", _one_or_many(text(), "a text, or several"), required=True),
+        Field("source", text("the code of its language, or `auto`"), required=True),
+        Field("target", text("the code of the language to translate into"), required=True),
+        Field("format", text("`html` keeps tags", *FORMATS)),
+        Field("alternatives", whole("further translations of each text", minimum=0)),
+        _KEY,
+    ),
+    record(
+        {
+            "translatedText": _one_or_many(text()),
+            "alternatives": {"oneOf": [listed(text()), listed(listed(text()))]},
+            "detectedLanguage": _one_or_many(_DETECTED, "with `auto`"),
+        },
+        optional=("alternatives", "detectedLanguage"),
+    ),
+)
+DETECT = Operation(
+    LIBRETRANSLATE,
+    "Tell the language of a text",
+    (Field("q", _one_or_many(text()), required=True), _KEY),
+    listed(_DETECTED),
+)
+LANGUAGES = Operation(
+    LIBRETRANSLATE,
+    "List the languages, each with those that it can be translated into, itself among them",
+    (),
+    listed(record({"code": text(), "name": text(), "targets": listed(text())})),
+)
+SETTINGS = Operation(
+    LIBRETRANSLATE,
+    "Tell a page what the server offers",
+    (),
+    record(
+        {
+            "apiKeys": flag(),
+            "charLimit": whole("most characters of a request"),
+            "filesTranslation": flag("whether documents are translated"),
+            "frontendTimeout": whole("milliseconds"),
+            "keyRequired": flag(),
+            "language": record({"source": _NAMED, "target": _NAMED}),
+            "suggestions": flag(),
+            "supportedFilesFormat": listed(text("an ending, such as `.docx`")),
+        }
+    ),
+)
+SUGGEST = Operation(LIBRETRANSLATE, "Refuse a better translation that somebody suggests: they are not collected")
+
+
+class LibreTranslate:
+    """Its paths over the translations of this server.
+
+    Args:
+        translations: what the server can do.
+        files: whether documents are translated.
+    """
+
+    def __init__(self, translations: Translations, *, files: bool) -> None:
+        self._server, self._files = translations, files
+
+    def routes(self) -> list[Described]:
+        """Return its paths."""
+        return [
+            Described("/translate", self.translate, TRANSLATE, ["POST"]),
+            Described("/detect", self.detect, DETECT, ["POST"]),
+            Described("/languages", self.languages, LANGUAGES, ["GET", "POST"]),  # Argos' own client posts
+            Described("/frontend/settings", self.settings, SETTINGS),
+            Described("/suggest", self.suggest, SUGGEST, ["POST"]),
+        ]
+
+    async def translate(self, request: Request) -> Response:
+        """Translate one text or a list of texts."""
+        fields = await TRANSLATE.fields(request)
+        for name in ("q", "source", "target"):
+            if not fields.get(name):
+                raise Refused(400, f"Invalid request: missing {name} parameter")
+        texts = self._texts(fields["q"])
+        kind = str(fields.get("format") or "text")
+        if kind not in FORMATS:
+            raise Refused(400, f"{kind} format is not supported")
+        alternatives = self._alternatives(fields.get("alternatives"))
+        client = self._server.client(request, fields.get("api_key"), sum(map(len, texts)))
+        sources, target, detected = await self._server.languages(texts, str(fields["source"]), str(fields["target"]))
+        wanted = Wanted(markup=HTML if kind == "html" else None, more=alternatives)
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
+        many = isinstance(fields["q"], list)
+        best = [each.best.text for each in found]
+        answer: dict[str, Any] = {"translatedText": best if many else best[0]}
+        if alternatives:
+            others = [[other.text for other in each.others] for each in found]
+            answer["alternatives"] = others if many else others[0]
+        if detected is not None:
+            answer["detectedLanguage"] = detected if many else detected[0]
+        return JSONResponse(answer)
+
+    async def detect(self, request: Request) -> Response:
+        """Tell the language of a text."""
+        fields = await DETECT.fields(request)
+        if not fields.get("q"):
+            raise Refused(400, "Invalid request: missing q parameter")
+        said = "\n".join(self._texts(fields["q"]))
+        self._server.client(request, fields.get("api_key"), 0)
+        found = await self._server.detect(said)
+        return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
+
+    async def languages(self, request: Request) -> Response:
+        """List the languages, each with those that it can be translated into, itself among them."""
+        pool = self._server.pool
+        codes = sorted({code for pair in pool.pairs for code in pair})  # those that are only translated into, too
+        return JSONResponse(
+            [
+                {
+                    "code": code,
+                    "name": pool.language_name(code),
+                    "targets": sorted([code, *pool.languages.get(code, ())]),
+                }
+                for code in codes
+            ]
+        )
+
+    async def settings(self, request: Request) -> Response:
+        """Tell a page what the server offers."""
+        pool, limits = self._server.pool, self._server.limits
+        # A model from a language into itself leads nowhere: without others, that one is all there is.
+        source, (target, *_) = next(iter(pool.languages.items()), next((s, [t]) for s, t in pool.pairs))
+        first = {code: {"code": code, "name": pool.language_name(code)} for code in (source, target)}
+        return JSONResponse(
+            {
+                "apiKeys": self._server.access.required,
+                "charLimit": limits.characters,
+                "filesTranslation": self._files,
+                "frontendTimeout": 500,
+                "keyRequired": self._server.access.required,
+                "language": {"source": first[source], "target": first[target]},
+                "suggestions": False,
+                "supportedFilesFormat": [e for k in KINDS for e in k.endings] if self._files else [],
+            }
+        )
+
+    async def suggest(self, request: Request) -> Response:
+        """Refuse a better translation that somebody suggests: they are not collected."""
+        raise Refused(403, "Suggestions are disabled on this server.")
+
+    def _texts(self, q: Any) -> list[str]:
+        """Return the texts of a request. Raises Refused where they are none, or beyond the limits."""
+        texts = list(q) if isinstance(q, list) else [q]
+        if not all(isinstance(each, str) for each in texts):
+            raise Refused(400, "Invalid request: q parameter must be a text or a list of texts")
+        if (excess := self._server.excess(texts)) is not None:
+            raise Refused(400, f"Invalid request: request ({excess.asked}) exceeds text limit ({excess.most})")
+        return texts
+
+    def _alternatives(self, asked: Any) -> int:
+        most = self._server.limits.alternatives
+        try:
+            count = int(asked or 0)
+        except (TypeError, ValueError, OverflowError):
+            raise Refused(400, "Invalid request: alternatives parameter is not a number") from None
+        if count > most:
+            raise Refused(400, f"Invalid request: alternatives parameter must be <= {most}")
+        return max(0, count)

@@ -1,0 +1,257 @@
+"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries (docs/serve.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ziggurat import __version__
+from ziggurat.serve.glossaries import terms_of
+from ziggurat.serve.interfaces.description import Described, Field, Operation
+from ziggurat.serve.interfaces.details import details
+from ziggurat.serve.interfaces.dialects import OWN
+from ziggurat.serve.interfaces.schemas import Schema, flag, listed, number, record, text, whole
+from ziggurat.serve.requests import Refused, unless_gone
+from ziggurat.serve.text.documents.kinds import KINDS
+from ziggurat.serve.text.markup import HTML
+from ziggurat.serve.translations import Translations
+from ziggurat.serve.wanted import TextTranslation, Wanted
+
+_FORMATS = ("text", "html")
+
+_SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
+_SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
+_TERM = {"source": text(), "target": text(), "mode": text("", "soft", "hard")}
+_SENTENCE = record(
+    {
+        "source": _SPAN,
+        "target": _SPAN,
+        "score": _SCORE,
+        "alternatives": listed(record({"text": text(), "score": _SCORE})),
+        "tokens": listed(record({"target": _SPAN, "score": number("log-probability")})),
+        "links": listed(listed(whole(), minItems=4, maxItems=4), "source begin, end, target begin, end"),
+    },
+    optional=("alternatives", "tokens", "links"),
+)
+_TRANSLATION = record(
+    {
+        "text": text(),
+        "source": text("the code of its language"),
+        "detected": record({"language": text(), "confidence": number("from 0 to 100")}),
+        "alternatives": listed(text()),
+        "sentences": listed(_SENTENCE),
+        "glossary": listed(
+            record({**_TERM, "found": whole(), "applied": whole(), "dropped": whole("sentences it would have harmed")})
+        ),
+    },
+    optional=("detected", "alternatives", "sentences", "glossary"),
+)
+TRANSLATE = Operation(
+    OWN,
+    "Translate a text or a list of texts, with what is asked for beside the translations",
+    (
+        Field("text", {"oneOf": [text(), listed(text())]}, required=True),
+        Field("source", text("a code; without, or `auto`: it is detected")),
+        Field("target", text("a code"), required=True),
+        Field("format", text("`html` has neither sentences nor alternatives", *_FORMATS)),
+        Field("alternatives", whole("further translations, of the text and of each sentence", minimum=0)),
+        Field("scores", flag("each sentence's score and the log-probability of each token")),
+        Field("alignments", flag("`links` between words")),
+        Field("prefix", text("what the translation must begin with; one text of one sentence")),
+        Field("complete", flag("the prefix ends with a whole word; unless it says so, its last word may go on")),
+        Field("next_words", flag("alternatives differ in the word after the prefix, or in the first one")),
+        Field(
+            "glossary",
+            {
+                "oneOf": [
+                    listed(record(_TERM, optional=["mode"])),
+                    {"type": "object", "additionalProperties": text(), "description": "soft terms"},
+                ]
+            },
+        ),
+        Field("api_key", text("an API key, where no header has it")),
+    ),
+    record({"translations": listed(_TRANSLATION)}),
+    strict=True,
+)
+_PAIR = record(
+    {
+        "source": text(),
+        "target": text(),
+        "models": listed(text("name"), "one, or two that lead through a third language"),
+        "soft_terms": flag("whether terms of a glossary can be searched for; where not, they need `mode: hard`"),
+        "prefixes": flag("whether a translation can be told how to begin"),
+    }
+)
+SETTINGS = Operation(
+    OWN,
+    "Tell what the server offers; no key is needed",
+    (),
+    record(
+        {
+            "version": text("of Ziggurat"),
+            "limits": record(
+                dict.fromkeys(("characters", "texts", "alternatives", "file_bytes", "glossary_terms"), whole())
+            ),
+            "key_required": flag(),
+            "languages": listed(record({"code": text(), "name": text(), "targets": listed(text())})),
+            "pairs": listed(_PAIR),
+            "detection": flag(),
+            "files": listed(text("an ending, such as `.docx`")),
+        }
+    ),
+)
+
+
+class Own:
+    """Paths under /v1 that are not OpenAI's, over the translations of this server.
+
+    Args:
+        translations: what the server can do.
+        files: whether documents are translated.
+    """
+
+    def __init__(self, translations: Translations, *, files: bool) -> None:
+        self._server, self._files = translations, files
+
+    def routes(self) -> list[Described]:
+        """Return the paths."""
+        return [
+            Described("/v1/settings", self.settings, SETTINGS),
+            Described("/v1/translate", self.translate, TRANSLATE, ["POST"]),
+        ]
+
+    async def settings(self, request: Request) -> Response:
+        """Tell what the server offers; no key is needed."""
+        server = self._server
+        limits, pool = server.limits, server.pool
+        names = {code: pool.language_name(code) for pair in pool.pairs for code in pair}
+        return JSONResponse(
+            {
+                "version": __version__,
+                "limits": {
+                    "characters": limits.characters,
+                    "texts": limits.texts,
+                    "alternatives": limits.alternatives,
+                    "file_bytes": limits.file_bytes,
+                    "glossary_terms": limits.glossary_terms,
+                },
+                "key_required": server.access.required,
+                "languages": [
+                    {"code": code, "name": name, "targets": pool.languages.get(code, [])}
+                    for code, name in sorted(names.items())
+                ],
+                "pairs": [self._pair(source, target) for source, to in pool.languages.items() for target in to],
+                "detection": True,
+                "files": [ending for kind in KINDS for ending in kind.endings] if self._files else [],
+            }
+        )
+
+    def _pair(self, source: str, target: str) -> dict[str, Any]:
+        """Tell what the models of a pair of languages can do."""
+        route = self._server.route(source, target)
+        return {
+            "source": source,
+            "target": target,
+            "models": [model.name for model in route],
+            "soft_terms": not self._server.never_softens(route),
+            "prefixes": len(route) == 1 and route[0].origin.shortlist() is None,
+        }
+
+    async def translate(self, request: Request) -> Response:
+        """Translate a text or a list of texts, with what is asked for beside the translations."""
+        fields = await TRANSLATE.fields(request)
+        texts = self._texts(fields.get("text"))
+        source, target = fields.get("source", "auto"), fields.get("target")
+        if not isinstance(source, str) or not isinstance(target, str) or not source or not target:
+            raise Refused(400, "`source` is a language code or `auto`, `target` is a language code")
+        wanted = self._wanted(fields, texts)
+        client = self._server.bearer(request, sum(map(len, texts)), fields.get("api_key"))
+        sources, target, detected = await self._server.languages(texts, source, target)
+        self._check_models(sources, target, wanted)
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
+        if wanted.alignments and wanted.markup is None:
+            _check_alignments(found)
+
+        def records() -> list[dict[str, Any]]:
+            return [details(each, code, wanted) for each, code in zip(found, sources, strict=True)]
+
+        answers = await self._server.in_thread(records)
+        for answer, language in zip(answers, detected or [], strict=False):
+            answer["detected"] = language
+        return JSONResponse({"translations": answers})
+
+    def _texts(self, given: Any) -> list[str]:
+        texts = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+            raise Refused(400, "`text` is a text or a list of texts")
+        self._server.refuse_large(texts)
+        return texts
+
+    def _wanted(self, fields: Mapping[str, Any], texts: Sequence[str]) -> Wanted:
+        kind, prefix = fields.get("format", "text"), fields.get("prefix") or ""
+        if kind not in _FORMATS:
+            raise Refused(400, f"`format` is one of {', '.join(_FORMATS)}")
+        if not isinstance(prefix, str) or len(prefix) > self._server.limits.characters:
+            raise Refused(400, "`prefix` is the text that the translation must begin with")
+        most = self._server.limits.alternatives
+        more = _number(fields.get("alternatives", 0))
+        if more is None or not 0 <= more <= most:
+            raise Refused(400, f"`alternatives` is a number from 0 to {most}")
+        # The likeliest beams are mostly alike: whoever gives a prefix wants to know how it may go on.
+        next_words = _flag(fields, "next_words", default=bool(prefix.strip() and more))
+        if (prefix.strip() or next_words) and (kind == "html" or len(texts) > 1):
+            raise Refused(400, "`prefix` and `next_words` go with one text of one sentence, and `format: text`")
+        return Wanted(
+            markup=HTML if kind == "html" else None,
+            more=more,
+            alignments=_flag(fields, "alignments") and kind == "text",
+            scores=_flag(fields, "scores") and kind == "text",
+            prefix=prefix.strip(),
+            complete=_flag(fields, "complete"),
+            next_words=next_words,
+            terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
+        )
+
+    def _check_models(self, sources: Sequence[str], target: str, wanted: Wanted) -> None:
+        """Raise Refused for what the models of these languages cannot do."""
+        for source in set(sources):
+            route = self._server.route(source, target)
+            if wanted.begun and len(route) != 1:
+                raise Refused(
+                    400,
+                    "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none",
+                )
+            self._server.refuse_soft(source, target, wanted.terms)
+
+
+def _number(given: Any) -> int | None:
+    """Return a whole number, of a form as text; None for anything else."""
+    if isinstance(given, str) and given.isascii() and given.isdecimal() and len(given) < 6:
+        return int(given)
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    given = fields.get(name, default)
+    if isinstance(given, str) and given.lower() in ("", "0", "1", "false", "true"):
+        return given.lower() in ("1", "true")
+    if not isinstance(given, bool):
+        raise Refused(400, f"`{name}` is true or false")
+    return given
+
+
+def _check_alignments(found: Sequence[TextTranslation]) -> None:
+    """Raise Refused where a model told no alignment."""
+    for each in found:
+        if each.recorded is not None and len(each.recorded.route) == 1:
+            best = [translation.hypotheses[0] for translation in each.recorded.found.values()]
+            if any(hypothesis.alignment is None and hypothesis.tokens for hypothesis in best):
+                model = each.recorded.route[0]
+                why = "has no attention weights to tell them by"
+                if model.origin.is_exported:
+                    why = "was exported before exports told them; export it again"
+                raise Refused(400, f"no `alignments`: {model.name} {why}")

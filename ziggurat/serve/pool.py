@@ -1,0 +1,293 @@
+"""The models of a server: which languages each translates, and by which of them a text gets from one to another."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.languages import language_name
+from ziggurat.config.load import change_section
+from ziggurat.model.run_folder import BASE, MODEL_FILE, config_file
+from ziggurat.serve.engine import Engine, Opened
+from ziggurat.serve.queue import FairQueue
+from ziggurat.system.errors import CheckpointError, ConfigError
+from ziggurat.system.threads import usable_cpus
+from ziggurat.translate.engines import SERVED_FILE, is_served, read_report, refuse_unserved, tells_alignments
+from ziggurat.translate.lines import Notices
+
+_COPIES = 3
+"""Times the size of its weights that a model takes with PyTorch.
+
+Twice while it is read and built (packed, 1.6 times in fp32, 0.9 in bf16), and a search of many lines as much again.
+"""
+_POLL = 0.05  # seconds between two looks at whether another model has been closed
+_UNLOADING = 10.0  # seconds that a model waits for the memory of others that are in use
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is served.
+
+    Attributes:
+        path: a run, a model directory, or an exported CTranslate2 directory.
+        name: in the API; empty: `source-target`.
+        which: checkpoint of a run; None: as `translate` chooses.
+        threads: CPU threads; None: as many as PyTorch takes, or half of the cores for an exported model.
+        device: `auto`, `cpu`, `cuda`, ...
+        decoding: keys of the `decoding` section that replace the saved ones.
+    """
+
+    path: Path
+    name: str = ""
+    which: str | None = None
+    threads: int | None = None
+    device: str = "auto"
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+
+    def located(self) -> tuple[Path, Path]:
+        """Return the file with the weights, and the folder with configuration and vocabularies.
+
+        Raises CheckpointError where there is none.
+        """
+        if self.is_exported:
+            if self.which is not None:
+                raise ConfigError(f"{self.path}: an exported model has one set of weights; leave out `which`")
+            return self.path / SERVED_FILE, self.path
+        from ziggurat.model.directory import locate_weights
+
+        return locate_weights(self.path, self.which)
+
+    def _weights(self) -> tuple[list[Path], Path]:
+        """Return the files with the weights, those below low-rank updates too, and the folder as `located` does."""
+        weights, folder = self.located()
+        base = folder / BASE / MODEL_FILE
+        return [weights, base] if base.exists() else [weights], folder
+
+    def experiment(self) -> Experiment:
+        """Return the model's configuration. Raises ConfigError for decoding settings that it cannot have."""
+        found = load_experiment(config_file(self.path))
+        try:
+            if self.is_exported:
+                refuse_unserved(self.decoding, read_report(self.path))
+            change_section(found.decoding, self.decoding, "decoding")
+        except ConfigError as error:
+            raise ConfigError(f"{self.path}: {error}") from None
+        return found
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether CTranslate2 translates with it."""
+        return is_served(self.path)
+
+    def shortlist(self) -> Path | None:
+        """Return the file of the shortlist that the search goes by; None: it has none."""
+        if "shortlist" in self.decoding:
+            name = self.decoding["shortlist"]
+        else:
+            config = config_file(self.path)
+            name = _shortlist_of(config, _seen(config))
+        return None if name is None else Path(name).expanduser()
+
+    def version(self) -> str:
+        """Return what changes whenever a file does that the model is made of, as 16 hexadecimal digits.
+
+        Weights, also those that low-rank updates belong to, configuration, vocabularies, and the shortlist, which may
+        be anywhere.
+        """
+        weights, folder = self._weights()
+        try:
+            found = [(path.name, *_seen(path)) for path in sorted(folder.iterdir()) if _of_model(path.name)]
+        except OSError as error:
+            raise CheckpointError(f"{folder}: {error.strerror}") from None
+        shortlist = self.shortlist()
+        seen = [] if shortlist is None else [str(shortlist), *_seen(shortlist)]
+        every = repr((str(weights[0].resolve()), *map(_seen, weights), found, seen))
+        return hashlib.blake2b(every.encode(), digest_size=8).hexdigest()
+
+    def size(self) -> int:
+        """Return the bytes of memory that the open model takes, as an estimate."""
+        return sum(_seen(path)[2] for path in self._weights()[0]) * (1 if self.is_exported else _COPIES)
+
+    def open(self) -> Opened:
+        """Open the model, in the thread that will use it."""
+        version = self.version()
+        if self.is_exported:
+            from ziggurat.translate.served import ServedTranslator
+
+            # CTranslate2's threads spin between two steps: one on every core keeps out those that take and answer
+            # requests (2 cores, a small model: 60 requests a second with two threads, 370 with one).
+            threads = self.threads or max(1, usable_cpus() // 2)
+            served = ServedTranslator(self.path, device=self.device, threads=threads, **self.decoding)
+            _silence(served.notices)
+            return Opened(served, version, True)
+        import torch
+
+        from ziggurat.translate.translator import load_translator
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
+        translator = load_translator(self.path, device=self.device, which=self.which, **self.decoding)
+        aligned = tells_alignments(translator)
+        _silence(translator.notices)
+        return Opened(translator, version, aligned)
+
+
+def _silence(notices: Notices) -> None:
+    """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
+    notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet", "untagged"), "")
+
+
+def _of_model(name: str) -> bool:
+    """Return whether a file of a folder is part of the model beside its weights; a run also has logs."""
+    return name in ("config.yaml", "config.json") or name.endswith((".spm", ".vocab", "vocabulary.json"))
+
+
+@lru_cache(maxsize=64)
+def _shortlist_of(config: Path, seen: object) -> str | None:
+    """Return the shortlist that a configuration names; read again when the file was `seen` to be another."""
+    return load_experiment(config).decoding.shortlist
+
+
+def _seen(path: Path) -> tuple[int, int, int]:
+    """Return a file's identity, time and size. Raises CheckpointError where it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with its languages and its engine."""
+
+    name: str
+    source: str
+    target: str
+    origin: ModelSource
+    engine: Engine
+
+
+class ModelPool:
+    """All models of a server.
+
+    Args:
+        sources: the models, several of one pair of languages only under different names: the first serves the pair.
+        waiting: lines that may wait for each model.
+        memory: bytes that models which are open or being opened may take by their estimate; others are closed for a
+            new one, the longest unused first. None: no limit.
+        names: names of languages by code, beside those of ISO 639-1.
+        say: receives messages for the operator.
+
+    Raises ConfigError and CheckpointError for a folder that is no model, or two models of one name.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ModelSource],
+        *,
+        waiting: int = 2000,
+        memory: int | None = None,
+        names: Mapping[str, str] | None = None,
+        say: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self._memory, self._names, self._say = memory, dict(names or {}), say
+        self._held: set[str] = set()
+        """Names of the models that are open or being opened."""
+        self._opened: set[str] = set()
+        """Of these, those that are open."""
+        self._room = threading.Lock()  # for both
+        self.models: dict[str, Model] = {}
+        self.pairs: dict[tuple[str, str], Model] = {}
+        for source in sources:
+            source.located()  # a folder that is none is refused now, not at the first request
+            data = source.experiment().data
+            pair = data.source_language, data.target_language
+            name = source.name or "-".join(pair)
+            if name in self.models:
+                raise ConfigError(f"two models are called {name!r}: {self.models[name].origin.path}, {source.path}")
+            queue = FairQueue(waiting, most_of_client=max(1, waiting // 2))
+            engine = Engine(name, self._opening(source, name), source.version, queue, say, self._closing(name))
+            self.models[name] = Model(name, *pair, source, engine)
+            self.pairs.setdefault(pair, self.models[name])
+
+    def route(self, source: str, target: str) -> list[Model] | None:
+        """Return the models that lead from one language to the other, at most two; None: there is no way."""
+        if (direct := self.pairs.get((source, target))) is not None:
+            return [direct]
+        # In the order in which the models were named: whoever lists a better pivot first gets it.
+        for (first, middle), model in self.pairs.items():
+            if first == source and (second := self.pairs.get((middle, target))) is not None:
+                return [model, second]
+        return None
+
+    @property
+    def languages(self) -> dict[str, list[str]]:
+        """The languages that can be translated from, each with those that it can be translated into, sorted."""
+        codes = sorted({code for pair in self.pairs for code in pair})
+        found = {code: [other for other in codes if code != other and self.route(code, other)] for code in codes}
+        return {code: targets for code, targets in found.items() if targets}
+
+    def language_name(self, code: str) -> str:
+        """Return the name of a language; the code where none is known."""
+        return self._names.get(code) or language_name(code)
+
+    def close(self, seconds: float) -> bool:
+        """Let all models finish what waits; return whether all did within `seconds`."""
+        end = time.monotonic() + seconds
+        ended = [model.engine.close(max(0.0, end - time.monotonic())) for model in self.models.values()]
+        return all(ended)
+
+    def _opening(self, source: ModelSource, name: str) -> Callable[[], Opened]:
+        def opening() -> Opened:
+            if self._memory is not None:
+                self._make_room(name, source.size(), self._memory)
+            try:
+                opened = source.open()
+            except BaseException:
+                with self._room:
+                    if name not in self._opened:  # it is where only its new files cannot be opened
+                        self._held.discard(name)
+                raise
+            with self._room:
+                self._opened.add(name)
+            return opened
+
+        return opening
+
+    def _closing(self, name: str) -> Callable[[], None]:
+        def closing() -> None:
+            with self._room:
+                self._held.discard(name)
+                self._opened.discard(name)
+
+        return closing
+
+    def _make_room(self, name: str, needed: int, limit: int) -> None:
+        """Take memory for a model, and close others that nobody uses until it fits.
+
+        One that is too large alone is opened nevertheless, and so is one that others which are in use leave no room.
+        """
+        end = time.monotonic() + _UNLOADING
+        while True:
+            with self._room:
+                others = self._held - {name}
+                fits = needed + sum(self.models[other].origin.size() for other in others) <= limit
+                if self._opened < self._held:  # opening ends, and says what comes after that
+                    end = time.monotonic() + _UNLOADING
+                if fits or not others or time.monotonic() > end:
+                    self._held.add(name)
+                    break
+            idle = [engine for engine in (self.models[other].engine for other in others) if not engine.busy]
+            if idle:
+                min(idle, key=lambda engine: engine.state.last_used).unload()
+            time.sleep(_POLL)
+        if not fits:
+            self._say(f"{name}: opened beyond the limit of memory: nothing else could be closed")

@@ -1,0 +1,133 @@
+"""Requests as APIs have them: fields from JSON, a form or the query, in whatever form they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from ziggurat.system.errors import DataError
+from ziggurat.system.small_files import parse_json
+
+Value = TypeVar("Value")
+
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
+"""Name of the request that is being answered, for messages to the operator."""
+
+_LARGE = 1 << 16
+"""Bytes of JSON that are read beside the event loop."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer
+    """An answer other than the one that was asked for.
+
+    Args:
+        status: of HTTP.
+        text: what to say.
+        headers: further ones.
+    """
+
+    def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(text)
+        self.status, self.text, self.headers = status, text, dict(headers or {})
+
+
+async def fields_of(request: Request) -> dict[str, Any]:
+    """Return the fields of a request: of its JSON object or form, and those of the query that the body lacks.
+
+    A field of a form or query that comes several times is a list. Raises Refused (400) for a body that is neither.
+    """
+    query = _grouped(request.query_params.multi_items())
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        if "charset" in request.headers.get("content-type", "").lower().replace("charset=utf-8", ""):
+            raise Refused(400, "forms must be UTF-8")  # Python knows codecs that no browser has
+        try:
+            async with request.form(max_files=1, max_fields=2000) as form:
+                pairs = [(key, value) for key, value in form.multi_items() if not isinstance(value, UploadFile)]
+        except HTTPException as error:
+            raise Refused(400, str(error.detail)) from None
+        except ClientDisconnect:
+            raise Refused(400, "the request broke off") from None
+        # Line ends of forms are CR LF, whatever was typed (HTML, 4.10.21.8).
+        return {**query, **_grouped((key, str(value).replace("\r\n", "\n")) for key, value in pairs)}
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise Refused(400, "the request broke off") from None
+    # Programs that send JSON without saying so are understood; those that send all in the query have no body.
+    if not body.strip() and "json" not in kind:
+        return query
+    return {**query, **(_json_object(body) if len(body) < _LARGE else await run_in_threadpool(_json_object, body))}
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
+    """Return the result of `work`, which is cancelled when the client goes away before. The body must have been read.
+
+    Raises Refused (499, which nobody reads) where the client has gone.
+    """
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refused(499, "the client has gone")
+        return task.result()
+    finally:
+        task.cancel()
+        watch.cancel()
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json(body, "the request")
+    except DataError:
+        raise Refused(400, "The browser (or proxy) sent a request that this server could not understand.") from None
+    if not isinstance(found, dict):
+        raise Refused(400, "Invalid JSON format")
+    return found
+
+
+def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key not in found:
+            found[key] = value
+        elif isinstance(found[key], list):
+            found[key].append(value)
+        else:
+            found[key] = [found[key], value]
+    return found
+
+
+@asynccontextmanager
+async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
+    """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.
+
+    Raises Refused (400): no such form, or no file; DataError is for whoever reads the file.
+    """
+    unread = "The browser (or proxy) sent a request that this server could not understand."
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refused(400, unread)
+    try:
+        async with request.form(max_files=1, max_fields=100) as form:
+            pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
+            files = [value for key, value in form.multi_items() if key == "file" and isinstance(value, UploadFile)]
+            if not files:
+                raise Refused(400, unread)
+            yield _grouped(pairs), files[0]
+    except HTTPException:
+        raise Refused(400, unread) from None
+    except ClientDisconnect:
+        raise Refused(400, "the request broke off") from None

@@ -1,0 +1,224 @@
+"""XLIFF 1.2 and 2, and TMX: files of pairs, whose missing targets are filled in. Targets that are there stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import regex
+
+from ziggurat.serve.text.documents.settings import Settings
+from ziggurat.serve.text.markup import Rules, markup_template
+from ziggurat.serve.text.template import Slot, Template, written
+from ziggurat.serve.text.tokens import Token, spelt
+from ziggurat.serve.text.work import Outcome, Work
+from ziggurat.serve.text.xml import Xml, read_xml
+from ziggurat.system.errors import DataError
+
+# Inline elements hold text; those of native codes hold what is not text.
+_XLIFF = Rules(
+    inline=frozenset(("g", "pc", "mrk", "pair")),
+    points=frozenset(("x", "ph", "it", "cp", "sm", "em")),
+    xml=True,
+)
+_TMX = Rules(inline=frozenset(("hi", "pair")), points=frozenset(("ph", "it", "ut")), xml=True)
+# Native codes that belong together: their pairs are elements, whose tags are these codes.
+_BEGINS, _ENDS = frozenset(("bpt", "bx", "sc")), frozenset(("ept", "ex", "ec"))
+# "The item is new", "needs to be translated" (XLIFF 1.2) and "in its initial state" (2.1): tools put a copy of the
+# source there. All others, such as `needs-review-translation`, are of targets that somebody has worked on.
+_UNTRANSLATED_STATES = frozenset(("new", "needs-translation", "initial"))
+_REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
+_STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
+_UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
+
+
+def _tree(xml: Xml) -> dict[int, int]:
+    """Return the place of the end of each element by that of its beginning."""
+    ends, stack = {}, []
+    for place, token in enumerate(xml.tokens):
+        if token.kind == "open":
+            stack.append(place)
+        elif token.kind == "close":
+            ends[stack.pop()] = place
+    return ends
+
+
+def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, int]:
+    """Return the places of the elements directly in one, by name, the first of each name."""
+    found: dict[str, int] = {}
+    at, end = place + 1, ends.get(place, place)
+    while at < end:
+        if tokens[at].kind in ("open", "empty"):
+            found.setdefault(tokens[at].name, at)
+        at = ends.get(at, at) + 1
+    return found
+
+
+def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+    """Return the work of translating XLIFF 1.2 or 2: units without a target, or with an untranslated one, get one.
+
+    A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
+    state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed; a segment of
+    2 with a state gets `translated`, which `reviewed` follows. Of elements with `translate` the innermost decides: a
+    locked group may have open units.
+    """
+    xml = read_xml(content, name)
+    root = next((token for token in xml.tokens if token.kind in ("open", "empty")), None)
+    if root is None or root.name != "xliff":
+        raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
+    second = root.attributes.get("version", "").startswith("2")
+    unit = "segment" if second else "trans-unit"
+    ends = _tree(xml)
+
+    def filled(place: int) -> tuple[int, int, Template] | None:
+        """Return from where to where a unit is replaced (or its target put in), and by what."""
+        within = _children(xml.tokens, ends, place)
+        source, target = within.get("source"), within.get("target")
+        if source is None or source not in ends:
+            return None
+        segment = xml.tokens[place]
+        state = (segment if second or target is None else xml.tokens[target]).attributes.get("state")
+        if target is not None and state not in _UNTRANSLATED_STATES and _has_text(xml.tokens, ends, target):
+            return None
+        template = markup_template(_paired(xml.tokens[source + 1 : ends[source]]), _XLIFF)
+        tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
+        closing = f"</{tag[1:].split()[0]}>"
+        done: Template = [f"{tag}{'' if second else _REVIEW}>", *template, closing]
+        if target is None:
+            gap = xml.tokens[source - 1].raw if xml.tokens[source - 1].kind == "text" else ""
+            begin = end = ends[source] + 1
+            done = [gap, *done]
+        else:
+            begin, end = target, ends.get(target, target) + 1
+        if second and state is not None:
+            between = [token.raw for token in xml.tokens[place + 1 : begin]]
+            return place, end, [f'{_STATES.sub("", segment.raw)[:-1]} state="translated">', *between, *done]
+        return begin, end, done
+
+    begins = ("target-language", "trgLang")[second]
+    template = _with_targets(xml, unit, filled)
+    if settings.target:
+        _named(template, xml, "xliff" if second else "file", begins, settings.target)
+    return (yield from _work(xml, template, settings))
+
+
+def _has_text(tokens: Sequence[Token], ends: dict[int, int], place: int) -> bool:
+    return any(token.text.strip() for token in tokens[place : ends.get(place, place)])
+
+
+def _target_tag(source: Token, target: Token | None) -> str:
+    """Return a target's tag without its state and its `>`: the one that is there, or one made as the source's."""
+    if target is None:
+        tag = f"<{source.raw[1:].split('source')[0]}target"
+    else:
+        tag = _STATES.sub("", target.raw.rstrip("/>")).rstrip()
+    space = source.attributes.get("xml:space")
+    return tag if space is None or "xml:space" in tag else f'{tag} xml:space="{space}"'
+
+
+def _paired(tokens: Sequence[Token]) -> list[Token]:
+    """Return the tokens with every native code as one token, and pairs of them as the tags of an element."""
+    taken: list[Token] = []
+    place = 0
+    while place < len(tokens):
+        token, end = tokens[place], place + 1
+        if token.name in _BEGINS | _ENDS and token.kind in ("open", "empty"):
+            if token.kind == "open":
+                while tokens[end - 1].kind != "close" or tokens[end - 1].name != token.name:
+                    end += 1
+            raw = "".join(part.raw for part in tokens[place:end])
+            taken.append(Token("open" if token.name in _BEGINS else "close", raw, "pair"))
+        else:
+            taken.append(_protected(token))
+        place = end
+    return taken
+
+
+def _protected(token: Token) -> Token:
+    """Return a token of XLIFF; a protected `mrk` says so in the way that HTML does."""
+    if token.name == "mrk" and token.attributes.get("mtype") == "protected":
+        return token._replace(attributes={**token.attributes, "translate": "no"})
+    return token
+
+
+def _with_targets(xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]) -> list[str | Slot]:
+    """Return the template of a file: its tokens, one string each, with what `filled` says in its units."""
+    out: list[Template] = [[token.raw] for token in xml.tokens]
+    wanted = [True]  # of each open element, whether it is to be translated
+    for place, token in enumerate(xml.tokens):
+        if token.kind == "close":
+            wanted.pop()
+        if token.kind != "open":
+            continue
+        said = token.attributes.get("translate", "") if token.name in _UNITS else ""
+        wanted.append({"yes": True, "no": False}.get(said, wanted[-1]))
+        if token.name == unit and wanted[-1] and (change := filled(place)):
+            begin, end, template = change
+            for at in range(begin, end):
+                out[at] = []
+            out[begin] = [*template, *out[begin]]
+    return [part for parts in out for part in parts]
+
+
+def _named(template: Template, xml: Xml, element: str, attribute: str, language: str) -> None:
+    """Give elements the attribute of the target language where they have none."""
+    raws = {t.raw for t in xml.tokens if t.name == element and t.kind == "open" and attribute not in t.attributes}
+    for place, part in enumerate(template):
+        if isinstance(part, str) and part in raws:
+            template[place] = f'{part[:-1]} {attribute}="{_value(language)}">'
+
+
+def _value(text: str) -> str:
+    return spelt(text).replace('"', "&quot;")
+
+
+def tmx(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+    """Return the work of translating TMX: units without a variant in the target language get one.
+
+    Raises DataError: the target language is not given, or it is not TMX.
+    """
+    if not settings.target:
+        raise DataError(f"{name}: the language of the translation is not known, but TMX has it in every unit")
+    xml = read_xml(content, name)
+    tokens, ends = xml.tokens, _tree(xml)
+    header = next((token for token in tokens if token.name == "header"), None)
+    if header is None or not any(token.name == "tmx" for token in tokens):
+        raise DataError(f"{name}: not TMX (no header)")
+    source = settings.source or header.attributes.get("srclang", "")
+
+    def filled(place: int) -> tuple[int, int, Template] | None:
+        variants: dict[str, int] = {}
+        at, end = place + 1, ends[place]
+        while at < end:
+            if tokens[at].name == "tuv" and tokens[at].kind == "open":
+                spoken = tokens[at].attributes.get("xml:lang") or tokens[at].attributes.get("lang", "")
+                variants.setdefault(spoken.lower(), at)
+            at = ends.get(at, at) + 1
+        own = _spoken(variants, source) if source not in ("", "*all*") else next(iter(variants.values()), None)
+        if own is None or _spoken(variants, settings.target) is not None:
+            return None
+        segment = _children(tokens, ends, own).get("seg")
+        if segment is None or segment not in ends:
+            return None
+        template = markup_template(_paired(tokens[segment + 1 : ends[segment]]), _TMX)
+        gap = tokens[own - 1].raw if tokens[own - 1].kind == "text" else ""
+        after = ends[own] + 1
+        return after, after, [f'{gap}<tuv xml:lang="{_value(settings.target)}"><seg>', *template, "</seg></tuv>"]
+
+    return (yield from _work(xml, _with_targets(xml, "tu", filled), settings))
+
+
+def _spoken(variants: dict[str, int], language: str) -> int | None:
+    """Return the variant in a language, or else in one of its regions or in the language of a region."""
+    language = language.lower()
+    short = language.split("-")[0]
+    for spoken in (language, *(s for s in variants if s.split("-")[0] == short)):
+        if spoken in variants:
+            return variants[spoken]
+    return None
+
+
+def _work(xml: Xml, template: Template, settings: Settings) -> Work[Outcome[bytes]]:
+    notices: Counter[str] = Counter()
+    said = yield from written(template, settings.options, notices)
+    return Outcome(xml.encoded(said), notices)

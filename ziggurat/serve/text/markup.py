@@ -1,0 +1,259 @@
+"""HTML, and XML whose text is written in the same way: tags that break sentences, tags inside of them, copied elements.
+
+The rules are Bergamot's where it has any: an element that is not among the inline ones breaks a sentence.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import unescape
+
+import regex
+
+from ziggurat.serve.text.marked import Close, Copied, Marked, Open, Piece, Point
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.template import MarkupForm, Raw, Slot, Spellings, Template, add, filled, written
+from ziggurat.serve.text.tokens import ATTRIBUTE, Token, element_ends, html_tokens
+from ziggurat.serve.text.work import Outcome, Work
+from ziggurat.serve.text.xml import read_xml
+from ziggurat.system.errors import DataError
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Meanings of the elements of a format, by name.
+
+    Attributes:
+        inline: elements inside of sentences; all others break them.
+        void: elements without end.
+        copied: elements that come through untouched.
+        blank: void elements that divide words, and a sentence unless it clearly goes on after them.
+        spaces: void elements that are blanks.
+        points: elements inside of sentences that come through untouched and are not read as part of them.
+        nested: the same, but with paragraphs of their own that are translated, such as footnotes.
+        attributes: attributes with text to be translated; none: attributes are kept.
+        xml: whether text must be well-formed XML.
+        languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
+    """
+
+    inline: frozenset[str]
+    void: frozenset[str] = frozenset()
+    copied: frozenset[str] = frozenset()
+    blank: frozenset[str] = frozenset()
+    spaces: frozenset[str] = frozenset()
+    points: frozenset[str] = frozenset()
+    nested: frozenset[str] = frozenset()
+    attributes: frozenset[str] = frozenset()
+    xml: bool = False
+    languages: tuple[str, str] = ("", "")
+
+
+HTML = Rules(
+    inline=_names(
+        "a abbr acronym b bdi bdo big cite data del dfn em font i img ins label mark nobr output q rb ruby s small "
+        "span strike strong sub sup time tt u wbr"
+    ),
+    void=_names("area base br col embed hr img input link meta param source track wbr"),
+    copied=_names(
+        "audio canvas code iframe kbd map math noembed noframes object picture plaintext pre rp rt rtc samp script "
+        "style svg template textarea var video xmp"
+    ),
+    blank=_names("br"),
+)
+"""Rules of HTML; `dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)` also translates attributes."""
+
+HTML_ATTRIBUTES = _names("alt title placeholder aria-label")
+"""Attributes of HTML that people read."""
+
+_LONGEST_COPY = 100
+"""Characters of a copied element that the model is shown; the text of a longer one would only disturb it."""
+
+# Copied elements whose text is not read as part of the sentence, or not at all.
+_UNREAD = _names(
+    "audio canvas iframe map math noembed noframes object picture rp rt rtc script style svg template video"
+)
+_CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
+_DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
+_LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
+
+
+def html(text: str, options: Options, rules: Rules = HTML) -> Work[Outcome[str]]:
+    """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
+    notices: Counter[str] = Counter()
+    tokens = list(html_tokens(text))
+    said = yield from written(markup_template(tokens, rules), options, notices)
+    return Outcome(said, notices)
+
+
+def xml(text: str, options: Options, rules: Rules) -> Work[Outcome[str]]:
+    """Return the work of translating XML, a document or a part of one with several elements or text beside them.
+
+    Raises DataError, when the work begins, for what is not well-formed.
+    """
+    notices: Counter[str] = Counter()
+    said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
+    return Outcome(said, notices)
+
+
+def xml_tokens(text: str) -> list[Token]:
+    """Return the tokens of a document or a part of one. Raises DataError for what is not well-formed."""
+    try:
+        return read_xml(text.encode("utf-8", "surrogatepass"), "the text").tokens
+    except DataError:
+        return read_xml(f"<x>{text}</x>".encode("utf-8", "surrogatepass"), "the text").tokens[1:-1] if text else []
+
+
+def markup_template(tokens: Sequence[Token], rules: Rules) -> Template:
+    """Return the template of markup."""
+    return _Segmenter(tokens, rules).template()
+
+
+class _Segmenter:
+    """Collects runs of text and inline tags between tags that break sentences."""
+
+    def __init__(self, tokens: Sequence[Token], rules: Rules) -> None:
+        self.tokens, self.rules = tokens, rules
+        self.ends = element_ends(tokens, rules.void, rules.inline - _RUBY | _CODE, xml=rules.xml)
+        self.done: Template = []
+        self.run: list[Piece] = []
+        self.run_raw: list[Token] = []
+
+    def template(self) -> Template:
+        place = 0
+        while place < len(self.tokens):
+            place = self._take(place, self.tokens[place])
+        self._flush()
+        return self.done
+
+    def _take(self, place: int, token: Token) -> int:
+        """Take the token at `place`, and return where to go on."""
+        name = token.name
+        is_void = token.kind == "empty" or name in self.rules.void
+        if token.kind == "text":
+            self._add(token, token.text)
+        elif token.kind == "other":
+            if token.raw.startswith("<!--"):
+                self._add(token, Point(token.raw))
+            else:
+                self._divide(token.raw)
+        elif token.kind == "close":
+            # The end of a void element means nothing, but `</br>` is a break to browsers.
+            if name in self.rules.inline and name not in self.rules.void:
+                self._add(token, Close(token.raw, name))
+            else:
+                self._divide(token.raw)
+        elif not is_void and (name in self.rules.copied or _untranslated(token)) and place in self.ends:
+            self._copy(place, self.ends[place])
+            return self.ends[place] + 1
+        elif name in self.rules.spaces and token.kind == "empty":
+            self._add(token, Point(token.raw, " "))
+        elif name in self.rules.points | self.rules.nested:
+            end = self.ends.get(place, place)
+            self._add(token._replace(kind="other"), Point(self._whole(place, end)))
+            return end + 1
+        elif name in self.rules.blank:
+            if self._goes_on(place):
+                self._add(token, Point(self._raw(token), "\n"))
+            else:
+                self._divide(self._raw(token))
+        elif name not in self.rules.inline:
+            self._divide(self._raw(token))
+        else:
+            self._add(token, Point(self._raw(token)) if is_void else Open(self._raw(token), name))
+        return place + 1
+
+    def _add(self, token: Token, piece: Piece) -> None:
+        self.run.append(piece)
+        self.run_raw.append(token)
+
+    def _divide(self, raw: Raw) -> None:
+        """End the run with a tag that breaks sentences."""
+        self._flush()
+        add(self.done, raw)
+
+    def _flush(self) -> None:
+        if self.run:
+            texts = [token for token in self.run_raw if token.kind == "text"]
+            spellings = Spellings()
+            for token in texts:
+                spellings.add(token.text, token.raw)
+            form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
+            self.done += filled(self.run, form)
+            self.run, self.run_raw = [], []
+
+    def _copy(self, place: int, end: int) -> None:
+        """Copy an element untouched."""
+        inside = self.tokens[place : end + 1]
+        raw = "".join(token.raw for token in inside)
+        name = self.tokens[place].name
+        if name in _DIVIDING or name not in self.rules.inline | self.rules.copied:
+            self._divide(raw)
+        else:
+            self.run.append(Copied(raw, shown_text(inside)))
+            self.run_raw.append(Token("other", raw))
+
+    def _whole(self, place: int, end: int) -> Raw:
+        """Return an element with what is in it: as it is, or with its paragraphs as slots."""
+        inside = self.tokens[place : end + 1]
+        if self.tokens[place].name in self.rules.points or place == end:
+            return "".join(token.raw for token in inside)
+        return [inside[0].raw, *markup_template(inside[1:-1], self.rules), inside[-1].raw]
+
+    def _goes_on(self, place: int) -> bool:
+        """Return whether a sentence goes on after a break: small letters follow, or a comma is before it."""
+        before = next((p.rstrip() for p in reversed(self.run) if isinstance(p, str) and p.strip()), "")
+        for token in self.tokens[place + 1 : place + 8]:
+            if token.kind == "text" and token.text.strip():
+                return bool(before) and (token.text.lstrip()[0].islower() or before[-1] in ",;(–-")
+            if token.kind in ("open", "close", "empty") and (
+                token.name not in self.rules.inline or token.name in self.rules.blank
+            ):
+                return False
+        return False
+
+    def _language(self, found: regex.Match[str]) -> str:
+        """Return an attribute with the language of the translation in place of the source's."""
+        source, target = self.rules.languages
+        is_source = _first_part(found["code"]) == _first_part(source)
+        return f"{found[1]}{found[2]}{target}{found[2]}" if is_source else found[0]
+
+    def _raw(self, token: Token) -> Raw:
+        """Return a tag as it was written, with places for the attributes that are translated."""
+        if token.name == "html" and all(self.rules.languages):
+            return _LANGUAGE.sub(self._language, token.raw)
+        if not any(token.attributes.get(name, "").strip() for name in self.rules.attributes) or _untranslated(token):
+            return token.raw
+        template: Template = []
+        begin = 0
+        for found in ATTRIBUTE.finditer(token.raw, 1 + len(token.name)):
+            group = 2 if found[2] else 3
+            text = unescape(found[group] or "")
+            if found[1].lower() in self.rules.attributes and text.strip():
+                form = MarkupForm(found[group], Spellings(), self.rules.xml, quote=token.raw[found.start(group) - 1])
+                form.spellings.add(text, found[group])
+                template += [token.raw[begin : found.start(group)], Slot(Marked(text), form)]
+                begin = found.end(group)
+        return [*template, token.raw[begin:]]
+
+
+def _first_part(code: str) -> str:
+    """Return a language code without its region."""
+    return regex.split("[-_]", code.lower())[0]
+
+
+def _untranslated(token: Token) -> bool:
+    """Return whether an element says that it is not to be translated."""
+    attributes = token.attributes
+    return attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
+
+
+def shown_text(element: Sequence[Token]) -> str:
+    """Return what the model is shown of a copied element, whose tokens these are."""
+    text = "" if element[0].name in _UNREAD else "".join(token.text for token in element)
+    return text if text == text.strip() and len(text) <= _LONGEST_COPY and "\n" not in text else ""

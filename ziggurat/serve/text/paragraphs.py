@@ -1,0 +1,253 @@
+"""Works on paragraphs: their sentences are asked for all at once, and each paragraph is put together with its marks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+import regex
+
+from ziggurat.serve.text.hard_terms import with_terms
+from ziggurat.serve.text.marked import Close, Copied, Mark, Marked, Open, Piece
+from ziggurat.serve.text.projection import MAX_STEPS, MisplacedError, project, steps
+from ziggurat.serve.text.protection import Item, protected
+from ziggurat.serve.text.sentences import Options, Unit
+from ziggurat.serve.text.splitting import sentence_spans
+from ziggurat.serve.text.words import Target
+from ziggurat.serve.text.work import Link, Outcome, Rendered, Sentence, Work, together
+from ziggurat.translate.lines import join_parts
+
+Result = TypeVar("Result")
+
+_LINE_ENDS = regex.compile(r"(\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])")
+
+
+class SentencePair(NamedTuple):
+    """A sentence of a text and its translation, each as the characters from a place to an exclusive other."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AlignedText:
+    """A translated text, with its sentences and what became of which characters.
+
+    Attributes:
+        text: the translation.
+        sentences: in order.
+        links: between characters of the source and of `text`.
+    """
+
+    text: str
+    sentences: list[SentencePair]
+    links: list[Link]
+
+
+def plain_text(text: str, options: Options) -> Work[Outcome[str]]:
+    """Return the work of translating plain text. Each line is a paragraph; white space between sentences is kept."""
+    outcome = yield from aligned_text(text, options)
+    return Outcome(outcome.value.text, outcome.notices)
+
+
+def aligned_text(text: str, options: Options, *, lines: bool = True) -> Work[Outcome[AlignedText]]:
+    """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
+    notices: Counter[str] = Counter()
+    parts = _LINE_ENDS.split(text) if lines else [text]
+    written = [bool(part.strip()) for part in parts]  # ends of lines are not
+    whole = [Marked(part) for part, has_text in zip(parts, written, strict=True) if has_text]
+    _admit([line.text for line in whole], options)
+    done = iter((yield from _distinct(together([_line(line, options, notices) for line in whole]))))
+    said, sentences, links = list[str](), list[SentencePair](), list[Link]()
+    at = target_at = 0
+    for part, has_text in zip(parts, written, strict=True):
+        target, pairs = next(done) if has_text else (Target(part), [])
+        for (start, end), (target_start, target_end) in pairs:
+            sentences.append(SentencePair((start + at, end + at), (target_start + target_at, target_end + target_at)))
+        links += [_moved(link, at, target_at) for link in [*target.fixed, *target.links]]
+        said.append(target.text)
+        at += len(part)
+        target_at += len(target.text)
+    return Outcome(AlignedText("".join(said), sentences, links), notices)
+
+
+def _admit(texts: Sequence[str], options: Options) -> None:
+    if options.admit is not None:
+        options.admit(texts)
+
+
+def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
+    """Return how many sentences `aligned_text` finds. It asks for equal ones once, and for some not at all."""
+    return sum(len(_units(Marked(line), options)[0]) for line in (_LINE_ENDS.split(text) if lines else [text]))
+
+
+def _line(text: Marked, options: Options, notices: Counter[str]) -> Work[tuple[Target, list[SentencePair]]]:
+    """Return the work of translating a paragraph without marks."""
+    spans, units = _units(text, options)
+    return (yield from _translated(text, spans, units, options, notices))
+
+
+def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str]) -> Work[list[list[Piece]]]:
+    """Return the work of translating paragraphs; its result is the pieces of each. Notices are counted in `notices`."""
+    written = [bool(text.text.strip()) for text in texts]
+    whole = [text for text, has_text in zip(texts, written, strict=True) if has_text]
+    _admit([text.text for text in whole], options)
+    done = iter((yield from _distinct(together([_paragraph(text, options, notices) for text in whole]))))
+    return [next(done) if has_text else _pieces(text) for text, has_text in zip(texts, written, strict=True)]
+
+
+def _distinct(work: Work[Result]) -> Work[Result]:
+    """Return the same work, which asks for sentences that are equal only once."""
+    try:
+        asked = next(work)
+        while True:
+            places: dict[Sentence, int] = {}
+            numbers = [places.setdefault(one, len(places)) for one in asked]
+            answers: list[Rendered] = yield list(places)
+            asked = work.send([answers[number] for number in numbers])
+    except StopIteration as ended:
+        result: Result = ended.value
+        return result
+
+
+def _paragraph(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
+    """Return the work of translating one paragraph."""
+    if steps(text, text.text) <= MAX_STEPS:
+        spans, units = _units(text, options)
+        target, _ = yield from _translated(text, spans, units, options, notices)
+        if target.text == text.text:  # every mark at its very place, inside of words and placeholders, too
+            return _pieces(text)
+        if steps(text, target.text) <= MAX_STEPS:
+            try:
+                return project(text, target)
+            except MisplacedError:
+                pass
+    notices["in_segments"] += 1
+    return (yield from _by_slices(text, options, notices))
+
+
+def _units(text: Marked, options: Options) -> tuple[list[tuple[int, int]], list[Unit]]:
+    """Return the sentences of a paragraph, as spans and with what is in them."""
+    copied = [m for m in text.all_marks() if isinstance(m.piece, Copied) and m.end > m.start]
+    copied.sort(key=lambda mark: mark.start)
+    elements = [Item(mark.start, mark.end) for mark in copied]
+    own = set(elements)
+    items = sorted({*elements, *_outside(protected(text.text), elements)})
+    starts = [item.start for item in items]
+    edges = sorted({place for mark in text.all_marks() for place in (mark.start, mark.end)})
+    if options.split is None:
+        spans = sentence_spans(text.text, lambda whole: [whole])
+    else:
+        spans = sentence_spans(text.text, options.split, [(item.start, item.end) for item in items])
+    units = []
+    for start, end in spans:
+        inside = items[bisect_left(starts, start) : bisect_left(starts, end)]
+        inside = [item for item in inside if item.end <= end]  # one that a cut goes through is text
+        marked_here = edges[bisect_left(edges, start + 1) : bisect_left(edges, end)]
+        edges_of_items = {place for item in inside if item in own for place in (item.start, item.end)}
+        units.append(
+            Unit(
+                text.text[start:end],
+                [Item(item.start - start, item.end - start, item.positional) for item in inside],
+                frozenset(number for number, item in enumerate(inside) if item in own),
+                [place - start for place in marked_here if place not in edges_of_items],
+            )
+        )
+    return spans, units
+
+
+def _outside(items: Sequence[Item], elements: Sequence[Item]) -> list[Item]:
+    """Return the items that do not overlap an element."""
+    kept, at = [], 0
+    for item in items:
+        while at < len(elements) and elements[at].end <= item.start:
+            at += 1
+        if at == len(elements) or elements[at].start >= item.end:
+            kept.append(item)
+    return kept
+
+
+def _translated(
+    text: Marked,
+    spans: Sequence[tuple[int, int]],
+    units: Sequence[Unit],
+    options: Options,
+    notices: Counter[str],
+) -> Work[tuple[Target, list[SentencePair]]]:
+    """Return the work of translating the sentences of a paragraph and joining them with its own white space."""
+    if len(units) == 1:  # of most, and without what `together` keeps
+        targets = [(yield from _sentence(units[0], options, notices))]
+    else:
+        targets = yield from together([_sentence(unit, options, notices) for unit in units])
+    said, links, fixed, pairs = "", [], [], []
+    begin = 0
+    for (start, end), target in zip(spans, targets, strict=True):
+        gap = text.text[begin:start]
+        # Scripts without blanks need none between sentences; a translation into another script does.
+        if said and not gap and len(join_parts([said[-1:], target.text[:1]])) > 2:
+            gap = " " if join_parts([text.text[begin - 1], text.text[start]]).count(" ") == 0 else ""
+        said += gap
+        shift = len(said)
+        links += [_moved(link, start, shift) for link in target.links]
+        fixed += [_moved(link, start, shift) for link in target.fixed]
+        said += target.text
+        pairs.append(SentencePair((start, end), (shift, len(said))))
+        begin = end
+    return Target(said + text.text[begin:], links, fixed), pairs
+
+
+def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+    """Return the work of translating a sentence, with the glossary where there is one."""
+    found = options.terms.found(unit.text) if options.terms is not None else []
+    hard = [each for each in found if each.term.hard]
+    target = yield from with_terms(unit, hard, options, notices)
+    if options.tally is not None:
+        options.tally.count(found, target.text)
+    return target
+
+
+def _moved(link: Link, source: int, target: int) -> Link:
+    return Link(
+        link.source_start + source, link.source_end + source, link.target_start + target, link.target_end + target
+    )
+
+
+def _by_slices(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
+    """Return the work of translating the text between any two marks by itself; marks stay in their order."""
+    order = _pieces(text)
+    slices = [Marked(piece) for piece in order if isinstance(piece, str)]
+    said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
+    return [part for piece in order for part in (next(said) if isinstance(piece, str) else [piece])]
+
+
+def _pieces(text: Marked) -> list[Piece]:
+    """Return a paragraph as the pieces that it was made of."""
+    order: list[Piece] = []
+    begin = 0
+
+    def up_to(place: int) -> None:
+        nonlocal begin
+        if place > begin:
+            order.append(text.text[begin:place])
+        begin = max(begin, place)
+
+    waiting: list[Mark | Close] = list(reversed(text.marks))
+    ends: list[int] = []  # of the elements that are open
+    while waiting:
+        mark = waiting.pop()
+        if isinstance(mark, Close):
+            up_to(ends.pop())
+            order.append(mark)
+            continue
+        up_to(mark.start)
+        order.append(mark.piece)
+        if isinstance(mark.piece, Open):
+            ends.append(mark.end)
+            waiting += [mark.close or Close(None), *reversed(mark.children)]
+        else:
+            begin = mark.end
+    up_to(len(text.text))
+    return order

@@ -1,0 +1,263 @@
+"""Projection of marks from a text to its translation, by links between their characters.
+
+Bergamot's way, made strict: each word of the translation belongs to the elements of the source word that it is linked
+to. Where Bergamot opens an element again for every stretch of its words, here each element gets exactly one stretch,
+the one that fits best, so that the translation has the same tags as the source and nests as it does. A stretch never
+holds a word of a neighbouring element. Elements that no word belongs to come out empty, at the place where the fewest
+words change sides; so do points (images, breaks), which also keep their order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from ziggurat.serve.text.marked import Copied, Mark, Marked, Piece, Point
+from ziggurat.serve.text.words import Target, best_boundary, cut_at, units
+
+MAX_STEPS = 4_000_000
+"""Most points times words that are projected: a few seconds. Beyond it a paragraph is translated in segments."""
+
+
+def steps(source: Marked, target: str) -> int:
+    """Return a bound of the work of a projection, for MAX_STEPS."""
+    return sum(1 for _ in source.all_marks()) * max(1, len(target) // 4)
+
+
+def project(source: Marked, target: Target) -> list[Piece]:
+    """Return the translation with the marks of `source`: every mark once, nested as it was.
+
+    The text of the pieces is the target's, except that a point that stands for a blank takes the place of one.
+
+    Raises MisplacedError.
+    """
+    if not source.marks:
+        return [target.text] if target.text else []
+    return _Projection(source, target).pieces()
+
+
+class MisplacedError(Exception):
+    """A copied element is in the translation, but outside of the stretch of the element that holds it."""
+
+
+class _Projection:
+    """The state of one projection."""
+
+    def __init__(self, source: Marked, target: Target) -> None:
+        self.source, self.target = source, target
+        whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
+        self.units = cut_at(whole, self._cuts())
+        # What came through unchanged is not cut.
+        self.fixed = {(f.target_start, f.target_end): (f.source_start, f.source_end) for f in target.fixed}
+        self.of_unit = self._primary_links()
+        self.centres = [None if s is None else (s[0] + s[1] - 1) / 2 for s in self.of_unit]
+        self.by_source = sorted(target.links, key=lambda link: link.source_start)
+        self.gaps = _gaps(source.text)
+        self.unit_starts = [start for start, _ in self.units]
+        self.out: list[Piece] = []
+        self.cursor = 0
+
+    def _cuts(self) -> list[int]:
+        """Return where words of the translation are cut: a mark is inside of a word, and a link ends just there."""
+        text = self.source.text
+        inside = {
+            place
+            for mark in self.source.all_marks()
+            for place in (mark.start, mark.end)
+            if 0 < place < len(text) and not text[place - 1].isspace() and not text[place].isspace()
+        }
+        cuts = {link.target_start for link in self.target.links if link.source_start in inside}
+        return sorted(cuts | {link.target_end for link in self.target.links if link.source_end in inside})
+
+    def _primary_links(self) -> list[tuple[int, int] | None]:
+        """Return for each unit the source characters that most of its characters are linked to."""
+        first: list[int] = [-1] * len(self.target.text)
+        links = [*self.target.fixed, *self.target.links]
+        for number in range(len(links) - 1, -1, -1):  # backwards: an earlier link wins
+            link = links[number]
+            first[link.target_start : link.target_end] = [number] * (link.target_end - link.target_start)
+        primary: list[tuple[int, int] | None] = []
+        for start, end in self.units:
+            counts = Counter(number for number in first[start:end] if number >= 0)
+            best = max(counts, key=lambda number: (counts[number], -number)) if counts else -1
+            primary.append((links[best].source_start, links[best].source_end) if counts else None)
+        return primary
+
+    def pieces(self) -> list[Piece]:
+        """Return the translation with the marks."""
+        self._write(self.source.marks, 0, len(self.units))
+        self._copy_to(len(self.target.text))
+        return self.out
+
+    # Which words belong to which element
+
+    def _write(self, marks: Sequence[Mark], low: int, high: int) -> None:
+        """Write the marks of one element (or of the paragraph), whose words are units `low` to `high`."""
+        if not marks:
+            return
+        stretches = self._stretches(marks, low, high)
+        placed = [(*stretch, 1, number) for number, stretch in stretches.items()]
+        allowed = self._outside(stretches.values(), low, high)
+        at_least = 0  # index in `allowed`: points keep their order
+        for number, mark in enumerate(marks):
+            if number in stretches:
+                continue
+            if isinstance(mark.piece, Copied) and mark.end > mark.start:
+                raise MisplacedError
+            boundary = best_boundary(self.centres, mark.start - 0.25, allowed[at_least:], low, high)
+            at_least = allowed.index(boundary, at_least)
+            placed.append((boundary, boundary, 0, number))
+        for begin, end, _, number in sorted(placed, key=lambda p: (p[0], p[2], p[3])):
+            self._write_mark(marks[number], begin, end)
+
+    def _stretches(self, marks: Sequence[Mark], low: int, high: int) -> dict[int, tuple[int, int]]:
+        """Return the units of each mark that has any, by its number; the stretches do not overlap."""
+        starts = [mark.start for mark in marks]
+        wanted: dict[int, list[int]] = {}
+        owner: list[int | None] = []  # for each unit, number of its mark; -1: none of them; None: not known
+        for place in range(low, high):
+            number = self._owner(marks, starts, place)
+            owner.append(number)
+            if number is not None and number >= 0:
+                wanted.setdefault(number, []).append(place)
+        # Sums, so that a gap is judged at once: units of other marks in it forbid it, units of none weigh against it.
+        owned, free = [0], [0]
+        for whose in owner:
+            owned.append(owned[-1] + (whose is not None and whose >= 0))
+            free.append(free[-1] + (whose == -1))
+        found: dict[int, tuple[int, int]] = {}
+        for number, places in wanted.items():
+            best, score, begin = (places[0], places[0] + 1), 1, places[0]
+            top = score
+            for before, place in pairwise(places):
+                between = (before + 1 - low, place - low)
+                penalty = free[between[1]] - free[between[0]]
+                if owned[between[1]] > owned[between[0]] or penalty >= score:
+                    score, begin = 1, place
+                else:
+                    score += 1 - penalty
+                if score > top:
+                    top, best = score, (begin, place + 1)
+            found[number] = best
+        for number, mark in enumerate(marks):
+            if len(found) <= 1 and self._is_alone(mark, low, high):
+                return {number: (low, high)}
+            if number not in found and mark.end > mark.start and not isinstance(mark.piece, Point | Copied):
+                weakly = self._linked_unit(mark, low, high, owner, found)
+                if weakly is not None:
+                    found[number] = (weakly, weakly + 1)
+        return found
+
+    def _owner(self, marks: Sequence[Mark], starts: Sequence[int], place: int) -> int | None:
+        """Return the number of the mark that a unit belongs to: the one with at least half of its source word."""
+        span, centre = self.of_unit[place], self.centres[place]
+        if span is None or centre is None:
+            return None
+        # Of marks that begin at the same place all but the last are empty.
+        number = bisect_right(starts, centre) - 1
+        if number < 0:
+            return -1
+        mark = marks[number]
+        if isinstance(mark.piece, Copied):  # only itself: other words that look at it are text
+            return number if self.fixed.get(self.units[place]) == (mark.start, mark.end) else -1
+        shared = min(span[1], mark.end) - max(span[0], mark.start)
+        if isinstance(mark.piece, Point) or 2 * shared < span[1] - span[0] or shared <= 0:
+            return -1
+        return number
+
+    def _is_alone(self, mark: Mark, low: int, high: int) -> bool:
+        """Return whether a mark holds all words of the paragraph, and so all of the translation, linked or not."""
+        text = self.source.text
+        return (
+            low < high == len(self.units)
+            and not low
+            and not isinstance(mark.piece, Point | Copied)
+            and not text[: mark.start].strip()
+            and not text[mark.end :].strip()
+            and bool(text[mark.start : mark.end].strip())
+        )
+
+    def _linked_unit(
+        self, mark: Mark, low: int, high: int, owner: Sequence[int | None], found: dict[int, tuple[int, int]]
+    ) -> int | None:
+        """Return a unit for a mark that got none: one that is linked to it less surely and belongs to no other mark."""
+        first = bisect_right(self.by_source, mark.start - 1, key=lambda link: link.source_start)
+        for link in self.by_source[first : first + 50]:
+            if link.source_start >= mark.end:
+                break
+            place = bisect_right(self.unit_starts, link.target_start) - 1
+            if place < 0 or self.units[place][1] <= link.target_start:
+                continue
+            taken = any(begin <= place < end for begin, end in found.values())
+            if low <= place < high and owner[place - low] in (None, -1) and not taken:
+                return place
+        return None
+
+    @staticmethod
+    def _outside(stretches: Iterable[tuple[int, int]], low: int, high: int) -> list[int]:
+        """Return the boundaries from `low` to `high` that are not inside of a stretch."""
+        allowed, at = [], low
+        for begin, end in sorted(stretches):
+            allowed += [*range(at, begin), begin]
+            at = end
+        return [*allowed, *range(at, high + 1)]
+
+    # Writing
+
+    def _write_mark(self, mark: Mark, begin: int, end: int) -> None:
+        """Write a mark around units `begin` to `end`, with what is in it."""
+        if isinstance(mark.piece, Copied):
+            if begin < end:
+                self._copy_to(self.units[begin][0])
+                self.out.append(mark.piece)
+                self.cursor = self.units[end - 1][1]
+            else:
+                self._copy_to(self._place(mark.start, begin, opens=not mark.start))
+                self.out.append(mark.piece)
+            return
+        self._copy_to(self._place(mark.start, begin, opens=begin < end or not mark.start))
+        self.out.append(mark.piece)
+        if isinstance(mark.piece, Point):
+            gap_end = self.units[begin][0] if begin < len(self.units) else len(self.target.text)
+            self.cursor = min(self.cursor + len(mark.piece.blank), max(gap_end, self.cursor))
+            return
+        self._write(mark.children, begin, end)
+        self._copy_to(self._place(mark.end, end))
+        if mark.close is not None:
+            self.out.append(mark.close)
+
+    def _place(self, at: int, boundary: int, *, opens: bool = False) -> int:
+        """Return the character for a mark that is at `at` in the source, in the white space at a boundary of units.
+
+        `opens`: it is to stand before a word rather than after one.
+        """
+        start = self.units[boundary - 1][1] if boundary else 0
+        end = self.units[boundary][0] if boundary < len(self.units) else len(self.target.text)
+        before, after = self.gaps[0][at], self.gaps[1][at]
+        if end - start == after - before:
+            return start + at - before
+        if before == after and opens:  # in the source there is none: tight around its words
+            return end
+        if at == before:
+            return start
+        return end if at == after else min(start + at - before, end)
+
+    def _copy_to(self, end: int) -> None:
+        """Write the text up to `end`."""
+        if end > self.cursor:
+            self.out.append(self.target.text[self.cursor : end])
+            self.cursor = end
+
+
+def _gaps(text: str) -> tuple[list[int], list[int]]:
+    """Return for each boundary of characters where the white space around it begins and ends."""
+    begins, ends = list(range(len(text) + 1)), list(range(len(text) + 1))
+    for place in range(1, len(text) + 1):
+        if text[place - 1].isspace():
+            begins[place] = begins[place - 1]
+    for place in range(len(text) - 1, -1, -1):
+        if text[place].isspace():
+            ends[place] = ends[place + 1]
+    return begins, ends

@@ -1,0 +1,298 @@
+"""One sentence: asked for as a whole, checked, and where something got lost asked for again in another form.
+
+The forms, in order: the sentence as it is; without the stretches that must come through (which are put back by the
+alignment); each segment between marks and such stretches by itself. Every fall-back is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import regex
+
+from ziggurat.serve.text.glossary import Tally, Terms
+from ziggurat.serve.text.protection import Item, has_words, occurrences, protected
+from ziggurat.serve.text.splitting import Splitter
+from ziggurat.serve.text.words import Target, best_boundary, units
+from ziggurat.serve.text.work import Link, Rendered, Sentence, Work
+
+_CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]")
+_OPENS = regex.compile(r"[(\[{«“‘（「『]")
+_TOUCHES = regex.compile(r"[\p{L}\p{N}]")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Settings of cutting texts and putting them together again.
+
+    Attributes:
+        split: cuts a paragraph into sentences (ziggurat.serve.text.splitting); None: a paragraph is one sentence.
+        aligned: whether the translator tells alignments; without, sentences with marks are translated in segments.
+        again: whether a sentence is asked for again where something that must come through is missing.
+        terms: a glossary, whose hard terms must come out; soft ones are whoever translates to see to.
+        tally: where what came of the terms is counted.
+        admit: is given the paragraphs, perhaps in several calls, before they are cut; what it raises ends the work.
+    """
+
+    split: Splitter | None
+    aligned: bool = True
+    again: bool = True
+    terms: Terms | None = None
+    tally: Tally | None = None
+    admit: Callable[[Sequence[str]], None] | None = None
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A sentence and what is known of it.
+
+    Attributes:
+        text: without white space at its ends.
+        items: stretches that must come through unchanged, in order.
+        copied: of `items` those that are elements of their own, by their index.
+        inner: places strictly inside of the text where marks begin, end or are.
+    """
+
+    text: str
+    items: list[Item] = field(default_factory=list)
+    copied: frozenset[int] = frozenset()
+    inner: Sequence[int] = ()
+
+
+def sentence(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+    """Return the work of translating a sentence."""
+    if not has_words(unit.text, unit.items):
+        return _unchanged(unit)
+    if unit.inner and not options.aligned:
+        notices["unaligned"] += 1
+        return (yield from _segments(unit))
+    (answer,) = yield [Sentence(unit.text)]
+    answer = _trimmed(answer)
+    text, links = answer.text, answer.links
+    fixed = _located(unit, text, links) if options.again else []
+    if fixed is None:
+        notices["protected_again"] += 1
+        return (yield from _cut_out(unit, options, notices))
+    if not links:
+        if unit.inner:
+            notices["unaligned"] += 1
+            return (yield from _segments(unit))
+        links = [Link(0, len(unit.text), 0, len(text))]
+    return Target(text, list(links), fixed)
+
+
+def _unchanged(unit: Unit) -> Target:
+    """Return the sentence as its own translation."""
+    fixed = [Link(item.start, item.end, item.start, item.end) for item in unit.items]
+    spans = units(unit.text, [(item.start, item.end) for item in unit.items])
+    return Target(unit.text, [Link(start, end, start, end) for start, end in spans], fixed)
+
+
+def _trimmed(answer: Rendered) -> Rendered:
+    """Return an answer without white space at its ends."""
+    text = answer.text.strip()
+    if text == answer.text:
+        return answer
+    before = len(answer.text) - len(answer.text.lstrip())
+    if answer.links is None:
+        return Rendered(text, None)
+    links = []
+    for link in answer.links:
+        start, end = max(0, link.target_start - before), min(len(text), link.target_end - before)
+        if start < end:
+            links.append(link._replace(target_start=start, target_end=end))
+    return Rendered(text, links)
+
+
+# Whether everything came through
+
+
+def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] | None:
+    """Return where each item is in the translation; None unless there are the same, each as often as in the source."""
+    if not unit.items or text == unit.text:
+        return [Link(item.start, item.end, item.start, item.end) for item in unit.items]
+    # (1) Elements that are copied: their text as often as in the source, longer ones first since they may hold shorter.
+    taken: list[tuple[int, int]] = []
+    places: dict[tuple[str, bool], list[int]] = {}  # by text, and whether an element's
+    literals = {unit.text[unit.items[i].start : unit.items[i].end] for i in unit.copied}
+    for literal in sorted(literals, key=len, reverse=True):
+        here = [at for at in occurrences(literal, text) if not _overlaps(taken, at, at + len(literal))]
+        own = sum(unit.text[unit.items[i].start : unit.items[i].end] == literal for i in unit.copied)
+        if len(here) != len(occurrences(literal, unit.text)) or len(here) < own:
+            return None
+        places[literal, True] = _likeliest(unit, literal, here, own, links)
+        taken += [(at, at + len(literal)) for at in places[literal, True]]
+    # (2) The others are found by pattern, as they were in the source.
+    found = [item for item in protected(text) if not _overlaps(taken, item.start, item.end)]
+    wanted = [item for i, item in enumerate(unit.items) if i not in unit.copied]
+    if Counter(text[i.start : i.end] for i in found) != Counter(unit.text[i.start : i.end] for i in wanted):
+        return None
+    if [text[i.start : i.end] for i in found if i.positional] != [
+        unit.text[i.start : i.end] for i in wanted if i.positional
+    ]:
+        return None
+    for item in found:
+        places.setdefault((text[item.start : item.end], False), []).append(item.start)
+    # (3) Equal ones keep their order.
+    fixed = []
+    for number, item in enumerate(unit.items):
+        at = places[unit.text[item.start : item.end], number in unit.copied].pop(0)
+        fixed.append(Link(item.start, item.end, at, at + item.end - item.start))
+    return sorted(fixed, key=lambda link: link.target_start)
+
+
+def _overlaps(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    return any(start < other_end and other_start < end for other_start, other_end in taken)
+
+
+def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Sequence[Link] | None) -> list[int]:
+    """Return which of the places of a literal are its elements', where it is also text: those linked to them."""
+    if own == len(here):
+        return here
+    spans = [unit.items[i] for i in unit.copied]
+    spans = [item for item in spans if unit.text[item.start : item.end] == literal]
+
+    def linked(at: int) -> int:
+        return sum(
+            link.target_start < at + len(literal) and at < link.target_end
+            and any(link.source_start < item.end and item.start < link.source_end for item in spans)
+            for link in links or ()
+        )  # fmt: skip
+
+    return sorted(sorted(here, key=lambda at: -linked(at))[:own])
+
+
+# The second form: without the items
+
+
+def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+    """Return the work of translating a sentence without its items, which are put back by the alignment."""
+    text, places = _without(unit)
+    if not options.aligned or not text:
+        return (yield from _segments(unit))
+    (answer,) = yield [Sentence(text)]
+    answer = _trimmed(answer)
+    if not answer.links:
+        notices["unaligned"] += 1
+        return (yield from _segments(unit))
+    links = [
+        Link(*_larger(places[link.source_start : link.source_end]), link.target_start, link.target_end)
+        for link in answer.links
+        if 0 <= link.source_start < link.source_end <= len(places)
+    ]
+    return _put_back(unit, Target(answer.text, links))
+
+
+def _without(unit: Unit) -> tuple[str, list[int]]:
+    """Return the text without its items, and for each of its characters the place in the whole text."""
+    kept: list[int] = []
+    begin = 0
+    for item in [*unit.items, Item(len(unit.text), len(unit.text))]:
+        stretch = range(begin, item.start)
+        # One of the two blanks around an item goes with it.
+        if kept and stretch and unit.text[kept[-1]].isspace() and begin:
+            if unit.text[stretch[0]].isspace():
+                stretch = stretch[1:]
+            elif _CLOSES.match(unit.text[stretch[0]]):
+                kept.pop()
+        kept += stretch
+        begin = item.end
+    while kept and unit.text[kept[-1]].isspace():
+        kept.pop()
+    while kept and unit.text[kept[0]].isspace():
+        kept.pop(0)
+    return "".join(unit.text[place] for place in kept), kept
+
+
+def _larger(places: Sequence[int]) -> tuple[int, int]:
+    """Return the longest stretch without a hole: a word may have an item inside."""
+    best, begin = (places[0], places[0] + 1), 0
+    for number in range(1, len(places) + 1):
+        if number == len(places) or places[number] != places[number - 1] + 1:
+            if number - begin > best[1] - best[0]:
+                best = (places[begin], places[number - 1] + 1)
+            begin = number
+    return best
+
+
+def _put_back(unit: Unit, target: Target) -> Target:
+    """Return the translation with the items where the fewest words change sides, in the order of the source."""
+    words = units(target.text)
+    centres: list[float | None] = []
+    for start, end in words:
+        link = next((k for k in target.links if k.target_start < end and start < k.target_end), None)
+        centres.append(None if link is None else (link.source_start + link.source_end - 1) / 2)
+    text, links, fixed = "", [], []
+    begin, lowest = 0, 0
+    shifts: list[tuple[int, int]] = []  # from this character of the translation on, how many more stand before it
+    for item in unit.items:
+        lowest = best_boundary(centres, item.start, range(lowest, len(words) + 1), 0, len(words))
+        end = words[lowest - 1][1] if lowest else 0
+        text += target.text[begin:end]
+        begin = max(begin, end)
+        # The white space around the item is as in the source; of the translation's one blank is in front of it.
+        if text and not text[-1].isspace() and _blank_before(unit.text, item.start, text[-1]):
+            text += " "
+            if target.text[begin : begin + 1].isspace():
+                begin += 1
+        fixed.append(Link(item.start, item.end, len(text), len(text) + item.end - item.start))
+        text += unit.text[item.start : item.end]
+        rest = target.text[begin:]
+        if rest and not rest[0].isspace() and _blank_after(unit.text, item.end, rest[0]):
+            text += " "
+        shifts.append((begin, len(text) - begin))
+    text += target.text[begin:]
+    for link in target.links:
+        shift = next((s for at, s in reversed(shifts) if at <= link.target_start), 0)
+        end_shift = next((s for at, s in reversed(shifts) if at < link.target_end), 0)
+        links.append(link._replace(target_start=link.target_start + shift, target_end=link.target_end + end_shift))
+    return Target(text, links, fixed)
+
+
+def _blank_before(source: str, at: int, last: str) -> bool:
+    """Return whether a blank belongs between `last` and an item that is at `at` in the source."""
+    beside = source[at - 1] if at else " "
+    return (beside.isspace() and not _OPENS.match(last)) or bool(_TOUCHES.match(last) and not _TOUCHES.match(beside))
+
+
+def _blank_after(source: str, at: int, first: str) -> bool:
+    """Return whether a blank belongs between an item that ends at `at` in the source and `first`."""
+    beside = source[at] if at < len(source) else " "
+    return (beside.isspace() and not _CLOSES.match(first)) or bool(_TOUCHES.match(first) and not _TOUCHES.match(beside))
+
+
+# The third form: segments
+
+
+def _segments(unit: Unit) -> Work[Target]:
+    """Return the work of translating each stretch between marks and items by itself; the order is the source's."""
+    cuts = sorted({0, len(unit.text), *unit.inner, *(i.start for i in unit.items), *(i.end for i in unit.items)})
+    inside = {place for item in unit.items for place in cuts if item.start < place < item.end}
+    cuts = [place for place in cuts if place not in inside]
+    items = {item.start for item in unit.items if item.end > item.start}
+    stretches = list(pairwise(cuts))
+    cores: list[tuple[int, int]] = []
+    for start, end in stretches:
+        part = unit.text[start:end]
+        before = len(part) - len(part.lstrip())
+        cores.append((start + before, max(start + before, end - (len(part) - len(part.rstrip())))))
+    asked = [
+        n for n, core in enumerate(cores) if stretches[n][0] not in items and has_words(unit.text[slice(*core)], [])
+    ]
+    rendered = yield [Sentence(unit.text[slice(*cores[n])]) for n in asked]
+    answers = {n: answer.text.strip() for n, answer in zip(asked, rendered, strict=True)}
+    text, links, fixed = "", list[Link](), list[Link]()
+    for number, ((start, end), core) in enumerate(zip(stretches, cores, strict=True)):
+        text += unit.text[start : core[0]]
+        said = answers.get(number, unit.text[slice(*core)])
+        joined = _TOUCHES.match(unit.text[core[0] - 1 : core[0]]) and _TOUCHES.match(unit.text[core[0] :])
+        if not joined and _TOUCHES.match(text[-1:]) and _TOUCHES.match(said):
+            text += " "  # a sign between them is lost
+        link = Link(*core, len(text), len(text) + len(said))
+        if said and core[0] < core[1]:
+            (fixed if start in items else links).append(link)
+        text += said + unit.text[core[1] : end]
+    return Target(text, links, fixed)

@@ -1,0 +1,227 @@
+"""Markup as tokens that keep their own spelling, so that what is not translated is written as it was read.
+
+HTML is read as browsers read it as far as tags, comments and text of scripts go, and never fails: neither html.parser
+nor lxml gives back how a tag was written. XML is in ziggurat.serve.text.xml.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
+from typing import Literal, NamedTuple
+
+import regex
+
+Kind = Literal["open", "close", "empty", "text", "other"]
+
+
+class Token(NamedTuple):
+    """A piece of markup.
+
+    `kind` is `open` or `close` for a tag, `empty` for a tag that is both, `text`, or `other` for what has no text that
+    is shown: comments, declarations, instructions.
+    """
+
+    kind: Kind
+    raw: str
+    """As it was written."""
+    name: str = ""
+    """Of a tag; of HTML in lower case."""
+    text: str = ""
+    """Text with its entities replaced."""
+    attributes: dict[str, str] = {}  # noqa: RUF012  (never changed; a NamedTuple has no factories)
+    """Of a tag, by name, the first of each name."""
+
+
+# A tag's name runs to white space, / or >; in attributes only quotes hide a >. Possessive, for linear time.
+_MARKUP = regex.compile(
+    r"""<!--(?:>|->|.*?(?:-->|--!>|\Z))
+      | <[!?][^>]*+>
+      | </[^>]*+>
+      | <(?P<name>[A-Za-z][^\s/>]*+)(?P<attributes>(?:[^"'>=]++|=\s*+"[^"]*+"|=\s*+'[^']*+'|=|["'])*+)>""",
+    flags=regex.VERBOSE | regex.DOTALL,
+)
+_BEGINS = regex.compile("<!--|<[!?/A-Za-z]")
+ATTRIBUTE = regex.compile(
+    r"""([^\s"'>/=][^\s>/=]*+)\s*+(?:=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s"'>][^\s>]*+)))?+""", flags=regex.VERBOSE
+)
+"""An attribute behind a tag's name: its name, and its value in double, single or no quotes."""
+_CLOSING_NAME = regex.compile(r"</([A-Za-z][^\s/>]*+)")
+RAW_TEXT = frozenset(("script", "style", "textarea", "title", "xmp", "iframe", "noembed", "noframes", "plaintext"))
+"""Elements whose content is text without tags."""
+_WITH_ENTITIES = frozenset(("textarea", "title"))
+
+
+def html_tokens(text: str) -> Iterator[Token]:
+    """Yield the tokens of HTML; their `raw` joined is `text`."""
+    at, last_end = 0, text.rfind(">")
+    ends: dict[str, list[int]] = {}  # of raw text, searched once for each name
+    while at < len(text):
+        begins = _BEGINS.search(text, at)
+        if begins is None or (begins.start() > last_end and begins[0] != "<!--"):
+            yield _text(text[at:])
+            return
+        if begins.start() > at:
+            yield _text(text[at : begins.start()])
+        found = _MARKUP.match(text, begins.start())
+        if found is None:  # an attribute's quote is never closed; browsers show nothing of the rest, either
+            yield Token("other", text[begins.start() :])
+            return
+        token = _markup(found)
+        yield token
+        at = found.end()
+        if token.kind == "open" and token.name in RAW_TEXT:
+            end = _end_of_raw_text(text, at, token.name, ends)
+            if end > at:
+                raw = text[at:end]
+                yield Token("text", raw, text=html.unescape(raw) if token.name in _WITH_ENTITIES else raw)
+            at = end
+
+
+def _text(raw: str) -> Token:
+    return Token("text", raw, text=html.unescape(raw) or raw)  # of `&#1;` nothing would be left
+
+
+def _markup(found: regex.Match[str]) -> Token:
+    raw = found[0]
+    if found["name"] is not None:
+        attributes: dict[str, str] = {}
+        for name, double, single, bare in ATTRIBUTE.findall(found["attributes"]):
+            attributes.setdefault(name.lower(), html.unescape(double or single or bare))
+        return Token("open", raw, found["name"].lower(), attributes=attributes)
+    if closing := _CLOSING_NAME.match(raw):
+        return Token("close", raw, closing[1].lower())
+    return Token("other", raw)
+
+
+def _end_of_raw_text(text: str, at: int, name: str, ends: dict[str, list[int]]) -> int:
+    """Return where the text of a raw text element ends; at the end of the text if it is never closed."""
+    if name not in ends:
+        closing = regex.compile(rf"</{name}(?=[\s/>])", flags=regex.IGNORECASE)
+        ends[name] = [found.start() for found in closing.finditer(text)][::-1]
+    while ends[name] and ends[name][-1] < at:
+        ends[name].pop()
+    return ends[name][-1] if ends[name] else len(text)
+
+
+# Where an element without an end tag ends: tags that begin others end those open in between, up to the limits
+# (html.spec.whatwg.org, 13.2.6.4.7 to .16, as far as broken pages need no more).
+_CELLS, _ROWS = ("td", "th", "caption", "colgroup"), ("tbody", "thead", "tfoot")
+_CELLED = ("table", "td", "th", "caption")
+_FLOW = (*_CELLED, "template", "object", "button", "html")
+_ENDS_PARAGRAPH = (
+    "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 h3 "
+    "h4 h5 h6 header hgroup hr li dd dt main menu nav ol p pre search section table ul xmp plaintext listing summary"
+)
+_BEGINNING_ENDS: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    **{name: [(("p",), _FLOW)] for name in _ENDS_PARAGRAPH.split()},
+    "body": [(("head",), ())],
+    "td": [(("td", "th"), ("table", "tr"))],
+    "th": [(("td", "th"), ("table", "tr"))],
+    "tr": [(("tr", *_CELLS), ("table",))],
+    **{name: [((*_ROWS, "tr", *_CELLS), ("table",))] for name in _ROWS},
+    "button": [(("button",), _CELLED)],
+    "option": [(("option",), ("select", "datalist"))],
+    "optgroup": [(("option", "optgroup"), ("select",))],
+    **{name: [(("rb", "rt", "rp"), ("ruby",))] for name in ("rb", "rt", "rp")},
+}
+for _name, _ended in (("li", ("li",)), ("dt", ("dt", "dd")), ("dd", ("dt", "dd"))):
+    _between = set(_ENDS_PARAGRAPH.split()) - {"address", "div", "p", *_ended}
+    _BEGINNING_ENDS[_name].append((_ended, (*sorted(_between), *_FLOW)))
+_END_TAGS_IN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("tr", *_CELLS, *_ROWS), ("table",)),
+    "table": (),
+    "li": ("ul", "ol", *_CELLED),
+}
+
+
+def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *, xml: bool) -> dict[int, int]:
+    """Return for the opening tag of each element, by its place, the place of the element's last token.
+
+    Args:
+        tokens: of a page, or a part of one.
+        void: names of elements without content.
+        crossing: names of elements whose end tags end nothing but them: `<b><i></b></i>` is read as it is meant.
+        xml: whether only end tags end elements.
+    """
+    ends: dict[int, int] = {}
+    stack: list[tuple[int, str]] = []  # open elements, and crossed ones that have ended
+    depths: defaultdict[str, list[int]] = defaultdict(list)  # of open elements in the stack, by name
+
+    def deepest(names: Sequence[str]) -> int:
+        return max((depths[name][-1] for name in names if depths[name]), default=-1)
+
+    def close(depth: int, last: int) -> None:
+        """End what is open from a depth on."""
+        while len(stack) > depth:
+            opened, name = stack.pop()
+            if opened not in ends:
+                depths[name].pop()
+                ends[opened] = last
+
+    for place, token in enumerate(tokens):
+        if token.kind == "open" and token.name not in void:
+            for ended, limits in () if xml else _BEGINNING_ENDS.get(token.name, ()):
+                limit = deepest(limits)
+                while (depth := deepest(ended)) > limit:
+                    close(depth, place - 1)
+            depths[token.name].append(len(stack))
+            stack.append((place, token.name))
+        elif token.kind == "close" and depths[token.name]:
+            depth = depths[token.name][-1]
+            if not xml and depth < deepest(_END_TAGS_IN.get(token.name, _CELLED)):
+                continue  # an end tag in a cell does not end what the table is in
+            if token.name in crossing:
+                ends[stack[depth][0]] = place
+                depths[token.name].pop()
+                if depth == len(stack) - 1:
+                    stack.pop()
+            else:
+                close(depth + 1, place - 1)
+                close(depth, place)
+    close(0, len(tokens) - 1)
+    return ends
+
+
+_ENTITY = regex.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_STANDARD = {"&": "&amp;", "<": "&lt;"}
+# What XML does not allow in a document, not even as an entity; a model can write any character.
+_NOT_XML = regex.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+class Spelling:
+    """The way in which a paragraph of markup writes characters.
+
+    Args:
+        raw: the source of the paragraph.
+        xml: whether every `&` must be an entity.
+    """
+
+    def __init__(self, raw: str, *, xml: bool = False) -> None:
+        without = _ENTITY.sub("", raw)
+        entities = dict(_STANDARD)
+        letters = set(without)
+        for entity in dict.fromkeys(_ENTITY.findall(raw)):
+            letter = html.unescape(entity)
+            if len(letter) == 1 and letter != entity and letter not in letters and letter not in _STANDARD:
+                entities[letter] = entity
+        self._table = str.maketrans(entities)
+        is_bare = not xml and "&" in without and "&amp;" not in raw
+        self._bare = str.maketrans(entities | {"&": "&"}) if is_bare else None
+
+    def of(self, text: str) -> str:
+        """Return `text` escaped, with the entities of the source.
+
+        A character that the source always wrote as an entity is written so again. In HTML an `&` that the source always
+        wrote bare stays bare where it begins no entity. Characters that XML does not have are left out, in HTML too.
+        """
+        text = _NOT_XML.sub("", text)
+        if self._bare is not None and html.unescape(text) == text:
+            return text.translate(self._bare)
+        return text.translate(self._table)
+
+
+def spelt(text: str) -> str:
+    """Return `text` escaped for XML, without what XML does not have."""
+    return Spelling("", xml=True).of(text)

@@ -1,0 +1,260 @@
+"""Services behind every interface of a server: translations of texts, the language of a text, who may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
+
+from starlette.requests import Request
+
+from ziggurat.serve.access import Access
+from ziggurat.serve.asking import Asking, Recorded
+from ziggurat.serve.config import LimitsConfig
+from ziggurat.serve.detection import Detector
+from ziggurat.serve.lines import Asked
+from ziggurat.serve.pool import Model, ModelPool
+from ziggurat.serve.requests import Refused
+from ziggurat.serve.text.glossary import Tally, Terms
+from ziggurat.serve.text.paragraphs import AlignedText, sentence_count
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.serve.wanted import TextTranslation, Wanted, work_of
+from ziggurat.system.errors import DataError
+
+Value = TypeVar("Value")
+
+ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
+"""Codes that older programs send, and those that they stand for where a model has these."""
+
+_SHORT = 2000
+"""Characters of a request that is cut and put together on the event loop: it takes less time than a thread's turn."""
+_THREADS = 4  # for longer ones, and for the detection of languages
+
+
+class Excess(NamedTuple):
+    """What is beyond a limit: `texts` or `characters` of a request, how many were asked for, and the most."""
+
+    kind: str
+    asked: int
+    most: int
+
+
+class Translations:
+    """Translation of texts by the models of a pool, for an event loop.
+
+    Args:
+        pool: the models.
+        access: keys and limits of clients.
+        limits: limits of requests.
+    """
+
+    def __init__(self, pool: ModelPool, access: Access, limits: LimitsConfig) -> None:
+        self.pool, self.access, self.limits = pool, access, limits
+        self._languages = pool.languages
+        self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
+        self._threads = ThreadPoolExecutor(_THREADS, "text")
+        self.used: Counter[str] = Counter()
+        """Characters that were translated since the start, by account; only the event loop counts."""
+
+    def client(self, request: Request, key: object, characters: int) -> str:
+        """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
+        address = request.client.host if request.client else "unknown"
+        return self.access.client(key if isinstance(key, str) else None, address, characters)
+
+    def holder(self, request: Request) -> str:
+        """Return whose place a request takes that is still coming, by the key in its headers or its address."""
+        _, _, key = request.headers.get("authorization", "").partition(" ")
+        return self.access.holder(key, request.client.host if request.client else "unknown")
+
+    def bearer(self, request: Request, characters: int, key: object = None) -> str:
+        """Return who asks under /v1, by the key of the header `Authorization: Bearer` or the one that is given.
+
+        Raises Refused as OpenAI does: 401 without a key, or with a wrong one.
+        """
+        given = request.headers.get("authorization", "")
+        try:
+            return self.client(
+                request, given.removeprefix("Bearer ") if given.startswith("Bearer ") else key, characters
+            )
+        except Refused as error:
+            if error.status not in (400, 403):
+                raise
+            raise Refused(401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"}) from None
+
+    async def in_thread(self, work: Callable[[], Value]) -> Value:
+        """Return the result of `work`, which is done beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def detect(self, text: str) -> list[tuple[str, float]]:
+        """Return the languages that a text may have, the likeliest first, with a confidence from 0 to 100.
+
+        Only those that can be translated from.
+        """
+        return await self.in_thread(lambda: self._detector.rank(text, list(self._languages)))
+
+    async def detect_sources(self, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
+        """Return the language of each text, of those that lead to `target` and that one itself, with its confidence.
+
+        Raises Refused (400) where no model translates into it.
+        """
+        sources = [code for code, targets in self._languages.items() if target in targets]
+        if not sources:
+            raise Refused(400, f"no model translates into {target}")
+        return await self.in_thread(lambda: [self._detector.source(text, sources, target) for text in texts])
+
+    async def languages(
+        self, texts: Sequence[str], source: str, target: str
+    ) -> tuple[list[str], str, list[dict[str, Any]] | None]:
+        """Return the language of each text, that of the translations, and what was detected where `source` is `auto`.
+
+        Raises Refused (400), in the words of LibreTranslate, which some programs look for: an unknown language, or a
+        pair that no model translates.
+        """
+        pool, detected = self.pool, None
+        target = self.code(target)
+        if source == "auto":
+            found = await self.detect_sources(texts, target)
+            detected = [{"confidence": confidence, "language": code} for code, confidence in found]
+            sources = [code for code, _ in found]
+        else:
+            sources = [self.code(source)] * len(texts)
+        for code in set(sources) - {target}:
+            if pool.route(code, target) is None:
+                raise Refused(
+                    400,
+                    f"{pool.language_name(target)} ({target}) is not available as a target language from "
+                    f"{pool.language_name(code)} ({code})",
+                )
+        return sources, target, detected
+
+    def code(self, given: str) -> str:
+        """Return the code of a language as the models call it. Raises Refused (400) for one that no model has."""
+        known = {code for codes in self.pool.pairs for code in codes}
+        code = given if given in known else ALIASES.get(given, given)
+        if code not in known:
+            raise Refused(400, f"{given} is not supported")
+        return code
+
+    def excess(self, texts: Sequence[str]) -> Excess | None:
+        """Return what of a request's texts is beyond the limits; None: nothing. Each interface has its own words."""
+        asked = {"texts": len(texts), "characters": sum(map(len, texts))}
+        beyond = (Excess(kind, count, getattr(self.limits, kind)) for kind, count in asked.items())
+        return next((each for each in beyond if each.asked > each.most), None)
+
+    def refuse_large(self, texts: Sequence[str]) -> int:
+        """Return the characters of a request's texts. Raises Refused (413) beyond the limits."""
+        if (excess := self.excess(texts)) is not None:
+            raise Refused(413, f"At most {excess.most} {excess.kind} in a request.")
+        return sum(map(len, texts))
+
+    def never_softens(self, route: Sequence[Model]) -> str:
+        """Return why soft terms cannot be searched for on this way; empty: they can."""
+        if route and route[-1].origin.is_exported:
+            return f"{route[-1].name} is an exported model, which cannot be told what to search for"
+        if route and route[-1].origin.shortlist() is not None:
+            return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
+        return ""
+
+    def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
+        """Raise Refused (400) for soft terms where a model cannot be told to search for them."""
+        sources = list(self._languages) if source == "auto" else [source]
+        for route in (self.route(each, target) for each in sources if terms is not None and terms.soft):
+            if why := self.never_softens(route):
+                raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`")
+
+    def route(self, source: str, target: str) -> list[Model]:
+        """Return the models that lead from one language to another; none where these are the same."""
+        return [] if source == target else self.pool.route(source, target) or []
+
+    async def translate(
+        self,
+        texts: Sequence[str],
+        sources: Sequence[str],
+        target: str,
+        client: str,
+        wanted: Wanted | None = None,
+        model: Model | None = None,
+    ) -> list[TextTranslation]:
+        """Return the translation of each text, by `model` or else the one of its languages.
+
+        A text in the target language comes back as it is.
+
+        All sentences of a request are let into the queues, or none. Raises QueueFull, Late, ModelFailed, ConfigError
+        and DataError; where the caller is cancelled, so are the sentences.
+        """
+        wanted = wanted or Wanted()
+        terms = wanted.terms
+        # A search for terms would not know of words that are to be different.
+        soft = terms if terms is not None and terms.soft and not wanted.next_words else None
+        deadline = time.monotonic() + self.limits.seconds
+        long = sum(map(len, texts)) > _SHORT
+        asking = Asking(
+            Asked(client, deadline, wanted.options, wanted.prefix, soft),
+            self.in_thread if long else _at_once,
+        )
+        found = [TextTranslation(text, AlignedText(text, [], [])) for text in texts]
+        routes = [self.route(source, target) if model is None else [model] for source in sources]
+        places = [n for n, route in enumerate(routes) if route]
+        recorded = [Recorded(routes[n]) for n in places]
+        cuts = [
+            replace(
+                self.cut(sources[n], record.route, terms, split=wanted.split != "none"),
+                again=not wanted.begun,
+            )
+            for n, record in zip(places, recorded, strict=True)
+        ]
+        if wanted.begun:
+            self._refuse_several([texts[n] for n in places], cuts, wanted)
+        tallies = [Tally() for _ in places]
+        works = [work_of(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
+        best = await asking.results(works, recorded)
+        for n, outcome, record, tally in zip(places, best, recorded, tallies, strict=True):
+            found[n] = TextTranslation(texts[n], outcome, recorded=record, tally=tally)
+        # Markup has one form only: the second best of two sentences may place the same tags in other ways.
+        for rank in range(1, wanted.more + 1 if wanted.markup is None else 1):
+            works = [work_of(texts[n], cut, wanted) for n, cut in zip(places, cuts, strict=True)]
+            for n, other in zip(places, await asking.results(works, recorded, rank), strict=True):
+                if other.text not in (found[n].best.text, *(each.text for each in found[n].others)):
+                    found[n].others.append(other)
+                    found[n].ranks.append(rank)
+        self.used[self.access.account(client)] += sum(map(len, texts))
+        return found
+
+    @staticmethod
+    def _refuse_several(texts: Sequence[str], cuts: Sequence[Options], wanted: Wanted) -> None:
+        """Raise DataError unless the texts have one sentence, even where the second says the same as the first."""
+        lines = wanted.split == "lines"
+        sentences = sum(sentence_count(text, cut, lines=lines) for text, cut in zip(texts, cuts, strict=True))
+        if sentences != 1:
+            raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
+
+    def cut(
+        self,
+        source: str,
+        route: Sequence[Model],
+        terms: Terms | None = None,
+        tally: Tally | None = None,
+        *,
+        split: bool = True,
+    ) -> Options:
+        """Return how texts in a language are cut into sentences and put together again."""
+        return Options(
+            split=sentencex_splitter(source) if split else None,
+            # Links of the second of two models do not lead to the text.
+            aligned=len(route) == 1 and route[0].engine.state.aligned is not False,
+            terms=terms,
+            tally=tally,
+        )
+
+    def close(self) -> None:
+        """End the threads once they have done what they are at."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _at_once(work: Callable[[], Value]) -> Value:
+    return work()

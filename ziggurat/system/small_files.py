@@ -1,0 +1,260 @@
+"""Safe reading of small files that may come from strangers: regular files of bounded size, JSON of bounded depth.
+
+No file can make a reader hang (a pipe, a device), fill the memory, or fail where the file's name is unknown. Errors are
+of the class that the caller names, with the file, the key and the way out. In order: checks of paths, bytes, JSON and
+its form, lines of JSON; then what makes a safetensors file the same every time.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from ziggurat.system.errors import ConfigError, DataError, ZigguratError, printable, refuse_passing
+
+MAX_BYTES = 1 << 24
+"""Most bytes (16 MiB) of a document, or of a line of JSON lines. The largest genuine ones are vocabularies of 250,000
+pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""
+
+MAX_DEPTH = 64
+"""Deepest nesting of objects and lists."""
+
+Shape = TypeVar("Shape", bound=BaseModel)
+Taken = TypeVar("Taken")
+
+
+class Form(BaseModel):
+    """Base of the forms of JSON objects: the declared keys are checked without converting types; others are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def check_name(path: Path) -> None:
+    """Raise ConfigError for a path that is not UTF-8: Linux allows such names, several libraries do not."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path}: its name, or that of a folder above it, is not UTF-8; rename it") from None
+
+
+def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
+    """Return the size of the regular file `path` in bytes.
+
+    Raises FileNotFoundError when it does not exist, `error` for a folder, pipe, device or inaccessible path.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise
+    except NotADirectoryError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    except (OSError, ValueError) as problem:  # ValueError: NUL in a name
+        refuse_passing(path, problem)
+        raise error(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
+        raise error(f"{path}: is {what}, not a regular file")
+    return found.st_size
+
+
+def check_opens(path: Path | str) -> None:
+    """Open a file and close it; for libraries that report every file that they cannot open as missing (safetensors).
+
+    Raises OSError with the reason.
+    """
+    with Path(path).open("rb"):
+        pass
+
+
+def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:
+    """Return the path of the file that a document in `folder` calls `name`.
+
+    Raises `error` for a name with folders in it, or a link that leads outside of the folder: a stranger's folder could
+    otherwise get a private file copied into the output.
+    """
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise error(f"{folder}: names {printable(name)!r} as one of its files, which is not in it")
+    path, home = folder / name, Path(os.path.realpath(folder))
+    # Snapshots in Hugging Face's cache consist of links to the folder `blobs` beside them.
+    allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    where = Path(os.path.realpath(path))
+    if not any(where.is_relative_to(place) for place in allowed):
+        raise error(f"{path}: is a link to {where}, outside its folder; copy the file there, if it is meant")
+    return path
+
+
+def read_bounded(
+    path: Path, limit: int = MAX_BYTES, *, error: type[ZigguratError] = DataError, piped: bool = False
+) -> bytes:
+    """Return the content of a file of at most `limit` bytes.
+
+    Args:
+        path: a regular file.
+        limit: most bytes.
+        error: class of the errors.
+        piped: whether `path` may also be a pipe or device.
+
+    Raises FileNotFoundError when there is no file, `error` for everything else.
+    """
+    if not piped:
+        check_regular(path, error=error)
+    extra = 0 if piped else os.O_NONBLOCK  # a pipe may have taken the file's place since: opening it must not wait
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as file:
+            if not piped and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise error(f"{path}: is not a regular file")
+            content = file.read(limit + 1)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as problem:
+        refuse_passing(path, problem)
+        raise error(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+    if len(content) > limit:
+        raise error(f"{path}: larger than {limit / (1 << 20):g} MiB, which is too much for a file of this kind")
+    return content
+
+
+def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataError, remedy: str = "") -> Any:
+    """Return the JSON value in `content`, which errors call `name`; `remedy` is the way out.
+
+    Raises `error`: not UTF-8, not JSON, nested deeper than MAX_DEPTH, text that is not Unicode.
+    """
+    ending = f"; {remedy}" if remedy else ""
+    try:
+        document = json.loads(content.decode("utf-8"))
+        if b"\\ud" in content.lower():  # raises UnicodeEncodeError for a lone surrogate, which cannot be written again
+            json.dumps(document, ensure_ascii=False).encode()
+    except RecursionError:
+        raise error(f"{name}: damaged (nested too deeply){ending}") from None
+    except ValueError as problem:
+        raise error(f"{name}: damaged ({printable(str(problem), 120)}){ending}") from None
+    if _is_deeper(document, MAX_DEPTH):
+        raise error(f"{name}: damaged (nested too deeply){ending}")
+    return document
+
+
+def _is_deeper(document: Any, limit: int) -> bool:
+    """Return True if lists and objects are nested more than `limit` deep."""
+    layer = [document]  # level by level: a recursive function would itself overflow the stack
+    for _ in range(limit + 1):
+        containers = [part for part in layer if isinstance(part, dict | list)]
+        if not containers:
+            return False
+        layer = [x for part in containers for x in (part.values() if isinstance(part, dict) else part)]
+    return True
+
+
+def shaped(
+    document: Any, form: type[Shape], name: str, *, error: type[ZigguratError] = DataError, remedy: str = ""
+) -> Shape:
+    """Return `document` as the form `form`. Raises `error` naming up to three keys that are missing or wrong."""
+    try:
+        return form.model_validate(document)
+    except ValidationError as problem:
+        said = "; ".join(_said(fault) for fault in problem.errors()[:3])
+        raise error(f"{name}: {said}{f'; {remedy}' if remedy else ''}") from None
+
+
+def _said(fault: Any) -> str:
+    """Return pydantic's complaint about a key, in our words."""
+    key = printable(".".join(map(str, fault["loc"])), 120)
+    if fault["type"] == "missing":
+        return f"no `{key}`"
+    if fault["type"] == "value_error" and not key:
+        return str(fault["msg"]).removeprefix("Value error, ")
+    if not key:
+        wanted = "a list" if fault["type"] == "list_type" else "an object of keys"
+        return f"not {wanted} but {type(fault['input']).__name__}"
+    message = fault["msg"].removeprefix("Value error, ")
+    given = fault["input"]
+    shown = type(given).__name__ if isinstance(given, dict | list) else printable(repr(given)[:200], 60)
+    return f"`{key}`: {message[0].lower()}{message[1:]}, not {shown}"
+
+
+def built(kind: type[Taken], document: Any) -> Taken:
+    """Return the dataclass `kind` made from `document`, whose keys must be its fields, with their types.
+
+    Raises ValueError (pydantic's) for other keys or types.
+    """
+    form: Any = kind  # mypy takes a class for something without a hash
+    checked = _model_of(form).model_validate(document)
+    return kind(**{name: getattr(checked, name) for name in type(checked).model_fields})
+
+
+@cache
+def _model_of(kind: Any) -> type[BaseModel]:
+    """Return a model with the fields of a dataclass: in strict mode, pydantic itself accepts no mapping for one."""
+    types = get_type_hints(kind, include_extras=True)
+    given: dict[str, Any] = {f.name: (types[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)}
+    return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **given)
+
+
+def read_json(path: Path, form: type[Shape], *, error: type[ZigguratError] = DataError, remedy: str = "") -> Shape:
+    """Return the JSON object in the file `path` as the form `form`.
+
+    Raises FileNotFoundError when there is no file, `error` for everything else, ending with `remedy`, the way out.
+    """
+    document = parse_json(read_bounded(path, error=error), str(path), error=error, remedy=remedy)
+    return shaped(document, form, str(path), error=error, remedy=remedy)
+
+
+def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) -> Iterator[Taken]:
+    """Yield `take(document, place)` for each line; nothing where there is no file.
+
+    A damaged last line without LF is left out: its writer was killed while writing it.
+
+    Args:
+        path: a file of JSON lines.
+        take: raises ValueError, KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`;
+            `place` is the file and line, for any errors that `take` words itself.
+        what: description of a line, such as `a record of a run`.
+
+    Raises DataError with file and line for any other damaged line, or one longer than MAX_BYTES.
+    """
+    if not path.exists():
+        return
+    check_regular(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), start=1):
+            place = f"{path}, line {number}"
+            if len(line) > MAX_BYTES:
+                raise DataError(f"{place}: longer than {MAX_BYTES >> 20} MiB; remove the line")
+            try:
+                taken = take(parse_json(line, place, error=_NoJsonError), place)
+            except (_NoJsonError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                if not line.endswith(b"\n"):
+                    return
+                shown = printable(line[:400].decode("utf-8", "replace").rstrip("\n"))
+                raise DataError(f"{place}: damaged, not {what}: {shown}; remove the line") from None
+            yield taken
+
+
+class _NoJsonError(ZigguratError):
+    """A line that is not JSON."""
+
+
+def json_safe(value: Any) -> Any:
+    """Return `value` with None in place of every number that JSON does not have: NaN and infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: json_safe(part) for key, part in value.items()}
+    return [json_safe(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def with_sorted_header(content: bytes) -> bytes:
+    """Return a safetensors file with its header sorted, since the library's order of metadata is random."""
+    end = 8 + int.from_bytes(content[:8], "little")  # the header, as JSON, follows its length in 8 bytes
+    text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + content[end:]

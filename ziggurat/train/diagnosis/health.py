@@ -1,0 +1,204 @@
+"""Healthy bands of measures, and advice for training that leaves them (docs/warnings.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ziggurat.config.freezing import Frozen
+from ziggurat.train.diagnosis.records import Record
+
+# Choice of each band, and figures of healthy and of stuck runs: docs/warnings.md, experiments/health-bands.
+FADING = 1e-3
+"""Least gradient norm of a stack's first layer, relative to its last layer's."""
+FLAT_R = 0.02
+"""Least r of the encoder, unless it rises."""
+SOURCE = 1e-4
+"""Least rise of the loss, in nats per token, when sources are exchanged; judged after `LATE_WARMUPS` warm-ups."""
+LATE_WARMUPS = 2
+VARIANCE, VARIANCE_GROWTH = 1e6, 100.0
+"""Most Var(r) of a sub-layer, and most by which it may grow from one record to the next."""
+LEAST_UPDATE, MOST_UPDATE = 0.01, 0.1
+"""Least change of a layer's weights by an update, relative to that of the layer that changes most; greatest change,
+relative to the weights."""
+ENTROPY = 0.05
+"""Least attention entropy of a layer, nats, mean over heads and queries."""
+
+_DEEPER = (
+    "use methods for deep models (`model.residual: pre`, `admin` or `deepnorm`, `model.init.kind: depth_scaled`, "
+    "`model.encoder.history: dlcl`) or fewer layers"
+)
+_SLOWER = "lower `training.schedule.peak` or lengthen `training.schedule.warmup_updates`"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A measure beside its band.
+
+    Attributes:
+        measure: measure and place, such as `gradient_ratio.decoder`.
+        value: the number; None if it was not finite.
+        low, high: the band; None: no limit on that side.
+        message: the number, the band and what to do; healthy readings have one, too.
+        healthy: True if the number is in its band.
+    """
+
+    measure: str
+    value: float | None
+    low: float | None
+    high: float | None
+    message: str
+    healthy: bool
+
+
+def readings(
+    record: Record, before: Sequence[Record], *, warmup_updates: int, frozen: Sequence[str] = ()
+) -> list[Reading]:
+    """Return the readings of a record; measures that it does not have are not judged.
+
+    Args:
+        record: the newest record.
+        before: the records before it, oldest first.
+        warmup_updates: `training.schedule.warmup_updates`; some bands hold only after it.
+        frozen: `training.freeze`; the layers that it names have no gradient, which counts as 0.
+    """
+    late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
+    found = [*_finiteness(record), *_gradient_ratio(record, Frozen.parse(frozen))]
+    for check in _CHECKS:
+        found += check(record, before)
+    return found + list(_source(late))
+
+
+def _reading(measure: str, value: float, *, low: float | None = None, high: float | None = None, said: str) -> Reading:
+    healthy = (low is None or value >= low) and (high is None or value <= high)
+    return Reading(measure, value, low, high, said, healthy)
+
+
+def _finiteness(record: Record) -> Iterator[Reading]:
+    """Judge if loss and gradients are finite; other measures may lack a meaning at some places."""
+    for measure in ("nll", "gradient_norm"):
+        if measure in record.values:
+            where = [place for place, value in _leaves(record.values[measure]) if value is None]
+            said = f"{measure} is not finite"
+            said += f" ({', '.join(p for p in where if p)})" if any(where) else ""
+            said += f": {_SLOWER}, set `training.clip_norm`, or train in `training.precision: fp32`"
+            yield Reading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
+
+
+def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[Reading]:
+    """Judge if the gradient reaches the lowest layer of each stack that is trained."""
+    for stack in ("encoder", "decoder"):
+        all_norms = record.values.get("gradient_norm", {}).get(stack, [])
+        norms = [norm for number, norm in enumerate(all_norms, start=1) if not frozen.has(stack, number)]
+        if len(norms) > 1 and norms[0] is not None and norms[-1]:
+            ratio = norms[0] / norms[-1]
+            said = (
+                f"the gradient of the first {stack} layer is {ratio:.1e} of the last one's (healthy: at least "
+                f"{FADING:g}): the lower layers hardly learn; {_DEEPER}"
+            )
+            yield _reading(f"gradient_ratio.{stack}", ratio, low=FADING, said=said)
+
+
+def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+    """Judge if r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
+    r = record.values.get("r", {}).get("encoder")
+    if r is not None:
+        earlier = [b.values.get("r", {}).get("encoder") for b in before[-2:]]
+        # A small r that has doubled within two records is on its way up.
+        flat = len(earlier) == 2 and all(e is not None and e < FLAT_R and r < 2 * e for e in earlier)
+        said = (
+            f"r of the encoder is {r:.1e} and does not rise (healthy: at least {FLAT_R:g}): the output of its first "
+            f"layer gets hardly any of the gradient that its last one gets; {_DEEPER}, or `model.memory: transparent`"
+        )
+        yield Reading("r.encoder", r, FLAT_R, None, said, r >= FLAT_R or not flat)
+
+
+def _variance(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+    """Judge if the stream explodes: by its size, or by its growth since the last record that has it."""
+    earlier: dict[str, list[float | None]] = next(
+        (b.values["variance"] for b in reversed(before) if "variance" in b.values), {}
+    )
+    for place, values in record.values.get("variance", {}).items():
+        finite = [v for v in values if v is not None]
+        if finite:
+            largest = max(finite)
+            was = max((v for v in earlier.get(place, []) if v is not None), default=math.inf)
+            # A variance below 1 counts as 1: growth from nearly nothing is no explosion.
+            high = min(VARIANCE, VARIANCE_GROWTH * max(1.0, was))
+            said = (
+                f"the variance of the stream at {place} is {largest:.1e} (healthy: at most {high:.1e}): it explodes; "
+                f"{_SLOWER}, or use a kind that normalises or scales branches (`model.residual`)"
+            )
+            yield _reading(f"variance.{place}", largest, high=high, said=said)
+
+
+def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+    """Judge if some layer's weights change too much, or much less than those of the layer that changes most."""
+    ratios = record.values.get("update_ratio", {})
+    layers = [v for stack in ("encoder", "decoder") for v in ratios.get(stack, []) if v is not None]
+    if not layers:
+        return
+    said = (
+        f"an update changes the weights of a layer by {max(layers):.1e} of their size (healthy: at most "
+        f"{MOST_UPDATE:g}): {_SLOWER}"
+    )
+    yield _reading("update_ratio.largest", max(layers), high=MOST_UPDATE, said=said)
+    for stack in ("encoder", "decoder"):
+        values = [v for v in ratios.get(stack, []) if v is not None]
+        if values and max(layers) > 0:
+            share = min(values) / max(layers)
+            layer = ratios[stack].index(min(values)) + 1
+            said = (
+                f"updates change {stack} layer {layer} by {share:.1e} of what they change the layer that moves most "
+                f"(healthy: at least {LEAST_UPDATE:g}): it hardly learns; {_DEEPER}"
+            )
+            yield _reading(f"update_ratio.{stack}", share, low=LEAST_UPDATE, said=said)
+
+
+def _entropy(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+    """Judge if attention has collapsed to single positions (Zhai et al. 2023)."""
+    for place, values in record.values.get("attention_entropy", {}).items():
+        finite = [v for v in values if v is not None]
+        if finite:
+            least = min(finite)
+            said = (
+                f"the attention entropy at {place}, layer {values.index(least) + 1}, is {least:.1e} nats (healthy: at "
+                f"least {ENTROPY:g}): every head looks at one position only; {_SLOWER}, or set "
+                "`model.attention.qk_norm`"
+            )
+            yield _reading(f"attention_entropy.{place}", least, low=ENTROPY, said=said)
+
+
+def _source(late: Sequence[Record]) -> Iterator[Reading]:
+    """Judge, by three records in a row after the warm-up, if the model uses its source."""
+    costs = [r.values.get("source_dependence") for r in late[-3:]]
+    if costs and costs[-1] is not None:
+        said = (
+            f"the loss is {costs[-1]:+.1e} nats per token higher with other sentences' sources (healthy by now: at "
+            f"least {SOURCE:g}): the decoder ignores the encoder; check that source and target are aligned, then "
+            f"{_DEEPER}"
+        )
+        ignored = len(costs) == 3 and all(c is not None and c < SOURCE for c in costs)
+        yield Reading("source_dependence", costs[-1], SOURCE, None, said, not ignored)
+
+
+_CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[Reading]], ...] = (
+    _flat_r,
+    _variance,
+    _update_ratio,
+    _entropy,
+)
+
+
+def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
+    """Yield every number inside `value` with its place."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _leaves(part, key)
+    elif isinstance(value, list):
+        for number, part in enumerate(value, start=1):
+            yield from _leaves(part, f"{place} layer {number}")
+    else:
+        yield place, value

@@ -1,0 +1,216 @@
+"""Measures of a model's states and weights: similarities of layers, weights across depth, and entropy of attention.
+
+Similarities are those of Li et al. (2020, figures 2, 7 and 8). y_i(l) is the state at source position l of a sentence:
+i = 0 the encoder's input (embedding and position), i = 1..N the raw output of encoder layer i, before any final norm.
+`Seq2Seq.source_embedding` returns the first, `Seq2Seq.encode(..., outputs)` the others. Only real positions count. Each
+result is of single sentences; the figure of a data set is the mean over its sentences. A similarity is in [-1, 1] up to
+rounding; a state of length 0 resembles nothing (cosine 0). Half-precision states are measured in fp32.
+
+Shapes: `states` is a list of [batch, source, d_model], `mask` is [batch, source], True at real positions; a sentence
+has at least one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ziggurat.model.attention.additive import AdditiveAttention
+from ziggurat.model.attention.base import weights_explicit
+from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.history.base import History
+from ziggurat.model.history.transparent import Transparent
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.transformer import Encoder
+from ziggurat.train.diagnosis.hooks import STACKS, Trace, layers_of
+
+
+@torch.no_grad()
+def encoder_similarities(trace: Trace, mask: Tensor) -> dict[str, Any]:
+    """Return `similarity`, `embedding_similarity`, `adjacent_similarity` and `inter_similarity`, means over sentences.
+
+    y_i is as above; with hyper-connections it is the sum of the streams. If the input has another width than the layers
+    (RNMT+), its similarities with them are NaN. Empty if a layer was left out.
+
+    Args:
+        trace: record of a forward pass.
+        mask: [batch, source], True at real tokens.
+    """
+    if any(state is None for state in trace.outputs["encoder"]):
+        return {}
+    embedded, outputs = trace.embedded["encoder"], cast(list[Tensor], trace.outputs["encoder"])
+    # [batch, source, streams, d_model] with hyper-connections.
+    states = [state.sum(-2) if state.dim() == 4 else state for state in outputs]
+    comparable = embedded.shape[-1] == states[0].shape[-1]
+    inter = torch.cat([inter_similarities([embedded], mask), inter_similarities(states, mask)]).mean(1)
+    table = inter.new_full((1 + len(states), 1 + len(states)), torch.nan)
+    first = 0 if comparable else 1
+    table[first:, first:] = similarities([embedded, *states] if comparable else states, mask).mean(2)
+    return {
+        "similarity": table.tolist(),
+        "embedding_similarity": table[1:, 0].tolist(),
+        "adjacent_similarity": table.diagonal(-1).tolist(),
+        "inter_similarity": inter.tolist(),
+    }
+
+
+@torch.no_grad()
+def history_weights(model: Seq2Seq) -> dict[str, list[list[float]]]:
+    """Return the weights of each stack that combines layers, [consumer l][source k] (Wang et al. 2019, figure 5).
+
+    Row l has the weights of the input of layer l + 1 (the last row: of the stack's output), column k those of the
+    output y_k, with y_0 the stack's input. With `combination.unit: sublayer` both count sub-layers. NaN: never read.
+    See History.table.
+    """
+    histories = {stack: getattr(getattr(model, stack), "history", None) for stack in STACKS}
+    tables = {stack: cast(History, h).table() for stack, h in histories.items() if h is not None}
+    return {stack: table.tolist() for stack, table in tables.items() if table is not None}
+
+
+@torch.no_grad()
+def transparent_weights(model: Seq2Seq) -> list[list[float]]:
+    """Return the mixtures of transparent attention, [source i][decoder layer j] (Bapna et al. 2018, figure 4).
+
+    Source 0 is the embedding, i the output of encoder layer i; the weights of a decoder layer sum to 1. RNMT+ does not
+    mix its embedding, which is NaN, and has one mixture for all layers. Empty if the memory is not transparent.
+    """
+    transparent: Transparent | None = getattr(model.encoder, "transparent", None)
+    if transparent is None:
+        return []
+    rows: list[list[float]] = transparent.weight.softmax(-1).T.tolist()
+    missing = len(layers_of(model, "encoder")) + 1 - len(rows)
+    assert missing == (not isinstance(model.encoder, Encoder))
+    return [[torch.nan] * len(rows[0])] * missing + rows
+
+
+class Entropies:
+    """Context that records the entropy of every attention's weights, which it takes from the input of their dropout.
+
+    Attention without weights (averages) is not recorded. Meanwhile plain products replace fused kernels, which never
+    have all weights in memory.
+
+    Args:
+        model: the model.
+    """
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._explicit = weights_explicit()
+        self._seen: dict[str, list[list[Tensor]]] = {}
+        self._attentions = _attentions(model)
+
+    def __enter__(self) -> Entropies:
+        for place, attentions in self._attentions.items():
+            self._seen[place] = [[] for _ in attentions]
+            for dropout, seen in zip(attentions, self._seen[place], strict=True):
+                self._handles.append(dropout.register_forward_pre_hook(partial(_keep, seen)))
+        self._explicit.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._explicit.__exit__(None, None, None)
+        for handle in self._handles:
+            handle.remove()
+
+    def means(self, masks: Mapping[str, Tensor]) -> dict[str, list[float]]:
+        """Return the mean entropy of every layer over heads and real queries, in nats, by place; NaN if none was seen.
+
+        `masks` are [batch, length] by stack, True at real tokens. RNMT+ has one attention, which is recorded step by
+        step; the attention before its first step has no query and is left out.
+        """
+        found: dict[str, list[float]] = {}
+        for place, row in self._seen.items():
+            mask = masks[place.partition(".")[0]]
+            found[place] = [
+                # The last queries: RNMT+ has one more, before its first step.
+                float(torch.cat(seen, dim=1)[:, -mask.shape[1] :][mask].mean()) if seen else torch.nan
+                for seen in row
+            ]
+        return found
+
+
+def _attentions(model: Seq2Seq) -> dict[str, list[nn.Module]]:
+    """Return the dropout modules of attention weights, one per layer, by place."""
+    found: dict[str, list[nn.Module]] = {}
+    for stack in STACKS:
+        for layer in layers_of(model, stack):
+            for module in layer.modules():
+                if isinstance(module, SelfAttention):
+                    found.setdefault(f"{stack}.self_attn", []).append(module.dropout)
+                elif isinstance(module, CrossAttention):
+                    found.setdefault(f"{stack}.cross_attn", []).append(module.dropout)
+    single = getattr(model.decoder, "attention", None)
+    if isinstance(single, AdditiveAttention):
+        found["decoder.cross_attn"] = [single.dropout]
+    return found
+
+
+@torch.no_grad()
+def _keep(seen: list[Tensor], _dropout: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Record the entropy [batch, queries] of weights [batch, heads, queries, keys], mean over heads."""
+    seen.append(torch.special.entr(inputs[0].float()).sum(-1).mean(1))
+
+
+def similarity(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """Return sim(i, j) = mean_l cos(y_i(l), y_j(l)) of each sentence, [batch].
+
+    Raises ValueError for states of different widths, whose angle means nothing.
+    """
+    _refuse_unlike(one, other)
+    cosines = (_directions(_real(one, mask)) * _directions(_real(other, mask))).sum(-1)
+    return cosines.sum(1) / mask.sum(1)
+
+
+def inter_similarity(states: Tensor, mask: Tensor) -> Tensor:
+    """Return sim_in(i) = mean_l cos(y_i(l), mean_l y_i(l)) of each sentence, [batch]: 1 where all positions agree."""
+    real, count = _real(states, mask), mask.sum(1)
+    # sum_l cos(y(l), m) = (sum_l y(l)/|y(l)|) . m/|m|: besides the directions no memory of the size of the states.
+    mean = real.sum(1) / count[:, None]
+    return (_directions(real).sum(1) * _directions(mean)).sum(-1) / count
+
+
+def similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return sim(i, j) for all pairs of states, [states, states, batch]. Raises ValueError as `similarity` does."""
+    for state in states[1:]:
+        _refuse_unlike(states[0], state)
+    directions = torch.stack([_directions(_real(state, mask)) for state in states], dim=1).flatten(2)
+    # Positions and channels in one product: the sum over positions of all cosines of a pair of states.
+    return (directions @ directions.transpose(1, 2)).movedim(0, 2) / mask.sum(1)
+
+
+def embedding_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return sim(i, 0) for i = 1, ..., N, [N, batch]; `states` begins with y_0."""
+    return torch.stack([similarity(states[0], state, mask) for state in states[1:]])
+
+
+def adjacent_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return sim(i, i - 1) for i = 1, ..., N, [N, batch]; `states` begins with y_0."""
+    pairs = zip(states[1:], states[:-1], strict=True)
+    return torch.stack([similarity(state, below, mask) for state, below in pairs])
+
+
+def inter_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
+    """Return sim_in of each of the states, [states, batch]."""
+    return torch.stack([inter_similarity(state, mask) for state in states])
+
+
+def _refuse_unlike(one: Tensor, other: Tensor) -> None:
+    if one.shape != other.shape:
+        raise ValueError(f"states of shapes {list(one.shape)} and {list(other.shape)} cannot be compared")
+
+
+def _real(states: Tensor, mask: Tensor) -> Tensor:
+    """Return the states in fp32 or wider, with 0 at padding (multiplying by the mask would keep NaN)."""
+    wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
+    return wide.masked_fill(~mask[..., None], 0.0)
+
+
+def _directions(states: Tensor) -> Tensor:
+    """Return the states at unit length."""
+    return F.normalize(states, dim=-1)

@@ -1,0 +1,240 @@
+"""The model of a run at its present depth, and its optimiser: built, loaded from a checkpoint, grown."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config.compatibility import unlike
+from ziggurat.config.model import ModelConfig
+from ziggurat.data.corpus import Store
+from ziggurat.model.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
+from ziggurat.model.directory import open_model, read_weights
+from ziggurat.model.fast.precision import maps_of, wrong_maps
+from ziggurat.model.low_rank_updates import is_update
+from ziggurat.model.run_folder import BASE, MODEL_FILE
+from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.model.tensors import load_weights, weights
+from ziggurat.model.vocabularies import refuse_other_vocabulary
+from ziggurat.system.errors import ConfigError
+from ziggurat.train.checkpoint import Checkpoint
+from ziggurat.train.graphs import GraphedPasses
+from ziggurat.train.growth import carry_moments, carry_weights, stage_model
+from ziggurat.train.objective import as_trained
+from ziggurat.train.optim import Optimiser
+from ziggurat.train.parallel import Parallel, Replicated
+from ziggurat.train.processes import Processes
+from ziggurat.train.profile import profile_admin
+from ziggurat.train.sharded import Sharded
+
+
+class Learner:
+    """Model and optimiser of a run.
+
+    Args:
+        experiment: configuration of the whole run.
+        store: gives the sizes of the vocabularies.
+        device: where the model is trained.
+        processes: all that train it.
+
+    Attributes:
+        parallel: the model, and how its gradients are computed.
+        optimiser: of its parameters.
+        passes: context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
+
+    Growing replaces all three.
+    """
+
+    def __init__(
+        self, experiment: Experiment, store: Store, device: torch.device, processes: Processes | None = None
+    ) -> None:
+        self.experiment = experiment
+        self.store = store
+        self.device = device
+        self.processes = processes or Processes()
+        self._take(0, self._build(0))
+        if experiment.training.precision == "bf16" and device.type == "cpu":
+            _refuse_wrong_maps(self.model)
+
+    @property
+    def model(self) -> Seq2Seq:
+        """The model in training, on the device; with FSDP each process holds a part of every parameter."""
+        return self.parallel.model
+
+    @property
+    def architecture(self) -> ModelConfig:
+        """Architecture of the model at its present depth."""
+        return stage_model(self.experiment, self._stage)
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """Layers of encoder and decoder now."""
+        return self.architecture.encoder.layers, self.architecture.decoder.layers
+
+    def deepest(self) -> Learner:
+        """Return a learner of the model after all growth, with initial weights; this one where none grows."""
+        training = self.experiment.training
+        if training.growth is None:
+            return self
+        whole = self.experiment.model_copy(update={"training": training.model_copy(update={"growth": None})})
+        return Learner(whole, self.store, self.device, self.processes)
+
+    @property
+    def _adapts(self) -> bool:
+        """True when low-rank updates alone are trained."""
+        return self.experiment.training.lora is not None
+
+    def kept_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights that belong into a checkpoint, whole, by name; of low-rank adaptation the updates."""
+        found = self.parallel.weights()
+        return {name: tensor for name, tensor in found.items() if is_update(name)} if self._adapts else found
+
+    def base_weights(self) -> Mapping[str, Tensor] | None:
+        """Return the weights that low-rank updates belong to, whole, by name; None: all weights are trained."""
+        if not self._adapts:
+            return None
+        return {name: tensor for name, tensor in self.parallel.weights().items() if not is_update(name)}
+
+    def start_from(self, path: str) -> str:
+        """Take the weights of a run or a model directory; return a description of it for the log.
+
+        Raises CheckpointError when there is no model, ConfigError when its architecture differs or its vocabularies
+        or normalisation of text are not the store's.
+        """
+        opened = open_model(path)
+        theirs, ours = opened.experiment.model, self.architecture
+        if changed := unlike(theirs, ours):
+            deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
+            hint = f"{path} has a config.yaml with which to train on"
+            if not unlike(theirs, self.experiment.model):  # as deep as this run in the end, which begins shallower
+                hint = "set `training.growth=null`, which trains on at the whole depth"
+            elif deeper:
+                hint = "`ziggurat grow` makes a deeper model"
+            raise ConfigError(
+                f"`training.start_from: {path}`: the same weights would compute something else here, because of "
+                f"{'; '.join(changed)}; {hint}"
+            )
+        unicode, here = opened.tokenizers[0].unicode, (self.store.source, self.store.target)
+        form = "" if unicode == here[0].unicode else f" data.unicode={unicode}"
+        refuse_other_vocabulary(
+            opened.tokenizers,
+            here,
+            f"`training.start_from: {path}`",
+            f"the store {self.store.path}",
+            f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}{form}`",
+        )
+        whole = {**self.kept_weights(), **weights(opened.model)} if self._adapts else weights(opened.model)
+        load_weights(self.model, whole, f"`training.start_from: {path}`")
+        ruled_out = opened.model.output.ruled_out
+        left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
+        return opened.origin + left_out
+
+    def restore(self, checkpoint: Checkpoint, run: Path) -> None:
+        """Load a checkpoint's weights and moments, at its depth. Raises CheckpointError when it does not fit."""
+        number = checkpoint.progress.stage
+        if number != self._stage:
+            self._take(number, self._build(number))
+        base = read_weights(run / BASE / MODEL_FILE) if self._adapts else {}
+        load_weights(self.model, {**base, **checkpoint.weights}, str(run))
+        self.optimiser.load_state(checkpoint.optimiser)
+
+    def take_weights(self, trained: Mapping[str, Tensor], name: str) -> None:
+        """Take the weights of a model directory of this run, at the present depth, in which updates are merged.
+
+        `name` says in errors where they came from. Moments stay: this is to measure weights when training is over.
+        """
+        updates = {key: torch.zeros_like(tensor) for key, tensor in self.kept_weights().items()} if self._adapts else {}
+        load_weights(self.model, {**updates, **trained}, name)
+
+    def grow(self) -> str | None:
+        """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
+        growth, number = self.experiment.training.growth, self._stage + 1
+        assert growth is not None
+        depths, moments = (self.architecture, stage_model(self.experiment, number)), self.optimiser.state()
+        model = self._build(number)
+        # Weights are copied before the model is taken: FSDP cuts up the parameters that it is given.
+        added = carry_weights(growth, self.parallel.weights(), depths, model)
+        self._take(number, model)
+        # Compiled layers and DDP refer to themselves: the old model would stay in memory until Python looks for cycles.
+        gc.collect()
+        carry_moments(growth, moments, depths, self.optimiser)
+        return self.profile(added)
+
+    def profile(self, added: Sequence[str] | None = None) -> str | None:
+        """Profile ADMIN's omegas, or only those of the layers with the names `added`; return what was found.
+
+        Returns None, and does nothing, when the configuration does not ask for it.
+        """
+        with self.parallel.whole() as model:
+            found = profile_admin(model, self.experiment, self.store, added)
+            if found is not None and model is not self.model:  # FSDP: `model` is a copy, put together for this
+                load_weights(self.model, weights(model), "the profiled model")
+        return found
+
+    def _build(self, stage: int) -> Seq2Seq:
+        """Return the model of a stage with initial weights, on the device."""
+        training = self.experiment.training
+        # Drawn on the CPU and moved afterwards: the same initial weights on every device.
+        model = build_model(
+            stage_model(self.experiment, stage),
+            self.store.source.size,
+            self.store.target.size,
+            seed=training.seed,
+        )
+        as_trained(model, training, seed=training.seed)
+        model.to(self.device)
+        model.decoder.aligned = AlignmentHead.of(training.loss.alignment)
+        return model
+
+    def _take(self, stage: int, model: Seq2Seq) -> None:
+        """Train `model`, that of `stage`, from now on: make what refers to its parameters; the order matters."""
+        training = self.experiment.training
+        # (1) Settings that change how layers run, before anything wraps the layers.
+        set_recompute(model, training.recompute)
+        if training.compile == "layers":
+            compile_layers(model)  # a deeper stage reuses the graphs of the one before
+        # (2) Roles, while every parameter is whole and found under its own name.
+        roles = parameter_roles(model)
+        scales = parameter_scales(model, self.experiment.model)
+        self.passes: AbstractContextManager[None] = (
+            GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
+        )
+        # (3) FSDP replaces the model's parameters by their parts, and the optimiser must own those.
+        self.parallel = _parallel(model, training, self.processes)
+        self.optimiser = Optimiser(model, roles, training.optimiser, scales=scales, seed=training.seed)
+        self._stage = stage
+
+
+def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> Parallel:
+    """Return the kind of Parallel that `training.distributed` asks for in `processes`.
+
+    Raises ConfigError for `fsdp` with LayerDrop: each process would leave out other layers and wait for ever for the
+    others to gather those that it runs.
+    """
+    layer_drop = any(getattr(stack, "layer_drop", 0.0) > 0 for stack in (model.encoder, model.decoder))
+    if processes.count == 1:
+        return Parallel(model, config.loss, config.precision)
+    if config.distributed.kind == "ddp":
+        bucket_mib = config.distributed.bucket_mib
+        return Replicated(model, config.loss, config.precision, processes, bucket_mib=bucket_mib, layer_drop=layer_drop)
+    if layer_drop:
+        raise ConfigError(
+            "`training.distributed.kind: fsdp` gathers every layer in all processes, but with `layer_drop` each would "
+            "leave out others; use `ddp`"
+        )
+    return Sharded(model, config.loss, config.precision, processes)
+
+
+def _refuse_wrong_maps(model: Seq2Seq) -> None:
+    """Raise ConfigError where this CPU computes linear maps of the model wrongly in bf16."""
+    if wrong := wrong_maps(maps_of(model)):
+        raise ConfigError(
+            f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "
+            "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine"
+        )

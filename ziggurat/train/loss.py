@@ -1,0 +1,291 @@
+"""Label-smoothed cross-entropy that never builds the logits [tokens, vocabulary] of a whole batch (docs/training.md).
+
+In the order of the file: the smoothed target distribution; projection and cross-entropy as one autograd function; the
+loss of a batch as its part of an update's loss.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, assert_never
+
+import torch
+from torch import Tensor
+
+from ziggurat.config.train import LossConfig
+from ziggurat.model.linear import product
+
+
+class Smoothing(NamedTuple):
+    """Smoothed target distribution over V types: mass `every` on each, and `gold` more on the gold token.
+
+    Their sum is 1: gold + V every = 1.
+    """
+
+    gold: float
+    every: float
+
+    def entropy(self, vocabulary: int) -> float:
+        """Return the entropy of the smoothed target in nats: the loss of a perfect model."""
+        return -sum(
+            n * q * math.log(q) for n, q in ((1, self.gold + self.every), (vocabulary - 1, self.every)) if q > 0
+        )
+
+
+def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
+    """Return the target distribution of `config.smoothing`.
+
+    `uniform` spreads the mass over all types, as fairseq did until 2021 and the papers' forks of it still do; `others`
+    over all but the gold one, as tensor2tensor, zero and today's fairseq do.
+    """
+    e = config.label_smoothing
+    if config.smoothing == "uniform":
+        return Smoothing(1.0 - e, e / vocabulary)
+    every = e / (vocabulary - 1)
+    return Smoothing(1.0 - e - every, every)
+
+
+class _Gradients(NamedTuple):
+    """Gradients of the loss with respect to its inputs, in their shapes; None: there is no bias, or it is frozen."""
+
+    hidden: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def subtract_targets(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        weight_sum: Tensor,
+        target: Tensor,
+        row_weight: Tensor,
+        smoothing: Smoothing,
+    ) -> None:
+        """Subtract the smoothed target's part, row_weight (gold onehot + every); `weight_sum` [d_model] sums types."""
+        correction = weight[target].mul_(smoothing.gold).add_(weight_sum, alpha=smoothing.every)
+        self.hidden.sub_(correction.mul_(row_weight[:, None]))
+        weighted = hidden * row_weight[:, None]
+        if self.weight is not None:
+            self.weight.index_add_(0, target, weighted, alpha=-smoothing.gold)
+            self.weight.sub_(weighted.sum(0), alpha=smoothing.every)
+        if self.bias is not None:
+            self.bias.index_add_(0, target, row_weight, alpha=-smoothing.gold)
+            self.bias.sub_(row_weight.sum(), alpha=smoothing.every)
+
+    def freeze(self, ruled_out: Tensor) -> None:
+        """Give the rows of the tokens `ruled_out` [n] no gradient: the smoothed target has no mass there."""
+        if self.weight is not None:
+            self.weight.index_fill_(0, ruled_out, 0.0)
+        if self.bias is not None:
+            self.bias.index_fill_(0, ruled_out, 0.0)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Projection and cross-entropy, `chunk` rows of logits at a time, gradients computed in the forward pass.
+
+    With p = softmax(h W^T + b), the gradient of row i's loss with respect to its logits is p - gold onehot - every.
+    Only p needs [chunk, vocabulary] values; the other two terms are applied to h, W and b directly:
+    every * sum_v W_v and gold * W_target. So each chunk of logits is written once, exponentiated in place and
+    multiplied twice. The backward pass only scales the gradients: computed there, they would need the logits again.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        row_weight: Tensor,
+        smoothing: Smoothing,
+        chunk: int,
+        ruled_out: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        gradients = None
+        if any(ctx.needs_input_grad):
+            _, of_weight, of_bias, *_ = ctx.needs_input_grad
+            grad_bias = torch.zeros_like(bias) if of_bias and bias is not None else None
+            gradients = _Gradients(torch.empty_like(hidden), torch.zeros_like(weight) if of_weight else None, grad_bias)
+        weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
+        if ruled_out is not None:
+            weight_sum -= weight[ruled_out].sum(0)
+            if bias is not None:  # summed again: subtracting values of -1e9 would leave nothing of the others
+                bias_sum = bias.index_fill(0, ruled_out, 0.0).sum()
+        nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
+        compute = torch.get_autocast_dtype(hidden.device.type)
+        compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+        # Off, and the large products cast by hand: on a GPU autocast would also run mv and addmv, whose sums need fp32,
+        # in half precision.
+        with torch.autocast(hidden.device.type, enabled=False):
+            matrix = weight.to(compute)
+            for start in range(0, hidden.shape[0], chunk):
+                rows = slice(start, start + chunk)
+                h, gold_ids, w = hidden[rows], target[rows], row_weight[rows]
+                # (1) Logits, and what is needed of them as they are.
+                logits = product(h.to(compute), matrix).to(hidden.dtype)
+                if bias is not None:
+                    logits += bias
+                gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
+                total = torch.mv(h, weight_sum) + bias_sum  # the sum of a row's logits, without reading them again
+                # To be subtracted before exp, which overflows fp32 from 89 on.
+                peak = logits.amax(1, keepdim=True)
+                # (2) The softmax, not normalised, in the memory of the logits.
+                odds = logits.sub_(peak).exp_()
+                odds_sum = odds.sum(1)
+                log_sum = peak.squeeze(1) + odds_sum.log()
+                # (3) The losses: log-sum-exp less the target's part.
+                losses = log_sum - gold
+                if ruled_out is not None:
+                    losses.masked_fill_(torch.isin(gold_ids, ruled_out), 0.0)
+                nll += losses.sum()
+                smoothed += torch.dot(log_sum - smoothing.gold * gold - smoothing.every * total, w)
+                # (4) The softmax's part of the gradients; its normalisation scales [chunk, d_model] values, not logits.
+                if gradients is not None:
+                    scale = (w / odds_sum)[:, None]
+                    if gradients.bias is not None:
+                        gradients.bias.addmv_(odds.t(), scale.squeeze(1))
+                    odds = odds.to(compute)
+                    gradients.hidden[rows] = product(odds, matrix.t()) * scale
+                    if gradients.weight is not None:
+                        gradients.weight.add_(product(odds.t(), (h * scale).to(compute).t()))
+            if gradients is not None:
+                gradients.subtract_targets(hidden, weight, weight_sum, target, row_weight, smoothing)
+                if ruled_out is not None:
+                    gradients.freeze(ruled_out)
+                ctx.save_for_backward(*gradients)
+        ctx.mark_non_differentiable(nll)
+        return smoothed, nll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        saved = (None if part is None else part * gradients[0] for part in ctx.saved_tensors)
+        return *saved, None, None, None, None, None
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    row_weight: Tensor,
+    smoothing: Smoothing,
+    chunk: int,
+    bias: Tensor | None = None,
+    ruled_out: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return (sum_i row_weight_i * smoothed loss_i, sum_i -log p(target_i)), both in nats, shape [].
+
+    Args:
+        hidden: [tokens, d_model]; only real tokens.
+        weight: output projection [vocabulary, d_model].
+        target: ids of the gold tokens [tokens].
+        row_weight: [tokens], the normalisation of the loss.
+        smoothing: target distribution.
+        chunk: rows of logits that exist at a time.
+        bias: of the output projection, [vocabulary], or None.
+        ruled_out: ids [n] of tokens that the bias makes impossible, or None; `smoothing` puts no mass on them, and the
+            weight of a row whose target is one of them is 0.
+
+    Only the first result can be differentiated, with respect to `hidden`, `weight` and `bias`.
+    """
+    smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, target, row_weight, smoothing, chunk, ruled_out
+    )
+    return smoothed, nll
+
+
+class Labels(NamedTuple):
+    """The gold tokens of a batch.
+
+    Attributes:
+        ids: [batch, target], end-of-sentence included.
+        mask: [batch, target], True at real tokens.
+        real: number of real tokens; counting them in the mask would wait for a GPU.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    real: int
+
+    def places(self) -> Tensor:
+        """Return the indices of the real tokens in the flattened batch, [real]."""
+        return torch.nonzero_static(self.mask.flatten(), size=self.real).squeeze(1)
+
+
+class LossSums(NamedTuple):
+    """Loss of one batch; a tuple, in which DDP and FSDP2 find the tensors of a module's output.
+
+    Attributes:
+        objective: the quantity that is minimised, already normalised; shape [].
+        nll: sum of -log p(gold) over the batch's tokens, nats; shape [].
+        alignment: [2], the cross-entropy of guided alignment summed over target tokens with links, nats, and the number
+            of these tokens (ziggurat.train.guidance); None without guided alignment.
+    """
+
+    objective: Tensor
+    nll: Tensor
+    alignment: Tensor | None = None
+
+
+def token_weights(
+    mask: Tensor, places: Tensor, config: LossConfig, dtype: torch.dtype, *, tokens: int, sentences: int
+) -> Tensor:
+    """Return what the loss of each token counts in an update, in the shape of `places` [n].
+
+    `mask` [batch, target] is True at real tokens, `places` are indices into the flattened batch; for the rest see
+    sequence_loss.
+    """
+    match config.normalisation:
+        case "tokens":
+            return torch.full_like(places, 1.0 / tokens, dtype=dtype)
+        case "sentence_sum":
+            return torch.full_like(places, 1.0 / sentences, dtype=dtype)
+        case "sentence_mean":
+            per_sentence = 1.0 / (mask.sum(1).to(dtype) * sentences)
+            return per_sentence.index_select(0, places // mask.shape[1])
+        case _:
+            assert_never(config.normalisation)
+
+
+def sequence_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    labels: Labels,
+    config: LossConfig,
+    *,
+    tokens: int,
+    sentences: int,
+    bias: Tensor | None = None,
+    ruled_out: Tensor | None = None,
+) -> LossSums:
+    """Return the loss of a batch as its part of an update's loss.
+
+    The objectives of an update's batches add up to its loss, however it was cut into batches.
+
+    Args:
+        hidden: decoder output [batch, target, d_model].
+        weight: output projection [vocabulary, d_model].
+        labels: the gold tokens.
+        config: smoothing and normalisation.
+        tokens: real target tokens in the whole update, all batches and processes together.
+        sentences: sentence pairs in the whole update.
+        bias: of the output projection, [vocabulary], or None.
+        ruled_out: ids [n] of tokens that the bias makes impossible, or None. The smoothed target has no mass on them,
+            and target tokens among them do not count: no gradient could make the model produce them, and their -log p
+            depends on the bias alone.
+    """
+    possible = weight.shape[0] - (0 if ruled_out is None else len(ruled_out))
+    smoothing = smoothing_of(config, possible)
+    places = labels.places()
+    rows = hidden.flatten(0, 1).index_select(0, places)
+    if rows.dtype in (torch.bfloat16, torch.float16):
+        rows = rows.float()  # sums over the vocabulary need fp32; the products alone are in half precision
+    ids = labels.ids.flatten().index_select(0, places)
+    row_weight = token_weights(labels.mask, places, config, rows.dtype, tokens=tokens, sentences=sentences)
+    if ruled_out is not None:
+        row_weight = row_weight.masked_fill(torch.isin(ids, ruled_out), 0.0)
+    objective, nll = linear_cross_entropy(
+        rows, weight, ids, row_weight, smoothing, config.chunk_tokens, bias, ruled_out
+    )
+    if config.subtract_entropy:
+        objective = objective - smoothing.entropy(possible) * row_weight.sum()
+    return LossSums(objective, nll)

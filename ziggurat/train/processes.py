@@ -1,0 +1,286 @@
+"""The processes that train together: one, or those that torchrun started.
+
+Processes are collective calls: every process calls the same methods in the same order, or all wait for the missing one.
+Below it, how processes meet at the start, and leave at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from uuid import uuid4
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
+from ziggurat.train.signals import end_at_once, leave_with_launcher
+
+_ARRIVALS = "ziggurat/arrivals"
+
+_DISK = "disk"
+_KINDS: dict[str, type[ZigguratError]] = {
+    error.__name__: error for error in (ConfigError, DataError, CheckpointError, MachineError, TrainingError)
+}
+"""The errors that one process tells the others of, by name; of any other kind they hear as a TrainingError."""
+
+
+@dataclass
+class Processes:
+    """One process among `count`, and its collective calls.
+
+    Numbers travel as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, and no GPU waits.
+
+    Attributes:
+        rank: number of this process, from 0.
+        count: number of processes.
+        local_rank: number of this process on its machine.
+        here: number of processes on its machine.
+        timeout_minutes: longest wait for another process.
+        group: torch's group for the messages; None: the default one.
+        update: number of the update in progress, for `hanging`.
+    """
+
+    rank: int = 0
+    count: int = 1
+    local_rank: int = 0
+    here: int = 1
+    timeout_minutes: float = 30.0
+    group: dist.ProcessGroup | None = None
+    update: int = field(default=-1, compare=False)
+    _arrivals: int = field(default=0, compare=False)
+
+    @property
+    def first(self) -> bool:
+        """True in the process that logs and writes for all."""
+        return self.rank == 0
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Return the sum of each value over all processes, the same everywhere."""
+        if self.count == 1:
+            return list(values)
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all processes, the same everywhere."""
+        return list(values) if self.count == 1 else self._reduced(values, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        self.arrive()
+        tensor = torch.tensor(values, dtype=torch.float64)  # exact for counts up to 2^53
+        dist.all_reduce(tensor, operation, group=self.group)
+        reduced: list[float] = tensor.tolist()
+        return reduced
+
+    def any(self, flag: bool) -> bool:
+        """Return True, in all processes, when `flag` is true in any."""
+        return flag if self.count == 1 else self.sums([float(flag)])[0] > 0
+
+    def of_first(self, value: int) -> int:
+        """Return the first process's `value` in all of them."""
+        return int(self.sums([value if self.first else 0])[0])
+
+    def texts(self, mine: Sequence[str]) -> list[list[str]]:
+        """Return the texts of every process, by rank."""
+        if self.count == 1:
+            return [list(mine)]
+        self.arrive()
+        # Sizes first: all_gather takes tensors of one size, so texts are padded to the longest.
+        raw = torch.frombuffer(bytearray(json.dumps(list(mine)).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor(raw.numel()), group=self.group)
+        longest = int(max(sizes))
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: raw.numel()] = raw
+        gathered = [torch.zeros_like(padded) for _ in range(self.count)]
+        dist.all_gather(gathered, padded, group=self.group)
+        return [json.loads(bytes(g[: int(n)].tolist())) for g, n in zip(gathered, sizes, strict=True)]
+
+    def first_does(self, work: Callable[[], object]) -> None:
+        """Run `work` in the first process while the others wait.
+
+        An error is raised in all of them: an OSError, or a ZigguratError of the same class, so that all deal with it
+        alike; the others quote the first one's message.
+        """
+        if self.count == 1:
+            work()
+            return
+        # The outcome goes round before anything is raised, because the others wait for it; as text, since nothing is
+        # pickled.
+        failed: OSError | ZigguratError | None = None
+        if self.first:
+            try:
+                work()
+            except (OSError, ZigguratError) as error:
+                failed = error
+        kind, said = "", str(failed)
+        if isinstance(failed, OSError):
+            kind, said = _DISK, failed.strerror or said
+        elif failed is not None:
+            kind = next((name for name, error in _KINDS.items() if isinstance(failed, error)), TrainingError.__name__)
+        kind, said = self.texts([kind, said])[0]
+        if failed is not None:
+            raise failed
+        if kind:
+            raise OSError(said) if kind == _DISK else _KINDS[kind](f"the first process could not go on: {said}")
+
+    def aside(self) -> Processes:
+        """Return the same processes with a group of their own, for messages of another thread."""
+        if self.count == 1:
+            return self
+        timeout = timedelta(minutes=self.timeout_minutes)
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timeout))
+
+    def arrive(self) -> None:
+        """Record that this process is about to send a message, so that `hanging` can name those that are not."""
+        if self.count > 1 and self.group is None:  # another thread's messages come in no fixed order to training's
+            self._arrivals += 1
+            with contextlib.suppress(RuntimeError):  # torchrun, which holds the store, may be gone, but not the others
+                _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
+
+    def hanging(self, error: Exception) -> TrainingError:
+        """Return the error to raise when communication failed with `error`; it names the processes that are behind."""
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        keys = [f"{_ARRIVALS}/{rank}" for rank in range(self.count)]
+        try:
+            store = _store()
+            # `check` first: `get` would wait for the key of a process that has never arrived.
+            said = [store.get(key).decode().split() if store.check([key]) else ("0", "0") for key in keys]
+        except RuntimeError:
+            return TrainingError(
+                f"the processes lost contact, and the one through which they connect is gone ({reason})"
+            )
+        furthest = max(int(arrivals) for arrivals, _ in said)
+        behind = [
+            f"process {rank} (in or after update {update})"
+            for rank, (arrivals, update) in enumerate(said)
+            if int(arrivals) < furthest
+        ]
+        who = f"behind: {', '.join(behind)}" if behind else "no process is behind: one died, or the network failed"
+        return TrainingError(
+            f"the processes lost contact at update {self.update}; {who}. ({reason}) Start again with `--resume`; "
+            "`torchrun --max-restarts` does so by itself"
+        )
+
+
+def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> str:
+    """Return a name on which all processes of this start agree, and which no earlier start has used.
+
+    torchrun may give a new start the store of the previous one, which still holds the addresses of dead processes
+    (github.com/pytorch/pytorch/issues/135712), and each machine counts starts for itself. So every process chooses a
+    random word and publishes it; the first process answers each word with its own until the owner confirms. A word of
+    an earlier start gets an answer that nobody reads, until its process publishes the new one.
+    """
+    word = uuid4().hex
+    if rank > 0:
+        store.set(f"ziggurat/word/{rank}", word)
+        place: str = store.get(f"ziggurat/place/{word}").decode()
+        store.set(f"ziggurat/heard/{place}/{rank}", "")
+        return place
+    unheard, end = set(range(1, count)), time.monotonic() + timeout.total_seconds()
+    while unheard:
+        if time.monotonic() > end:
+            raise RuntimeError(f"processes {sorted(unheard)} did not answer")
+        for other in sorted(unheard):
+            theirs = store.get(f"ziggurat/word/{other}").decode()  # for a while, perhaps, that of an earlier start
+            store.set(f"ziggurat/place/{theirs}", word)
+            if store.check([f"ziggurat/heard/{word}/{other}"]):
+                unheard.remove(other)
+        time.sleep(0.01)
+    return word
+
+
+def _meet(backend: str, processes: Processes) -> None:
+    """Open the default process group.
+
+    Raises ConfigError when the environment does not say where processes meet, TrainingError when others do not come.
+    """
+    rank, count, timeout = processes.rank, processes.count, timedelta(minutes=processes.timeout_minutes)
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        place = _meeting_place(store, rank, count, timeout)
+        dist.init_process_group(backend, store=PrefixStore(place, store), rank=rank, world_size=count, timeout=timeout)
+    except ValueError as error:
+        raise ConfigError(
+            f"the processes cannot connect: {str(error).splitlines()[0]}; start them with torchrun"
+        ) from None
+    except RuntimeError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise TrainingError(
+            f"process {rank} of {count} could not reach the others at {where}: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def lost(error: RuntimeError) -> bool:
+    """True when `error` means that another process did not answer; gloo says so only in words, NCCL by its type."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
+
+
+def _store() -> Store:
+    store: Store = dist.distributed_c10d._get_default_store()
+    return store
+
+
+def _as_launched(timeout_minutes: float) -> Processes:
+    """Return this process as torchrun's variables describe it; without them, or alone, it is the only one."""
+    try:
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+            return Processes()
+        rank, count, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+        return Processes(rank, count, local_rank, here, timeout_minutes)
+    except (KeyError, ValueError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else f"a variable is not a number ({error})"
+        raise ConfigError(f"WORLD_SIZE is set, but {said}: start with torchrun, or unset it") from None
+
+
+@contextmanager
+def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
+    """Context in which this process has joined those that torchrun started, if it did.
+
+    A message that takes longer than `timeout_minutes` fails. GPUs talk over NCCL, everything else over gloo. `device`
+    is `training.device`; torch's current GPU becomes that of this process's local number.
+
+    Raises ConfigError when torchrun's variables are incomplete, more processes than GPUs share a machine, or `device`
+    names one GPU for all.
+    """
+    leave_with_launcher()
+    processes = _as_launched(timeout_minutes)
+    if processes.count == 1:
+        yield processes
+        return
+    backend = "gloo"
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"`training.device: {device}`: of several processes each has its own; set `auto` or `cuda`")
+    if device != "cpu" and torch.cuda.is_available():
+        if processes.local_rank >= torch.cuda.device_count():
+            raise ConfigError(
+                f"process {processes.local_rank} of this machine has no GPU of its own, there are "
+                f"{torch.cuda.device_count()}: lower torchrun's `--nproc-per-node`"
+            )
+        torch.cuda.set_device(processes.local_rank)
+        # gloo as well: counts and texts are on the CPU, and NCCL takes tensors of GPUs only.
+        backend = "cpu:gloo,cuda:nccl"
+    _meet(backend, processes)
+    try:
+        processes.arrive()
+        yield processes
+    except BaseException:
+        # All processes of a machine leave NCCL together. One that fails alone would wait for the others, here or at the
+        # end of Python, and they wait for it; the launcher, which ends them all when one has ended, would not notice.
+        if backend == "gloo":
+            dist.destroy_process_group()
+        else:
+            atexit.register(end_at_once)
+        raise
+    dist.destroy_process_group()

@@ -1,0 +1,110 @@
+"""ADMIN's profiling before the first update: one forward pass of one batch (Liu et al. 2020, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.config.modifiers import StageConfig
+from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.corpus import Store
+from ziggurat.data.stages import CorpusMix
+from ziggurat.model.build import stack_residuals
+from ziggurat.model.device import random_state_kept
+from ziggurat.model.init.admin import profile_omega
+from ziggurat.model.residual.base import Residual
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.train.objective import every_branch_present
+
+
+def profile_batch(
+    store: Store, tokens: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> Batch:
+    """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
+
+    It is a fair sample of the data as training first meets them (`temperature`: `data.sampling_temperature`, `stages`:
+    `data.stages`, of which the first counts), except for the longest 5 % of the pairs, which would fill it with
+    padding. A batch of training would not do: its sentences all have about the same length. The sample depends on the
+    store and the arguments alone. An epoch with fewer tokens is taken whole.
+
+    Raises DataError as CorpusMix does.
+    """
+    return profile_batches(store, tokens, 1, seed=seed, temperature=temperature, stages=stages)[0]
+
+
+def profile_batches(
+    store: Store, tokens: int, count: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> list[Batch]:
+    """Return `count` samples as `profile_batch` draws one, which is the first of them; no pair is in two.
+
+    They are fewer where an epoch does not have as many pairs, but at least one. Raises DataError as CorpusMix does.
+    """
+    table = store.train
+    epoch = CorpusMix(table, stages, temperature, seed).chosen(0)
+    # Shuffled, since an epoch lists corpus after corpus.
+    pairs = np.random.Generator(np.random.PCG64(seed)).permutation(epoch)
+    cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
+    usual = cost <= np.quantile(cost, 0.95)
+    pairs, cost = pairs[usual], cost[usual]
+    total, ids = np.cumsum(cost), SpecialIds.of(store.source, store.target)
+    batches, begin = list[Batch](), 0
+    while len(batches) < count and (begin < len(pairs) or not batches):
+        before = total[begin - 1] if begin else 0
+        end = int(np.searchsorted(total, before + tokens)) + 1
+        chosen = pairs[begin:end]
+        batches.append(collate(*table.pairs(chosen), chosen, ids))
+        begin = end
+    return batches
+
+
+def profile_admin(
+    model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[str] | None = None
+) -> str | None:
+    """Set the omegas of `residual: admin` in stacks whose `init` profiles them; return their ranges, for the log.
+
+    With `added`, only the layers of those names get an omega: growth put them into a trained model.
+
+    The forward pass is in training mode and fp32, with every layer present, and draws random numbers from
+    `training.seed`. The global random state and the model's mode are left as found.
+
+    Returns None, and does nothing, for any other configuration.
+    """
+    config, data, seed = experiment.model, experiment.data, experiment.training.seed
+    stacks = ((config.stack_init(decoder=False), model.encoder), (config.stack_init(decoder=True), model.decoder))
+    others = [stack for init, stack in stacks if init.kind != "admin" or init.omega != "profiled"]
+    if len(others) == len(stacks):
+        return None
+    init = next(init for init, stack in stacks if stack not in others)  # both have the same batch
+    batch = profile_batch(
+        store, init.profile_tokens, seed=seed, temperature=data.sampling_temperature, stages=data.stages
+    )
+    kept = [residual for stack in others for residual in stack_residuals(stack)]
+    # Old layers keep their omegas: their weights were trained with them.
+    if added is not None:
+        fresh = {id(module) for name in added for module in model.get_submodule(name).modules()}
+        both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
+        kept += [residual for residual in both if id(residual) not in fresh]
+    omegas = _profile(model, batch.to(model.device), seed, kept)
+    found = [
+        f"{name} {min(values):.3f} to {max(values):.3f}"
+        for name, values in zip(("encoder", "decoder"), omegas, strict=True)
+        if values
+    ]
+    tokens = f"{batch.source_tokens:,} source and {batch.target_tokens:,} target tokens"
+    return f"omega profiled on {tokens}: {', '.join(found)}"
+
+
+def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
+    """Set the omegas of both stacks except those of `kept`; return them, encoder first."""
+    stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
+    with random_state_kept(model.device), every_branch_present(model):
+        torch.manual_seed(seed)
+        return profile_omega(
+            stacks,
+            lambda: model(batch.source, batch.source_mask, batch.target_in),
+            [batch.source_mask, batch.target_mask],
+            kept,
+        )

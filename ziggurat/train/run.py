@@ -1,0 +1,234 @@
+"""The folder of a run: made with its configuration, and opened again to resume.
+
+In the order of the file: refusals before a run is made; making it; reopening it, where the configuration must be that
+of its checkpoints except for a few keys; and `environment.json`, the versions and hardware of its latest start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from ziggurat import __version__
+from ziggurat.config import DataConfig, Experiment, dump, load_experiment
+from ziggurat.config.lora import without_lora
+from ziggurat.config.train import BatchConfig
+from ziggurat.data.corpus import Store
+from ziggurat.data.store_checks import other_files, unlike_store
+from ziggurat.data.subword import copy_tokenizers
+from ziggurat.model.device import usable_device
+from ziggurat.model.directory import fill_model_directory
+from ziggurat.model.run_folder import BASE, CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE, checkpoint_folders, read_meta
+from ziggurat.system.checksums import write_checksums
+from ziggurat.system.errors import CheckpointError, ConfigError
+from ziggurat.system.files import write_atomically
+from ziggurat.system.workspace import building
+from ziggurat.system.yaml_text import changed, shown
+from ziggurat.train.processes import Processes
+from ziggurat.train.tracking.trackers import refuse_other_experiment
+
+_VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
+"""The files in a run's folder that checksums protect. Checkpoints have theirs, and contain the configuration."""
+
+_FIXED = (
+    "seed",
+    "batch",
+    "loss",
+    "optimiser",
+    "precision",
+    "quantise",
+    "exact_dropout",
+    "growth",
+    "start_from",
+    "lora",
+    "freeze",
+)
+"""Keys of `training` that a resumed run cannot change."""
+
+
+def refuse_existing(run: Path) -> None:
+    """Raise ConfigError when there is a run, or anything else, in the folder already."""
+    if (run / CHECKPOINTS).exists():
+        raise ConfigError(
+            f"{run} already holds a run; go on with it: `ziggurat train --run {run} --resume`, or choose another folder"
+        )
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ConfigError(f"{run}: exists and holds something other than a run; choose a new folder")
+
+
+def refuse_other_store(experiment: Experiment, store: Store) -> None:
+    """Raise ConfigError when the store was prepared with settings other than those of section `data`."""
+    if unlike := unlike_store(experiment.data, store.manifest):
+        raise ConfigError(
+            f"{store.path} was prepared with settings other than this configuration's (store -> configuration): "
+            f"{shown(unlike, 4)}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or "
+            "set `data.store` to a store made with it"
+        )
+
+
+def refuse_idle(batch: BatchConfig, processes: Processes, *, resume: bool = False) -> None:
+    """Raise ConfigError when an update has fewer batches than there are processes."""
+    if batch.accumulate < processes.count:
+        more = f"set it to {processes.count} or a multiple, or start fewer processes"
+        raise ConfigError(
+            f"{processes.count} processes share `training.batch.accumulate: {batch.accumulate}` batches per update; "
+            + ("start no more processes than that: a resumed run cannot change it" if resume else more)
+        )
+
+
+def other_files_notice(config: DataConfig, store: Store) -> list[str]:
+    """Return a notice when section `data` names files other than those of the store: training does not read them."""
+    if not (moved := other_files(config, store.manifest)):
+        return []
+    return [
+        f"{store.path} was prepared from files other than those named here (store -> configuration): "
+        f"{shown(moved, 4)}. Training reads the store; to have the other files in it, run `ziggurat prepare`"
+    ]
+
+
+def create_run(run: Path, experiment: Experiment, store: Store, base: Mapping[str, Tensor] | None = None) -> None:
+    """Make a new run, with its resolved configuration and vocabularies; the folder appears whole or not at all.
+
+    `base` are the weights of the model that low-rank updates belong to; None: the run trains all weights.
+    Raises ConfigError when the folder holds something already, DataError when another process is making it.
+    """
+    with building(run) as folder:
+        # Here, under the lock of `building`, which replaces whatever is in the folder at its end.
+        refuse_existing(run)
+        copy_tokenizers(store.path, folder)
+        write_checksums(folder, f"copy it from the store, {store.path}", only=_VOCABULARY_FILES)
+        write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+        (folder / CHECKPOINTS).mkdir()
+        if base is not None:
+            (folder / BASE).mkdir()
+            again = f"copy it from where the run {run} was, or train it again"
+            fill_model_directory(folder / BASE, base, without_lora(experiment), store.path, again=again)
+
+
+def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
+    """Return the configuration of an existing run with overrides, such as `training.stop.updates=...`.
+
+    Raises ConfigError when there is no run, or an override would change the model or the data under way, or the
+    experiment of its run at MLflow.
+    """
+    if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
+        raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)")
+    before = load_experiment(run / CONFIG_FILE)
+    after = load_experiment(run / CONFIG_FILE, overrides)
+    refuse_edited(run, before)
+    if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
+        raise ConfigError(
+            f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved); "
+            "start a new run for that (`training.start_from` takes the weights, `ziggurat grow` deepens them)"
+        )
+    for key in _FIXED:
+        if getattr(after.training, key) != getattr(before.training, key):
+            raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
+    refuse_other_experiment(run, before.training.mlflow, after.training.mlflow)
+    return after
+
+
+def refuse_edited(run: Path, experiment: Experiment) -> None:
+    """Raise ConfigError where keys that a resumed run cannot change differ from those of its newest checkpoint."""
+    for folder in reversed(checkpoint_folders(run)):
+        try:
+            kept = read_meta(folder)
+        except CheckpointError:
+            continue  # damaged; the configuration of the one before is the same
+        if changes := changes_since(kept, folder, experiment):
+            raise ConfigError(
+                f"{run / CONFIG_FILE}: changed since {folder.name} was written: {shown(changes)}. A resumed run cannot "
+                "change these: put the old values back, or start a new run (`training.start_from` takes the weights)"
+            )
+        return
+
+
+def changes_since(meta: Mapping[str, Any], folder: Path, experiment: Experiment) -> list[str]:
+    """Return the differences between a run's configuration and its checkpoint's, in keys that cannot be changed.
+
+    `meta` is the result of `read_meta(folder)`. Raises CheckpointError for a checkpoint of a later version.
+    """
+    try:
+        before = Experiment.model_validate(meta["configuration"])
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{folder}: this version cannot read its configuration ({error.error_count()} keys); resume with the "
+            "version of ziggurat that wrote it"
+        ) from None
+    return changed(_unchangeable(before), _unchangeable(experiment))
+
+
+def _unchangeable(experiment: Experiment) -> dict[str, Any]:
+    """Return the keys, with their values, that a resumed run cannot change."""
+    content = experiment.model_dump(mode="json")
+    training = {key: content["training"][key] for key in _FIXED}
+    return {
+        "data": {key: value for key, value in content["data"].items() if key != "store"},
+        "model": content["model"],
+        "training": training,
+    }
+
+
+def settled_before(run: Path, experiment: Experiment) -> Experiment:
+    """Return the configuration of a run that goes on, with what `fit` and `auto` stood for when it began.
+
+    Trials and measurements need not come out the same a second time, and the batches and the precision of a run stay.
+    """
+    training = experiment.training
+    if not training.batch.fit and training.precision != "auto":
+        return experiment
+    found: dict[str, Any] = {}
+    before = load_experiment(run / CONFIG_FILE).training
+    if training.batch.fit:
+        settled = {key: getattr(before.batch, key) for key in ("max_tokens", "fit", "fit_limit", "fit_margin")}
+        found["batch"] = training.batch.model_copy(update=settled)
+    if training.precision == "auto":
+        found["precision"] = before.precision
+    return experiment.model_copy(update={"training": training.model_copy(update=found)})
+
+
+def keep_configuration(run: Path, experiment: Experiment) -> None:
+    """Write the configuration with which the run goes on; called after the last check that might refuse it."""
+    if load_experiment(run / CONFIG_FILE) != experiment:
+        write_atomically(run / CONFIG_FILE, dump(experiment).encode())
+
+
+def keep_environment(run: Path, device: str, processes: int) -> None:
+    """Write `environment.json`, the versions and hardware of this start; it replaces that of an earlier one."""
+    content = json.dumps(_environment(device, processes), indent=1)
+    write_atomically(run / ENVIRONMENT_FILE, content.encode())
+
+
+def _environment(device: str, processes: int) -> dict[str, str]:
+    """Return versions and hardware, by name; `device` is the value of `training.device`."""
+    place = usable_device(device, "training.device")
+    threads = torch.get_num_threads()
+    found = {
+        "ziggurat": __version__,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "system": platform.system(),
+        "processor": f"{_processor()}, {os.cpu_count()} cores",
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
+        "threads": str(threads),
+    }
+    return found | ({"processes": str(processes)} if processes > 1 else {})
+
+
+def _processor() -> str:
+    """Return the processor's name; Python knows only its architecture on Linux."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

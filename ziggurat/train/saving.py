@@ -1,0 +1,298 @@
+"""Saving while training: a thread writes the checkpoints of a run, one at a time."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import Experiment
+from ziggurat.data.store_checks import StoreWatch
+from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_name, read_meta, write_meta
+from ziggurat.model.tensors import local
+from ziggurat.system.errors import CheckpointError, MachineError
+from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
+from ziggurat.train.learner import Learner
+from ziggurat.train.metrics import RunLog
+from ziggurat.train.processes import Processes
+from ziggurat.train.retention import prune
+from ziggurat.train.run_state import Progress
+from ziggurat.train.store_check import StoreCheck
+
+
+class Buffers:
+    """CPU memory that receives copies of tensors and is reused; page-locked for tensors of a GPU.
+
+    New memory would cost page faults, or page-locking, at every checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies of `tensors`, valid until the next call; memory of names that no longer appear is freed."""
+        kept: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            # A DTensor is copied as one, without page-locking: shards are written by its placement, and the part of
+            # this process is small.
+            if local(tensor) is not tensor:
+                kept[name] = tensor.to("cpu", copy=True)
+                continue
+            buffer = self._kept.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                contiguous = torch.contiguous_format
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, memory_format=contiguous)
+            kept[name] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()  # once, for all copies: the thread reads them, and no stream orders it after them
+        self._kept = kept
+        return kept
+
+
+class Saver:
+    """Writes the checkpoints of a run and deletes those that the configuration does not keep.
+
+    With `training.checkpoint.asynchronous`, `save` waits until the previous checkpoint is on disk, copies the tensors
+    and returns; a thread does the rest. An error there is raised by the next `poll` or `save`, or on leaving the
+    context, which waits for the write under way. Without it, `save` returns when all is on disk. All processes call
+    every method together, and an error in one is raised in all.
+
+    Args:
+        run: folder of the run.
+        experiment: configuration of the run, which checkpoints contain.
+        watch: over the store of the run; `save` notices when its files have changed.
+        progress: the run's; names of deleted checkpoints are removed from it.
+        log: where trouble that does not end the run is reported.
+        processes: all that train together.
+        store_check: no checkpoint is written before it is over; None: the store is known to be whole.
+
+    Attributes:
+        waited_seconds: how long training has waited for checkpoints.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        experiment: Experiment,
+        watch: StoreWatch,
+        progress: Progress,
+        log: RunLog,
+        processes: Processes | None = None,
+        store_check: StoreCheck | None = None,
+    ) -> None:
+        self.waited_seconds = 0.0
+        self._store_check, self._configuration = store_check, experiment.model_dump(mode="json")
+        config = experiment.training
+        # A group for this thread's messages: in the same group they would be mixed up with those of training.
+        self._processes = (processes or Processes()).aside()
+        self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
+        self._smaller_is_better = config.validation.metric == "loss"
+        self._store, self._watch = (watch.store.fingerprint, watch.store.train.corpus_names), watch
+        self._replaced: str | None = None
+        there = (run / CHECKPOINTS / checkpoint_name(progress.update)).is_dir()
+        # The first process's answer counts: one that takes part in a save alone would wait for the others for ever.
+        self._saved_update = progress.update if self._processes.of_first(there) else -1
+        self._saved_seconds = progress.seconds
+        self._buffers = Buffers(), Buffers()
+        # One thread: checkpoints are written one after the other, so links and deletions never overtake each other.
+        self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
+        self._writing: tuple[Progress, Future[Progress]] | None = None
+        self._good_before = progress.good  # the checkpoint to roll back to if the one under way cannot be written
+        self._failed: CheckpointError | None = None  # of the newest checkpoint
+        self._untold: CheckpointError | None = None  # not yet raised or logged
+
+    def __enter__(self) -> Self:
+        if self._saved_update >= 0:  # a resumed run, which may have been killed before it deleted old checkpoints
+            self._prune(self._progress)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.finish()
+        except CheckpointError as unwritten:
+            if error is None:
+                raise
+            if unwritten is not error:  # the run ends with the error that it already has
+                self._log.say(f"CHECKPOINT NOT WRITTEN: {unwritten}", "bold red")
+        finally:
+            self._writer.shutdown()
+
+    @property
+    def due(self) -> bool:
+        """True when the clock asks for a checkpoint (`training.checkpoint.every_minutes`)."""
+        minutes = self._kept.every_minutes
+        return minutes is not None and self._progress.seconds - self._saved_seconds >= 60 * minutes
+
+    def save(self, learner: Learner, *, interim: bool, by_clock: bool = False, good: bool = False) -> None:
+        """Take a checkpoint, unless there is one of this update.
+
+        `interim`: no schedule asked for it. `by_clock`: only the clock did. `good`: the run may roll back to it.
+
+        Raises CheckpointError when the previous one, or without `asynchronous` this one, could not be written and
+        `training.checkpoint.on_error` is `stop`; DataError when a file of the store has changed.
+        """
+        began = time.perf_counter()
+        name = checkpoint_name(self._progress.update)
+        self._settle()
+        if good:
+            self._good_before, self._progress.good = self._progress.good, name
+        self._saved_seconds = self._progress.seconds
+        if self._saved_update != self._progress.update:
+            if self._store_check is not None:
+                self._store_check.confirm()
+            self._warn_of_replaced_store()
+            # Before the snapshot, which contains the progress: a checkpoint says of itself why it was written.
+            self._progress.by_clock = by_clock
+            if interim:
+                self._progress.interim.append(name)
+            snapshot = self._snapshot(learner)
+            self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.depth)
+            self._saved_update = self._progress.update
+            if not self._kept.asynchronous:
+                self._settle()
+        self.waited_seconds += time.perf_counter() - began
+
+    def amend(self) -> None:
+        """Write the progress into the newest checkpoint, which is of this update, and delete what is no longer kept.
+
+        For a resumed run that has just made up for the validation that was due after its checkpoint. Raises
+        CheckpointError as `save` does.
+        """
+        began = time.perf_counter()
+        folder = self._run / CHECKPOINTS / checkpoint_name(self._progress.update)
+
+        def write() -> None:
+            write_meta(folder, {**read_meta(folder), "progress": asdict(self._progress)})
+
+        try:
+            self._processes.first_does(partial(_with_disk_errors, write))
+            self._prune(self._progress)
+        except OSError as error:
+            self._raise_or_log(CheckpointError(f"{folder}: cannot be brought up to date: {error.strerror or error}"))
+        except CheckpointError as error:
+            self._raise_or_log(error)
+        self.waited_seconds += time.perf_counter() - began
+
+    @property
+    def writing(self) -> bool:
+        """True while this process writes a checkpoint."""
+        return self._writing is not None and not self._writing[1].done()
+
+    def poll(self) -> None:
+        """Take in how the latest write ended; called when none is under way any more. Raises as `save` does.
+
+        Raises DataError as soon as damage in the store is found. No write can be under way until the store is checked,
+        so this is called after every update till then.
+        """
+        if self._store_check is not None:
+            self._store_check.poll()
+        self._settle()
+
+    def wait(self) -> None:
+        """Wait for the write under way, if any; an error is kept for the next `poll` or `save`, and for `finish`."""
+        began = time.perf_counter()
+        self._collect()
+        self.waited_seconds += time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Wait for the write under way. Raises CheckpointError when the newest checkpoint could not be written."""
+        self.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def _snapshot(self, learner: Learner) -> Checkpoint:
+        """Return the run as it is now; nothing in it changes while it is written."""
+        # The first process writes the weights, whole. Moments are shared out: a sharded moment is written by all, each
+        # its part; one that every process has, by one of them in turn, so that all write about as much.
+        rank, count = self._processes.rank, self._processes.count
+        whole, moments = learner.kept_weights(), learner.optimiser.state()
+        # Sorted, so that all processes deal them out alike.
+        mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
+        tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
+            whole if rank == 0 else {},
+            {name: moment for name, moment in moments.items() if name in mine or local(moment) is not moment},
+        )
+        # Otherwise training waits until all is written, and the tensors cannot change meanwhile.
+        if self._kept.asynchronous:
+            tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
+        # A deep copy: training goes on to change the lists and dictionaries of its progress while the thread writes.
+        return Checkpoint(copy.deepcopy(self._progress), *tensors, *self._store, self._configuration)
+
+    def _write(self, snapshot: Checkpoint, depth: tuple[int, int]) -> Progress:
+        """Write one checkpoint, then delete others; return the progress without the names of the deleted ones."""
+        save_checkpoint(self._run, snapshot, depth, self._processes)
+        pruned = copy.copy(snapshot.progress)
+        self._prune(pruned)
+        return pruned
+
+    def _prune(self, progress: Progress) -> None:
+        """Delete the checkpoints that are not kept, and their names in `progress`, in every process."""
+        try:
+            work = partial(prune, self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)
+            self._processes.first_does(partial(_with_disk_errors, work))
+        except OSError as error:
+            raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
+        progress.keep(self._processes.texts([*progress.scores, *progress.interim])[0])
+
+    def _collect(self) -> None:
+        """Wait for the write under way, if any, and take in how it ended; an error is kept."""
+        if self._writing is None:
+            return
+        (before, future), self._writing = self._writing, None
+        try:
+            after = future.result()
+        except CheckpointError as error:
+            # -1, or the next save of this update would be left out as already done.
+            self._saved_update, self._failed, self._untold = -1, error, error
+            folder = self._run / CHECKPOINTS / checkpoint_name(before.update)
+            if self._progress.good == folder.name and not folder.is_dir():  # it is there if only pruning failed
+                self._progress.good = self._good_before
+            return
+        self._failed = None
+        # Only the names that the thread deleted: training has added others to the progress meanwhile.
+        gone = (before.scores.keys() - after.scores.keys()) | (set(before.interim) - set(after.interim))
+        self._progress.keep({*self._progress.scores, *self._progress.interim} - gone)
+
+    def _settle(self) -> None:
+        """Wait for the write under way, if any, and raise or log its error, or one that `wait` has kept."""
+        self._collect()
+        error, self._untold = self._untold, None
+        if error is not None:
+            self._raise_or_log(error)
+
+    def _raise_or_log(self, error: CheckpointError) -> None:
+        """Raise `error`, or log it, as `training.checkpoint.on_error` says."""
+        if self._kept.on_error == "stop":
+            raise error
+        self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")
+        self._log.say("training goes on, as `training.checkpoint.on_error: continue` says", "bold red")
+
+    def _warn_of_replaced_store(self) -> None:
+        """Log once that another store lies where the run's was."""
+        replaced = self._watch.check()
+        if replaced is not None and self._replaced is None:
+            self._log.say(
+                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with it; to "
+                "resume the run, put the old store back",
+                "bold red",
+            )
+        self._replaced = replaced
+
+
+def _with_disk_errors(work: Callable[[], object]) -> None:
+    """Run `work`; turn a MachineError into an OSError, which reaches all processes and is subject to `on_error`."""
+    try:
+        work()
+    except MachineError as error:
+        raise OSError(str(error)) from None

@@ -1,0 +1,189 @@
+"""The learning rate of every update (docs/training.md), and the limits at which training is over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ziggurat.config import TrainingConfig
+from ziggurat.config.lifecycle import CheckpointConfig, StopConfig, ValidationConfig
+from ziggurat.config.modifiers import StageConfig
+from ziggurat.config.train import ScheduleConfig
+from ziggurat.data.loader import LoaderState
+from ziggurat.system.duration import duration
+from ziggurat.system.errors import ConfigError
+from ziggurat.train.run_state import Progress
+
+
+def peak_update(config: ScheduleConfig) -> int:
+    """Return the update at which the warm-up has reached its highest rate."""
+    return max(1, config.warmup_updates * (config.replicas if config.kind == "gnmt+" else 1))
+
+
+def updates_at_peak(config: ScheduleConfig) -> int:
+    """Return the schedule's counter whose next update has the highest rate: 1 less than `peak_update`."""
+    return peak_update(config) - 1
+
+
+def initial_progress(config: ScheduleConfig) -> Progress:
+    """Return the progress of a run not begun: all zero but, where it starts at the peak, the schedule's counter."""
+    return Progress(schedule_update=updates_at_peak(config) if config.start == "peak" else 0)
+
+
+def learning_rate(
+    config: ScheduleConfig, update: int, *, d_model: int, last_update: int | None = None, behind: int = 0
+) -> float:
+    """Return the rate of update t = 1, 2, ...
+
+    Args:
+        config: kind and constants.
+        update: t.
+        d_model: width of the model, for noam.
+        last_update: the update at which `linear` and `cosine` end where `decay_updates` is not set.
+        behind: updates by which growth and roll backs have set t back, or less than 0 where the run started ahead, at
+            the peak; ends are of the run, so they come by as much sooner.
+
+    noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
+    isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
+    gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n
+    replicas, at least base / 2 (Chen et al. 2018; lingvo's LinearRampupExponentialDecayScaledByNumSplitSchedule).
+    """
+    t, warmup = update, config.warmup_updates
+    if config.kind == "noam":
+        return config.factor * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5)
+    if config.kind == "gnmt+":
+        n, length = config.replicas, config.decay_end - config.decay_start
+        decayed = n * (2 * n) ** (min(0, config.decay_start - n * t) / length)
+        return config.base * max(0.5, min(1 + t * (n - 1) / (n * warmup), decayed))
+    if t < warmup:
+        return config.initial + (config.peak - config.initial) * t / warmup
+    if config.kind == "constant":
+        return config.peak
+    if config.kind == "isqrt":
+        return max(config.floor, config.peak * math.sqrt(warmup / t))
+    end = config.decay_updates or last_update
+    if end is None:
+        raise ValueError(f"{config.kind} needs an end")
+    end -= behind
+    done = 1.0 if t >= end else (t - warmup) / (end - warmup)
+    share = 1.0 - done if config.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.floor + (config.peak - config.floor) * share
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The end of a run.
+
+    Attributes:
+        reason: the reason why it stopped, in words.
+        update: updates done, skipped ones included.
+        seconds: wall time of training, all resumed parts together.
+        target_tokens: target tokens of all these updates.
+        best: best value of the validation metric, or None.
+        best_update: its update.
+        signal: number of the signal that stopped it, or None.
+    """
+
+    reason: str
+    update: int
+    seconds: float
+    target_tokens: int
+    best: float | None
+    best_update: int | None
+    signal: int | None
+
+
+def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates: bool) -> None:
+    """Raise ConfigError when nothing would ever end the training, or one of the stages of its data."""
+    if not validates and any(stage.until.patience is not None for stage in stages):
+        raise ConfigError(
+            "a stage would never end: without a dev set there is no validation, so `patience` in `data.stages` stops "
+            "nothing; set `epochs` there, or name `data.dev` corpora"
+        )
+    if not validates and stop.updates is stop.epochs is stop.minutes is None:
+        raise ConfigError(
+            "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
+            "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
+        )
+
+
+def due(when: ValidationConfig | CheckpointConfig, update: int, position: LoaderState) -> bool:
+    """Return whether the count of updates or epochs asks for a validation or a checkpoint after this update.
+
+    `position` is the place in the data that it leads to: at an epoch's end the beginning of the next one.
+    """
+    ends = position.batch == 0 and when.every_epochs is not None and position.epoch % when.every_epochs == 0
+    return ends or (when.every_updates is not None and update % when.every_updates == 0)
+
+
+def finished(p: Progress, config: TrainingConfig) -> str | None:
+    """Return the reason why training is over, or None; a function of the progress alone, so a resumed run agrees."""
+    stop = config.stop
+    if p.stages_to_come < 0:
+        return "the last of `data.stages` is over"
+    if stop.updates is not None and p.update >= stop.updates:
+        return "`training.stop.updates` reached"
+    if stop.epochs is not None and p.epoch >= stop.epochs:
+        return "`training.stop.epochs` reached"
+    if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
+        return "`training.stop.minutes` reached"
+    grows = config.growth is not None and p.stage < len(config.growth.stages)
+    last = not p.stages_to_come and not grows  # earlier stages end as they say themselves
+    if stop.patience is not None and last and p.validations_since_best >= stop.patience:
+        return f"no better {config.validation.metric} in {stop.patience} validations"
+    return None
+
+
+def ends_after(p: Progress, config: TrainingConfig, nll: float, seconds: float) -> bool:
+    """Return whether training is over after a validation that finds this `nll`, `seconds` into the run."""
+    misses = p.validations_since_best
+    if config.validation.metric == "loss":
+        better = math.isfinite(nll) and (p.best is None or nll < p.best)
+        misses = 0 if better else misses + 1
+    return finished(replace(p, seconds=seconds, validations_since_best=misses), config) is not None
+
+
+def how_to_go_on(p: Progress, stop: StopConfig, run: Path) -> str:
+    """Return, in words, how a run in the folder `run` that is over goes on."""
+    if p.stages_to_come < 0:  # a resumed run cannot change its data
+        return f"start a new run with other `data.stages`: `training.start_from={run}` takes the weights of this one"
+    # All limits that are reached: raising one of several would not let training go on.
+    limits = {"updates": p.update, "epochs": p.epoch, "minutes": p.seconds / 60, "patience": p.validations_since_best}
+    reached = [key for key, value in limits.items() if (limit := getattr(stop, key)) is not None and value >= limit]
+    overrides = " ".join(f"training.stop.{key}=..." for key in reached)
+    return f"raise that limit: `ziggurat train --run {run} --resume {overrides}`"
+
+
+def share_done(
+    p: Progress, config: TrainingConfig, stages: Sequence[StageConfig] = (), epoch_batches: int | None = None
+) -> float | None:
+    """Return the share of the training that is done, from 0 to 1, by the nearest limit; None while that is unknown.
+
+    `epoch_batches`: batches of the epoch that the latest update was of; None: unknown, so whole epochs alone count.
+    """
+    stop = config.stop
+    shares = [p.update / stop.updates] if stop.updates else []
+    shares += [p.seconds / (60 * stop.minutes)] if stop.minutes else []
+    ends = [stop.epochs] if stop.epochs else []
+    if stages and (epochs := stages[-1].until.epochs) is not None and p.stages_to_come >= 0:
+        if p.stages_to_come > 0 or (p.epoch, p.batch) == (p.data_stages[-1], 0):
+            return None  # nobody knows how long an epoch of the last stage is before it begins
+        ends.append(p.data_stages[-1] + epochs)
+    if ends and epoch_batches:
+        epochs_left = min(ends) - p.epoch - p.batch / epoch_batches
+        updates_left = max(0.0, epochs_left * math.ceil(epoch_batches / config.batch.accumulate))
+        shares.append(p.update / (p.update + updates_left))
+    elif ends:
+        shares.append(p.epoch / min(ends))
+    shares += [1.0] if p.stages_to_come < 0 else []
+    return min(1.0, max(shares)) if shares else None
+
+
+def time_left(p: Progress, share: float | None) -> str:
+    """Return, as text, the time that training still takes at its mean speed so far; `?` while that is unknown.
+
+    `share`: see share_done.
+    """
+    return duration(p.seconds * (1 - share) / share) if share else "?"

@@ -1,0 +1,281 @@
+"""The set-up of a run: the parts that training needs, and the point that it starts from.
+
+A new run is made ready before its folder exists, so that a run that cannot be trained leaves none. A resumed run is
+made ready before its folder is held, and takes up its newest checkpoint once no other process can write one.
+"""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.data.store_checks import StoreWatch
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.model.device import usable_device
+from ziggurat.model.run_folder import BASE
+from ziggurat.model.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
+from ziggurat.system.errors import CheckpointError, ConfigError, printable
+from ziggurat.system.threads import share_cores
+from ziggurat.system.yaml_text import shown
+from ziggurat.train.checkpoint import Checkpoint, latest_checkpoint, same_for_all
+from ziggurat.train.feeding import loader_of
+from ziggurat.train.fitting import fit_batches, refuse_too_large
+from ziggurat.train.graphs import refuse_unrecordable
+from ziggurat.train.guidance import refuse_without_links
+from ziggurat.train.learner import Learner
+from ziggurat.train.memory import give_back_freed_memory, keep_freed_memory
+from ziggurat.train.metrics import RunLog
+from ziggurat.train.objective import settle_precision
+from ziggurat.train.processes import Processes
+from ziggurat.train.retention import set_aside
+from ziggurat.train.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
+from ziggurat.train.run_state import Progress
+from ziggurat.train.schedule import initial_progress, refuse_endless
+from ziggurat.train.store_check import StoreCheck
+from ziggurat.train.tracking.trackers import refuse_missing_trackers
+from ziggurat.train.validate import Validator, settings_of_scores
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run in one process; none of them is replaced while it trains.
+
+    Attributes:
+        run: folder of the run, an absolute path.
+        experiment: its configuration, with the batch size that `training.batch.fit` found.
+        store: its data.
+        watch: notices when the files of the store change, from when it was opened.
+        processes: all that train it.
+        store_check: the check, beside training, that the data are whole.
+        learner: model and optimiser.
+        loader: reads this process's batches.
+        validator: scores the dev set; None: there is none.
+        origin: the model whose weights training starts from, for people; "": initialised ones.
+        fitted: the finding of `training.batch.fit`, for people; "": it was not asked for.
+    """
+
+    run: Path
+    experiment: Experiment
+    store: Store
+    watch: StoreWatch
+    processes: Processes
+    store_check: StoreCheck
+    learner: Learner
+    loader: Loader
+    validator: Validator | None
+    origin: str = ""
+    fitted: str = ""
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Folder for log and metrics: the run's in the first process, None in the others."""
+        return self.run if self.processes.first else None
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """The state that training goes on from.
+
+    Attributes:
+        progress: the run's.
+        initialised: the weights are the initial ones, neither a checkpoint's nor another model's.
+        origin: the model that the weights are of, for people; "": of no other model.
+    """
+
+    progress: Progress
+    initialised: bool
+    origin: str
+
+
+def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: bool) -> Setup:
+    """Make ready to train; a new run's folder appears at the end.
+
+    `run` must be absolute: making the folder may replace the one that "." stands for. Raises ConfigError, DataError,
+    TrainingError for what cannot be trained.
+    """
+    store = Store.open(experiment.data.store)
+    watch = StoreWatch(store)  # now: until training begins, minutes may pass
+    refuse_idle(experiment.training.batch, processes, resume=resume)
+    if resume:
+        experiment = settled_before(run, experiment)
+    else:
+        refuse_existing(run)
+        refuse_other_store(experiment, store)
+        refuse_two_vocabularies(experiment.model, store.source, store.target)
+    refuse_without_links(experiment, store)
+    # As early as possible: it reads every file of the store, beside all that follows.
+    store_check = StoreCheck(store, processes)
+    device = _usable_device(experiment)
+    experiment = settle_precision(experiment, device, (store.source.size, store.target.size), processes.of_first)
+    learner = Learner(experiment, store, device, processes)
+    # Before the search for a batch size, which can take minutes, although that makes the validator once more.
+    validator = _validator(experiment, store, processes)
+    refuse_endless(experiment.training.stop, experiment.data.stages, validates=validator is not None)
+    if resume:
+        loader = loader_of(experiment, store, processes)
+        return Setup(run, experiment, store, watch, processes, store_check, learner, loader, validator)
+    origin, fitted = _initial_weights(learner, experiment), ""
+    if experiment.training.batch.fit:
+        experiment, fitted = fit_batches(experiment, store, learner)
+        gc.collect()  # the model at its full depth, on which batches were tried; see Learner.grow
+        validator = _validator(experiment, store, processes)
+    loader = loader_of(experiment, store, processes)
+    compiled = experiment.training.compile == "layers"
+    if fitted and compiled:
+        torch.compiler.reset()  # or the trials of other batch sizes would shape the graphs
+    if compiled or not fitted:
+        refuse_too_large(learner, loader, experiment, LoaderState())
+    base = learner.base_weights()
+    processes.first_does(lambda: create_run(run, experiment, store, base))
+    return Setup(run, experiment, store, watch, processes, store_check, learner, loader, validator, origin, fitted)
+
+
+def _usable_device(experiment: Experiment) -> torch.device:
+    """Return the device, and set what holds for all work of this process on it."""
+    config = experiment.training
+    device = usable_device(config.device, "training.device")
+    refuse_missing_trackers(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    share_cores(torch.get_num_threads())
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)  # for calls of torch that mean the present GPU without naming it
+    refuse_unrecordable(experiment, device)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+    (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()
+    return device
+
+
+def _validator(experiment: Experiment, store: Store, processes: Processes) -> Validator | None:
+    if store.dev is None or len(store.dev) == 0:
+        return None
+    limit = position_limit(experiment, store)
+    return Validator(store, experiment.training, experiment.decoding, limit, processes)
+
+
+def position_limit(experiment: Experiment, store: Store) -> int | None:
+    """Return the longest sequence that the model can read, in tokens; None: there is no limit.
+
+    Raises ConfigError when a pair of the training or the dev set is longer.
+    """
+    limit = experiment.model.embedding.limit
+    if limit is None:
+        return None
+    tables = [table for table in (store.train, store.dev) if table is not None and len(table)]
+    longest = 1 + max(int(lengths.max()) for t in tables for lengths in (t.source_lengths, t.target_lengths))
+    if longest > limit:
+        raise ConfigError(
+            f"the longest sentence of the training and dev sets has {longest} tokens, "
+            f"`model.embedding.max_positions` is {limit}; raise it, or lower "
+            "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
+        )
+    return limit
+
+
+def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None = None) -> str:
+    """Take the weights of `training.start_from`; return whose they are, for people, or "" for initialised ones.
+
+    A run of low-rank updates that is there already, in `run`, begins with the copy in it.
+    """
+    path = experiment.training.start_from
+    if run is not None and experiment.training.lora is not None:
+        path = str(run / BASE)
+    return "" if path is None else learner.start_from(path)
+
+
+def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
+    """Return where training starts; `resume` restores the newest whole checkpoint.
+
+    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
+    ConfigError when that is so before the first checkpoint.
+    """
+    first = initial_progress(setup.experiment.training.schedule)
+    if not resume:
+        return StartingPoint(first, initialised=not setup.origin, origin=setup.origin)
+    # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
+    # may be a smaller machine, or fewer processes with more batches each.
+    if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
+    warn = partial(log.say, style="bold red")
+    checkpoint = same_for_all(setup.run, lambda: latest_checkpoint(setup.run, warn), setup.processes)
+    if checkpoint is None:
+        _refuse_other_data(setup)
+        log.say("no checkpoint yet: starting from the beginning")
+        origin = _initial_weights(setup.learner, setup.experiment, setup.run)
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
+        return StartingPoint(first, initialised=not origin, origin=origin)
+    if checkpoint.store != setup.store.fingerprint:
+        raise CheckpointError(
+            f"{setup.run}: the store {setup.store.path} is not the one this run was trained on; "
+            "restore it or start a new run"
+        )
+    _refuse_other_names(setup, checkpoint)
+    setup.learner.restore(checkpoint, setup.run)
+    progress = checkpoint.progress
+
+    def set_damaged_aside() -> None:
+        for folder in set_aside(setup.run, after=progress.update):
+            log.say(f"the damaged checkpoint is now {folder}", "yellow")
+
+    setup.processes.first_does(set_damaged_aside)
+    pending = ", before its validation" if progress.validation_due else ""
+    log.say(f"resumed after update {progress.update}{pending}")
+    return StartingPoint(progress, initialised=False, origin="")
+
+
+def _refuse_other_data(setup: Setup) -> None:
+    """Raise ConfigError when the run, which has no checkpoint to say its store, was begun on another one.
+
+    Its folder has the vocabularies with which it will translate, so at least these must be the store's.
+    """
+    store = setup.store
+    refuse_other_store(setup.experiment, store)
+    again = f"restore that store, or remove {setup.run}, which has no checkpoint yet, and start anew"
+    its, theirs = load_tokenizers(setup.run), (store.source, store.target)
+    refuse_other_vocabulary(its, theirs, str(setup.run), f"the store {store.path}", again)
+
+
+def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError when the names in `data.stages` are of other corpora than when the checkpoint was taken.
+
+    `prepare` gives the corpora of a store other names without making it anew, so its fingerprint stays.
+    """
+    now, before = setup.store.train.corpus_names, checkpoint.corpora
+    named = {name for stage in setup.experiment.data.stages for name in stage.mix}
+    moved = sorted(name for name in named if [name == own for own in before] != [name == own for own in now])
+    if moved:
+        were = [f"{printable(name, 60)} was number {before.index(name) + 1}" for name in moved if name in before]
+        raise CheckpointError(
+            f"{setup.run}: its stages draw from corpora by their names, and these have changed in "
+            f"{setup.store.path}: {shown(were) or shown(moved)}. "
+            "`ziggurat prepare` with the former names gives them back, and changes nothing else"
+        )
+
+
+def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
+    """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
+
+    Scores of other sentences or of another search cannot be compared. The link `best` stays until the next validation.
+    """
+    validation = experiment.training.validation
+    now: dict[str, Any] = {"metric": validation.metric}
+    if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
+        now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
+        by_beam = experiment.decoding.by_beam().model_dump(mode="json", exclude_defaults=True)
+        now["decoding"] = settings_of_scores(by_beam, validation.beam_size)
+    before, p.best_by = p.best_by, now
+    if not before or before == now:  # no validation yet, or one of the same kind
+        return []
+    p.best, p.best_update, p.validations_since_best, p.scores, p.direction_scores = None, None, 0, {}, {}
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
+    again = "earlier scores cannot be compared with later ones, so `best` and patience start again"
+    return [f"{names} changed: {again}"]

@@ -1,0 +1,275 @@
+"""Validation: loss, BLEU and chrF of the model on the dev set, during training.
+
+It can be interrupted before every batch and every step of the search, so that a signal is heeded at once; nothing of an
+interrupted validation is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ziggurat.config import DecodingConfig, TrainingConfig
+from ziggurat.data.corpus import Store, unigram_entropy
+from ziggurat.evaluate.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
+from ziggurat.evaluate.splitting import splitting
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.system.errors import ConfigError
+from ziggurat.train.dev_loss import DevLoss, dev_loss
+from ziggurat.train.directions import DirectionScores, Validation, directions_of, loss_over
+from ziggurat.train.objective import autocast
+from ziggurat.train.processes import Processes
+from ziggurat.translate.lines import TranslationWarning, translate_tagged
+from ziggurat.translate.translator import Translator
+
+Result = TypeVar("Result")
+
+
+_SHORT_SECONDS = 10.0
+"""A decoding that takes less is never left out: records of small runs do not depend on the clock."""
+
+
+class _InterruptedError(Exception):
+    """Ends a validation early."""
+
+
+class _DecodingClock:
+    """Context that times the decodings of this start of training; their share of its time is bounded, if not None."""
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self.excuse = f"(not translated: over {share or 0:.0%} of the time; see `training.validation.max_share`)"
+        self._started = self._began = time.perf_counter()
+        self._spent = self._latest = 0.0
+
+    def affordable(self) -> bool:
+        """True when one more decoding, as long as the latest, is short or stays within its share."""
+        if self._share is None or self._latest < _SHORT_SECONDS:
+            return True
+        passed = time.perf_counter() - self._started
+        return self._spent + self._latest <= self._share * (passed + self._latest)
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._latest = time.perf_counter() - self._began
+        self._spent += self._latest
+
+
+def _with_beam(decoding: DecodingConfig, beam: int) -> DecodingConfig:
+    """Return the settings of a search with another beam, which groups that do not divide it cannot share.
+
+    Never those of sampling: random translations have no score to choose checkpoints by.
+    """
+    groups = 1 if beam % decoding.diverse_groups else decoding.diverse_groups
+    return decoding.by_beam().model_copy(update={"beam_size": beam, "n_best": 1, "diverse_groups": groups})
+
+
+_WITHOUT_EFFECT = frozenset(
+    {"beam_size", "n_best", "precision", "shortlist", "alignments", "batch_tokens", "batch_sentences"}
+)
+"""Keys of `decoding` that change no score of a validation: it has others in their place, or none."""
+
+
+def settings_of_scores(decoding: Mapping[str, Any], beam: int) -> dict[str, Any]:
+    """Return the part of section `decoding`, a dump, on which the scores of validations with this beam depend."""
+    without = _WITHOUT_EFFECT
+    if beam % (groups := decoding.get("diverse_groups", 1)) or groups == 1:
+        without |= {"diverse_groups", "diverse_strength"}  # see _with_beam
+    return {key: value for key, value in decoding.items() if key not in without}
+
+
+class Validator:
+    """Measures a model on the dev set of a store. It draws no random number, so it does not change training.
+
+    Each process takes its part of the dev set, and all get the same figures.
+
+    Args:
+        store: its dev set must not be empty.
+        config: section `training`.
+        decoding: section `decoding`, whose length penalty and limits are used.
+        max_positions: longest input of the model, in tokens, if it has a limit.
+        processes: all that share the work.
+
+    Attributes:
+        directions: the directions of translation of its pairs.
+        notices: sentences for the log about anything unusual in how scores are computed.
+
+    Raises ConfigError when `training.validation.metric` is BLEU and its tokenizer for the target language is not
+    installed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        config: TrainingConfig,
+        decoding: DecodingConfig,
+        max_positions: int | None = None,
+        processes: Processes | None = None,
+    ) -> None:
+        assert store.dev is not None
+        self.store = store
+        self.dev = store.dev
+        self.config = config
+        self.max_positions = max_positions
+        self.processes = processes or Processes()
+        self.decoding = _with_beam(decoding, config.validation.beam_size)
+        self.directions = directions_of(store)
+        # The first ones of each direction, always the same: scores of one run must compare.
+        self._rows = [direction.rows[: config.validation.max_sentences] for direction in self.directions]
+        rows = np.concatenate(self._rows)
+        self.sources, self.references = self.dev.texts(rows) if config.validation.decode else ([], [])
+        rule, lengths = config.validation.max_length, self.dev.target_lengths[rows]
+        self.longest = None if rule is None else [int(rule.ratio * n + rule.extra) for n in lengths]
+        self._clock = _DecodingClock(None if config.validation.metric != "loss" else config.validation.max_share)
+        self._frequencies: float | None = None
+        self._metrics: tuple[Metric, ...] = ("bleu", "chrf")
+        self.notices: list[str] = []
+        if self.sources:
+            self._find_tokenizer()
+        self.tags: list[str | None] = store.dev_tags(rows) if self.sources else []
+
+    @torch.inference_mode()
+    def measure(
+        self,
+        model: Seq2Seq,
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        last: Callable[[float], bool] = lambda nll: False,
+        decode: bool = True,
+    ) -> Validation | None:
+        """Return the scores of `model`, which is left in evaluation mode.
+
+        `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
+        `last` is called with the mean nll; where it is true (in the first process), no decoding is left out. `decode`:
+        False where losses are enough, whatever the configuration says.
+        """
+
+        def go_on() -> None:
+            if interrupted():
+                raise _InterruptedError
+
+        try:
+            return self._measure(model, go_on, last, decode=decode)
+        except _InterruptedError:
+            return None
+
+    def _measure(
+        self, model: Seq2Seq, go_on: Callable[[], None], last: Callable[[float], bool], *, decode: bool
+    ) -> Validation:
+        model.eval()
+        several = len(self.directions) > 1
+        parts = [direction.rows if several else None for direction in self.directions]
+        of_part = self._in_all(
+            lambda: [dev_loss(model, self.store, self.config, self.processes, go_on, rows) for rows in parts]
+        )
+        sums = self.processes.sums([figure for loss in of_part for figure in loss])
+        losses = [DevLoss(*sums[start : start + 4]) for start in range(0, len(sums), 4)]
+        loss = loss_over(self.directions, losses)
+        mean, alignment = loss.mean, loss.alignment_mean
+
+        def found(
+            scores: list[dict[str, float]] | None = None, unfinished: int | None = None, left_out: str = ""
+        ) -> Validation:
+            of_each = {
+                direction.name: DirectionScores(own.mean, direction.trained, its.get("bleu"), its.get("chrf"))
+                for direction, own, its in zip(self.directions, losses, scores or [{}] * len(losses), strict=True)
+            }
+            bleu, chrf = (_mean_score(list(of_each.values()), name) for name in ("bleu", "chrf"))
+            return Validation(mean, bleu, chrf, unfinished, left_out, alignment, of_each if several else {})
+
+        if not (decode and self.config.validation.decode):
+            return found()
+        # The clocks of several processes differ: the first one's decides for all.
+        if not self.processes.of_first(self._clock.affordable() or last(mean)):
+            return found(left_out=self._clock.excuse)
+        beam = self.decoding.beam_size
+        if beam > 1:  # a model that knows word frequencies at most is not worth it
+            self._frequencies = self._frequencies or unigram_entropy(self.store)
+            beam = beam if mean <= self._frequencies else 1
+        # Process r has translated sentences r, r + count, and so on.
+        with self._clock:
+            mine, unfinished = self._in_all(lambda: self._translations(model, beam, go_on))
+        outputs = [""] * len(self.tags)
+        for rank, texts in enumerate(self.processes.texts(mine)):
+            outputs[rank :: self.processes.count] = texts
+        (cut,) = self.processes.sums([unfinished])
+        return found(self._scores(outputs), int(cut))
+
+    def _in_all(self, work: Callable[[], Result]) -> Result:
+        """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process.
+
+        Agreeing here keeps processes together: one that went on alone would wait for the others' next message.
+        """
+        result: Result | None = None
+        with contextlib.suppress(_InterruptedError):
+            result = work()
+        if self.processes.any(result is None):
+            raise _InterruptedError
+        return result  # type: ignore[return-value]  # not None here
+
+    def _translations(self, model: Seq2Seq, beam: int, go_on: Callable[[], None]) -> tuple[list[str], int]:
+        """Return this process's part of the translations, and the number of them cut at the length limit."""
+        translator = Translator(
+            model,
+            self.store.source,
+            self.store.target,
+            _with_beam(self.decoding, beam),
+            max_positions=self.max_positions,
+            device=model.device,
+            before_step=go_on,
+        )
+        counted = warnings.catch_warnings(action="ignore", category=TranslationWarning)
+        with autocast(model.device, self.config.precision), counted:
+            mine = slice(self.processes.rank, None, self.processes.count)
+            longest = None if self.longest is None else self.longest[mine]
+            found = translate_tagged(translator.translate, self.sources[mine], self.tags[mine], longest)
+        return [translation.text for translation in found], translator.notices["unfinished"]
+
+    def _find_tokenizer(self) -> None:
+        """Leave BLEU out if its tokenizer is missing and no decision depends on it; now, not hours later."""
+        for direction, (references,) in zip(self.directions, self._by_direction(self.references), strict=True):
+            language = direction.target_language
+            how = splitting([references], language)
+            try:
+                sacrebleu_metric("bleu", tokenize=how.bleu)
+            except MissingTokenizerError as error:
+                if self.config.validation.metric == "bleu":
+                    raise ConfigError(
+                        f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or go by "
+                        "`training.validation.metric=chrf` or `loss`, which need nothing more"
+                    ) from None
+                self._metrics = ("chrf",)
+                self.notices.append(f"validation leaves BLEU out and uses chrF: {error}")
+                return
+            if how.bleu_notice and how.bleu_notice not in self.notices:
+                self.notices.append(how.bleu_notice)
+
+    def _by_direction(self, *lines: list[str]) -> list[list[list[str]]]:
+        """Return for each direction its part of each of `lines`, which are in the order of `sources`."""
+        ends = np.cumsum([0, *map(len, self._rows)]).tolist()
+        return [[each[start:end] for each in lines] for start, end in pairwise(ends)]
+
+    def _scores(self, outputs: list[str]) -> list[dict[str, float]]:
+        """Return BLEU, with the tokenizer that suits the target language, and chrF, by name, of each direction."""
+        found: list[dict[str, float]] = []
+        for direction, (mine, references) in zip(
+            self.directions, self._by_direction(outputs, self.references), strict=True
+        ):
+            scores = evaluate(mine, [references], metrics=self._metrics, target_language=direction.target_language)
+            found.append({name: score.value for name, score in zip(self._metrics, scores, strict=True)})
+        return found
+
+
+def _mean_score(of_each: list[DirectionScores], name: str) -> float | None:
+    """Return the mean of a score over the directions that are trained on; None where it was not measured."""
+    values = [getattr(scores, name) for scores in of_each if scores.trained]
+    return None if None in values else sum(values) / len(values)

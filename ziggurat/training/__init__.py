@@ -1,1 +1,0 @@
-"""Training: loss, optimiser, the update, the run, checkpoints."""

@@ -1,0 +1,223 @@
+"""Rules that forbid tokens, or make them less likely, given the tokens that a hypothesis already has.
+
+They edit log-probabilities in place before anything is chosen. The probability of a forbidden token is not shared out
+among the others. Definitions are those of Hugging Face's logits processors of the same names, over generated tokens.
+
+Shapes: N live sentences, K beams, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ziggurat.translate.hypotheses import NEVER
+from ziggurat.translate.request import SearchSettings, Sentence
+
+
+class Rules:
+    """All rules of a search: its options, and per live sentence the prefix and (where needed) the beams' tokens."""
+
+    def __init__(self, settings: SearchSettings) -> None:
+        options, beam_size, device = settings.rules, settings.beam_size, settings.device
+        self.options = options
+        self.eos = settings.eos
+        self._ends_at_limit = settings.endings == "fairseq"
+        single = [*settings.forbidden, *(phrase[0] for phrase in options.banned if len(phrase) == 1)]
+        self._never = torch.tensor(sorted(set(single)), dtype=torch.int64, device=device)
+        longer = [phrase for phrase in options.banned if len(phrase) > 1]
+        self._phrases = BannedPhrases(longer, device) if longer else None
+        self._prefix = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [N, P], -1 beyond its end
+        self._begin = torch.zeros(0, dtype=torch.int64, device=device)  # [N] tokens of the prefix
+        self._complete = torch.zeros(0, dtype=torch.bool, device=device)  # [N] whether it ends with a whole word
+        self._boundary = torch.tensor(options.boundary, dtype=torch.int64, device=device)
+        # Tokens of the beams, -1 beyond their ends; kept only where a rule looks at them.
+        remembers = self._phrases or options.no_repeat_ngram_size or options.repetition_penalty != 1
+        self._held = torch.zeros(0, beam_size, 0, dtype=torch.int64, device=device) if remembers else None
+
+    @property
+    def change_scores(self) -> bool:
+        """Return whether tokens that stay possible may get a score that is not the model's."""
+        return self.options.repetition_penalty != 1
+
+    def admit(self, sentences: Sequence[Sentence]) -> None:
+        """Take in new sentences, behind the live ones."""
+        width = max(self._prefix.shape[1], *(len(s.prefix) for s in sentences))
+        rows = [[*s.prefix, *[-1] * (width - len(s.prefix))] for s in sentences]
+        new = torch.tensor(rows, dtype=torch.int64, device=self._prefix.device).view(len(rows), width)
+        self._prefix = torch.cat((_widened(self._prefix, width), new))
+        self._begin = torch.cat((self._begin, self._begin.new_tensor([len(s.prefix) for s in sentences])))
+        self._complete = torch.cat((self._complete, self._complete.new_tensor([s.complete for s in sentences])))
+        if self._held is not None:
+            shape = (len(sentences), *self._held.shape[1:])
+            self._held = torch.cat((self._held, self._held.new_full(shape, -1)))
+
+    def keep(self, rows: Tensor) -> None:
+        """Let row i be the old row `rows`[i]."""
+        self._prefix = self._prefix.index_select(0, rows)
+        self._begin, self._complete = self._begin.index_select(0, rows), self._complete.index_select(0, rows)
+        if self._held is not None:
+            self._held = self._held.index_select(0, rows)
+
+    def follow(self, parents: Tensor, tokens: Tensor, position: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i]."""
+        if self._held is None:
+            return
+        held = self._held.gather(1, parents[..., None].expand(-1, -1, self._held.shape[2]))
+        if int(position.max()) >= held.shape[2]:
+            held = _widened(held, 2 * held.shape[2] + 8)  # doubled, so that few steps have to copy all of it
+        place = position[:, None, None].expand(-1, parents.shape[1], 1)
+        self._held = held.scatter(2, place, tokens[..., None])
+
+    def apply(self, log_probabilities: Tensor, position: Tensor, min_length: Tensor, max_length: Tensor) -> None:
+        """Edit log_probabilities [N, K, V] of sentences at `position` [N] in place.
+
+        A forced prefix wins over all other rules, and so does the end at `max_length` [N] with `endings: fairseq`.
+        """
+        # (1) Set aside what must survive the other rules: the end at the limit, and the next token of a prefix.
+        own_end = log_probabilities[..., self.eos].clone() if self._ends_at_limit else None
+        width = self._prefix.shape[1]
+        if width:
+            inside = position.clamp(max=width - 1)[:, None]
+            forced = self._prefix.gather(1, inside).masked_fill(inside != position[:, None], -1)[..., None]
+            forced = forced.expand(-1, log_probabilities.shape[1], -1)
+            kept = log_probabilities.gather(-1, forced.clamp(min=0))
+
+        # (2) Rules over single tokens. The margin comes first: it is measured from the model's best token, forbidden
+        # or not.
+        if self.options.eos_margin is not None:
+            ends = log_probabilities[..., self.eos]
+            ends.masked_fill_(ends < log_probabilities.amax(-1) - self.options.eos_margin, NEVER)
+        log_probabilities.index_fill_(-1, self._never, NEVER)
+        log_probabilities[..., self.eos].masked_fill_((position < min_length)[:, None], NEVER)
+
+        # (3) Rules over the tokens that a hypothesis already has.
+        if self._held is not None:
+            penalise_repetition(log_probabilities, self._held, self.options.repetition_penalty)
+            ban_repeated_ngrams(log_probabilities, self._held, position, self.options.no_repeat_ngram_size)
+            if self._phrases is not None:
+                self._phrases.ban(log_probabilities, self._held, position)
+
+        if self.options.boundary:
+            self._end_words(log_probabilities, position)
+
+        # (4) Inside a prefix only its next token is left, with the model's own score.
+        if width:
+            free = log_probabilities.gather(-1, forced.clamp(min=0))
+            log_probabilities.masked_fill_(forced >= 0, NEVER)
+            log_probabilities.scatter_(-1, forced.clamp(min=0), torch.where(forced >= 0, kept, free))
+
+        # (5) At the limit only end-of-sentence is left. Prefixes are no longer than the limit, so (4) and (5) never
+        # meet. Only rows at their limit are written: a mask over all would be one more pass over the vocabulary.
+        if own_end is not None and len(rows := (position >= max_length).nonzero().squeeze(1)):
+            log_probabilities.index_fill_(0, rows, NEVER)
+            log_probabilities[rows, :, self.eos] = own_end[rows]
+
+    def _end_words(self, log_probabilities: Tensor, position: Tensor) -> None:
+        """Let words end where they must: at the end of a complete prefix, and with `one_word` the result."""
+        first = position == self._begin
+        if len(rows := (first & self._complete).nonzero().squeeze(1)):
+            some = log_probabilities[rows]
+            kept = torch.full_like(some, NEVER).index_copy_(-1, self._boundary, some.index_select(-1, self._boundary))
+            log_probabilities[rows] = kept
+        if not self.options.one_word:
+            return
+        log_probabilities[..., self.eos].masked_fill_(first[:, None], NEVER)  # there is to be a word
+        if len(rows := (position > self._begin).nonzero().squeeze(1)):
+            some = log_probabilities[rows]
+            end = some.index_select(-1, self._boundary).logsumexp(-1)
+            some.index_fill_(-1, self._boundary, NEVER)
+            some[..., self.eos] = end
+            log_probabilities[rows] = some
+
+
+def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float) -> None:
+    """Multiply log_probabilities [N, K, V] of the tokens `held` [N, K, T] (-1: none) by `penalty` (Keskar et al. 2019).
+
+    A token counts once however often it is held. In place.
+    """
+    if penalty == 1:  # `held` may be kept for another rule
+        return
+    sentence, beam, place = (held >= 0).nonzero().unbind(1)
+    where = (sentence, beam, held[sentence, beam, place])
+    # Read before written: a token that is held twice gets the same value twice.
+    log_probabilities[where] = log_probabilities[where] * penalty
+
+
+def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tensor, size: int) -> None:
+    """Rule out tokens that would end a sequence of `size` tokens which `held` [N, K, T] has already; in place.
+
+    position: [N] tokens that are held.
+    """
+    windows = held.shape[2] - size + 1
+    if not size or windows < 1:
+        return
+    before = held.unfold(2, size, 1)[..., :-1]  # [N, K, windows, size - 1]
+    ending = held[..., size - 1 :]  # [N, K, windows]
+    last = (position[:, None] + torch.arange(1 - size, 0, device=held.device)).clamp(min=0)
+    suffix = held.gather(2, last[:, None].expand(-1, held.shape[1], -1))
+    same = (before == suffix[:, :, None]).all(-1) & (ending >= 0)
+    sentence, beam, window = same.nonzero().unbind(1)
+    log_probabilities[sentence, beam, ending[sentence, beam, window]] = NEVER
+
+
+class BannedPhrases:
+    """Tree of the phrases of two or more tokens that are never generated; a step's cost hardly grows with their number.
+
+    A node is a beginning that some phrases share. `_follow` goes on from the nodes of all hypotheses at once, by a
+    binary search in the sorted codes `node * base + token` of the tree's edges.
+
+    Args:
+        phrases: each at least two ids.
+        device: where scores are.
+    """
+
+    def __init__(self, phrases: Sequence[tuple[int, ...]], device: torch.device | str) -> None:
+        self._base = 1 + max(token for phrase in phrases for token in phrase)
+        children: dict[tuple[int, int], int] = {}
+        ends = set()
+        for phrase in phrases:
+            node = 0
+            for token in phrase[:-1]:
+                node = children.setdefault((node, token), len(children) + 1)
+            ends.add(node * self._base + phrase[-1])
+        edges = sorted((node * self._base + token, child) for (node, token), child in children.items())
+        self._edges, self._children = torch.tensor(edges, dtype=torch.int64, device=device).T.contiguous().unbind(0)
+        self._ends = torch.tensor(sorted(ends), dtype=torch.int64, device=device)  # by node, then token
+        self._lengths = sorted({len(phrase) for phrase in phrases})
+
+    def ban(self, log_probabilities: Tensor, held: Tensor, position: Tensor) -> None:
+        """Rule out the last token of each phrase where `held` [N, K, T] ends with the others; in place.
+
+        log_probabilities: [N, K, V]; position: [N] tokens that are held.
+        """
+        for length in self._lengths:
+            before = position[:, None] + torch.arange(1 - length, 0, device=held.device)
+            if before.shape[1] > held.shape[2]:
+                continue
+            suffix = held.gather(2, before.clamp(min=0)[:, None].expand(-1, held.shape[1], -1))
+            node = torch.where(before[:, :1] >= 0, 0, -1).expand(-1, held.shape[1])
+            for token in suffix.unbind(2):
+                node = self._follow(node, token)
+            sentence, beam = (node > 0).nonzero().unbind(1)
+            first = node[sentence, beam] * self._base
+            begin, end = (torch.searchsorted(self._ends, code) for code in (first, first + self._base))
+            count = end - begin
+            # One row per token to rule out: (sentence, beam) repeated, and its place in the sorted ends.
+            row = torch.repeat_interleave(count)
+            place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row] + begin[row]
+            log_probabilities[sentence[row], beam[row], self._ends[place] - first[row]] = NEVER
+
+    def _follow(self, node: Tensor, token: Tensor) -> Tensor:
+        """Return the child [N, K] that `token` [N, K] leads to from `node` [N, K]; -1: there is none."""
+        code = node * self._base + token
+        place = torch.searchsorted(self._edges, code.contiguous()).clamp(max=len(self._edges) - 1)
+        there = (node >= 0) & (token >= 0) & (token < self._base) & (self._edges[place] == code)
+        return torch.where(there, self._children[place], -1)
+
+
+def _widened(rows: Tensor, width: int) -> Tensor:
+    """Return `rows` [..., T] with -1 up to `width`."""
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[-1]), value=-1)

@@ -1,0 +1,285 @@
+"""Scorers: models as a search sees them, one alone or an ensemble, and forced scoring of given targets.
+
+A search asks a `Scorer` for the scores of every next token, for sentences that enter, leave and change their beams.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ziggurat.model.directory import OpenedModel, open_model
+from ziggurat.model.run_folder import CHECKPOINTS
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.vocabularies import refuse_other_vocabulary
+from ziggurat.system.errors import ConfigError
+from ziggurat.translate.shortlist import Shortlist, ShortlistedOutput
+from ziggurat.translate.state import length_batches, padded
+
+
+class Scorer(Protocol):
+    """A model, or several as one, with N live sentences of K beams each.
+
+    Sentences enter and leave between steps, and each is at its own position: one may take its 30th step while another
+    takes its first. Shapes: N live sentences, K beams, S source, V vocabulary.
+    """
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number V of tokens that get a score."""
+
+    @property
+    def attention(self) -> Tensor | None:
+        """Attention [N, K, S] to the source at the last step, 0 beyond a source's end; None when not offered.
+
+        The mean over the heads of the last layer. S is at least the length of the longest live source.
+        """
+
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
+        """Begin without sentences; at most `slots` will be live at a time, each with `beam_size` beams."""
+
+    def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
+        """Encode new sentences, ids [n, S] (mask: True for real tokens), which go behind the N live ones.
+
+        Each of them takes at most `max_steps` steps.
+        """
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Take the last tokens [N, K]; return scores [N, K, V] whose softmax gives the next token.
+
+        A new sentence's first tokens are begin-of-sentence. Scores may be log-probabilities (a softmax keeps them) or
+        logits, which are cheaper. The caller may overwrite the result, and uses it only until the next step.
+        """
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
+
+    def keep(self, sentences: Tensor) -> None:
+        """Keep only some sentences: let row i be the old row `sentences`[i], [N'], a tensor on the CPU.
+
+        The search fills the holes of those that leave with rows from the end, so `sentences`[i] is i for most.
+        """
+
+
+class EnsembleScorer:
+    """Scorer of an ensemble of K models: p(token) = (p_1(token) + ... + p_K(token)) / K, as in zero and fairseq.
+
+    The members may differ in depth, width and architecture: they share the sequence of tokens and nothing else.
+
+    Args:
+        members: their scorers, on one device.
+
+    Raises ValueError for no members, or for members with different numbers of target tokens.
+    """
+
+    def __init__(self, members: Sequence[Scorer]) -> None:
+        sizes = [member.vocabulary_size for member in members]
+        if len(set(sizes)) != 1:
+            raise ValueError(f"an ensemble needs models with one target vocabulary, not with sizes {sizes}")
+        self.vocabulary_size = sizes[0]
+        self._members = members
+
+    @property
+    def attention(self) -> Tensor | None:
+        """Attention [N, K, S] of the last step, mean over the members that offer it; None if none does."""
+        offered = [weights for member in self._members if (weights := member.attention) is not None]
+        if not offered:
+            return None
+        # Members may keep more source positions than the longest live source has; beyond that all weights are 0.
+        width = min(weights.shape[2] for weights in offered)
+        return torch.stack([weights[..., :width] for weights in offered]).mean(0)
+
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
+        """Begin without sentences, in every member."""
+        for member in self._members:
+            member.start(beam_size, slots, keep_attention=keep_attention)
+
+    def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
+        """Encode source ids [n, S] by every member."""
+        for member in self._members:
+            member.admit(source, source_mask, max_steps)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return log-probabilities [N, K, V] of the token after `tokens` [N, K], in fp32 or wider."""
+        return log_mean_probability(log_probabilities(member.step(tokens)) for member in self._members)
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k], in every member."""
+        for member in self._members:
+            member.follow(parents)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Keep rows `sentences` [N'] in every member."""
+        for member in self._members:
+            member.keep(sentences)
+
+
+def scorer_of(models: Sequence[Seq2Seq], shortlist: Shortlist | None = None) -> Scorer:
+    """Return the scorer of one model, or of the ensemble of several (see EnsembleScorer), all with one shortlist."""
+    scorers = [ModelScorer(model, shortlist) for model in models]
+    return scorers[0] if len(scorers) == 1 else EnsembleScorer(scorers)
+
+
+def open_members(
+    paths: Sequence[str | Path],
+    *,
+    which: str | None = None,
+    device: str = "auto",
+    without_layers: str | None = None,
+) -> list[OpenedModel]:
+    """Open runs or model directories that translate together; `device` and `without_layers` as in open_model.
+
+    `which` (as in open_model) holds for every run among them; a model directory has only one model. Raises ConfigError
+    for no path, or for models whose vocabularies or normalisations differ on either side, and the errors of open_model.
+    """
+    if not paths:
+        raise ConfigError("name at least one run or model directory")
+    # A checkpoint can be chosen only in a run; if there is none, open_model explains that.
+    runs = {path for path in paths if (Path(path) / CHECKPOINTS).is_dir()}
+    if without_layers is not None and len(paths) > 1:
+        raise ConfigError("layers can be left out of one model, not of an ensemble: export the smaller model first")
+    opened = [
+        open_model(
+            path, which=which if path in runs or not runs else None, device=device, without_layers=without_layers
+        )
+        for path in paths
+    ]
+    way_out = "an ensemble needs the same (prepare the data of one with the other's: `data.subword.kind: existing`)"
+    for path, model in zip(paths[1:], opened[1:], strict=True):
+        refuse_other_vocabulary(model.tokenizers, opened[0].tokenizers, str(path), str(paths[0]), way_out)
+    return opened
+
+
+_LOGIT_ROWS = 1024
+"""Target tokens whose logits [rows, vocabulary] are in memory at a time in forced scoring."""
+
+
+class ModelScorer:
+    """Scorer of a single model.
+
+    Args:
+        model: the model.
+        shortlist: tokens that no live sentence's source allows are left out of the output projection, and a sentence's
+            own forbidden ones score -inf.
+    """
+
+    def __init__(self, model: Seq2Seq, shortlist: Shortlist | None = None) -> None:
+        self.model = model
+        self._shortlist = shortlist
+        self._output: ShortlistedOutput | None = None
+        self.vocabulary_size = model.vocabulary_size
+        self._state = model.start(1, 1)
+
+    @property
+    def attention(self) -> Tensor | None:
+        """Last layer's cross-attention [N, K, S] at the last step, mean over heads; None if not kept."""
+        return self._state.cross_attention
+
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
+        """Begin without sentences."""
+        self._state = self.model.start(beam_size, slots, keep_attention=keep_attention)
+        if self._shortlist is not None:
+            self._output = ShortlistedOutput(self.model.output, self._shortlist)
+
+    def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
+        """Encode source ids [n, S]; caches grow with the steps, so `max_steps` does not matter."""
+        self.model.admit(self.model.encode(source, source_mask), self._state)
+        if self._output is not None:
+            self._output.admit(source, source_mask)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return logits [N, K, V] of the token after `tokens` [N, K]."""
+        if self._output is None:
+            return self.model.step(tokens, self._state)
+        return self._output(self.model.advance(tokens, self._state), tokens.shape[1])
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k]."""
+        self._state.follow(parents)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Keep rows `sentences` [N'] of the batch."""
+        self._state.keep(sentences)
+        if self._output is not None:
+            self._output.keep(sentences)
+
+
+@dataclass(frozen=True)
+class ForcedScore:
+    """Log-probabilities (natural logarithm) of one given target, end-of-sentence included."""
+
+    log_probability: float
+    token_log_probabilities: list[float]
+
+
+@torch.inference_mode()
+def force_score(
+    model: Seq2Seq | Sequence[Seq2Seq],
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    bos: int,
+    eos: int,
+    pad: int,
+    batch_tokens: int = 4096,
+    device: torch.device | str = "cpu",
+) -> list[ForcedScore]:
+    """Return the score of each target given its source, in the order of the input.
+
+    `model` is one model, or the members of an ensemble (see EnsembleScorer); `sources` are ids with end-of-sentence,
+    `targets` without it. A batch has at most `batch_tokens` tokens on its longer side, padding counted.
+
+    Raises ValueError for unequal numbers of sources and targets.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
+    members = model if isinstance(model, Sequence) else [model]
+    scores: dict[int, ForcedScore] = {}
+    lengths = [max(len(s), len(t) + 1) for s, t in zip(sources, targets, strict=True)]
+    for batch in length_batches(lengths, batch_tokens):
+        # The mask hides the filling, which is an id of the source vocabulary: the target's `pad` may be none there.
+        source, source_mask = padded([sources[i] for i in batch], sources[batch[0]][-1], device)
+        target_in, _ = padded([[bos, *targets[i]] for i in batch], pad, device)
+        target, target_mask = padded([[*targets[i], eos] for i in batch], pad, device)
+        of_members = []
+        for member in members:
+            hidden = member.decode(target_in, member.encode(source, source_mask))
+            of_members.append(_of_targets(member, hidden[target_mask], target[target_mask]))
+        tokens = log_mean_probability(of_members).cpu()  # in one go: each row would wait for a GPU twice
+        for i, row in zip(batch, tokens.split([len(targets[i]) + 1 for i in batch]), strict=True):
+            # Summed in float64: fp32 would lose digits over a long target.
+            scores[i] = ForcedScore(float(row.double().sum()), row.tolist())
+    return [scores[i] for i in range(len(sources))]
+
+
+def log_probabilities(scores: Tensor) -> Tensor:
+    """Return the log-softmax of scores [..., V], in fp32 or wider."""
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    return scores.log_softmax(-1, dtype=wide)
+
+
+def log_mean_probability(members: Iterable[Tensor]) -> Tensor:
+    """Return log((p_1 + ... + p_K) / K) for the log-probabilities log p_k of K >= 1 models, all of one shape.
+
+    The sum is taken in the logarithm: a token too unlikely for its probability to be a float keeps its score.
+    """
+    remaining = iter(members)
+    total, count = next(remaining), 1
+    for member in remaining:
+        # In logarithms, since probabilities of rare tokens underflow fp32.
+        total, count = torch.logaddexp(total, member), count + 1
+    return total - math.log(count)
+
+
+def _of_targets(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
+    """Return log p(target) [tokens] after decoder states `hidden` [tokens, D], in chunks that bound memory."""
+    chunks = []
+    for states, wanted in zip(hidden.split(_LOGIT_ROWS), target.split(_LOGIT_ROWS), strict=True):
+        chunks.append(log_probabilities(model.logits(states)).gather(-1, wanted[:, None])[:, 0])
+    return torch.cat(chunks)

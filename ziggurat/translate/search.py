@@ -1,0 +1,296 @@
+"""Beam search over any scorer, with sentences that enter and leave while it runs.
+
+The search knows token ids, and nothing of text, models or files. Each step extends every hypothesis (beam) of every
+live sentence by one token (`Search.step`). Hypotheses that end join the sentence's finished ones, ranked by penalised
+score.
+
+A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
+log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
+stopping there changes no result (unlike stopping at the first K finished, which `endings: fairseq` asks for). A settled
+sentence leaves at once, and waiting ones enter as soon as there is room for a group of them (ziggurat.translate.state).
+Each sentence is at its own position. Results do not depend on the other sentences of the batch, up to the scorer's own
+rounding.
+
+Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ziggurat.system.errors import ConfigError, ZigguratError
+from ziggurat.translate.constrained import choice_of, searched_together
+from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
+from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.rules import Rules
+from ziggurat.translate.scorers import Scorer
+from ziggurat.translate.state import Admission, LiveSentence, SearchState, holes_filled, padded
+
+
+class NonFiniteScoreError(ZigguratError):
+    """The model gave NaN (or no finite score at all) for the next token: its weights or its input are broken."""
+
+
+def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings) -> list[list[IdHypothesis]]:
+    """Return the results of each sentence, in the order of the input; see `search_by_steps`."""
+    found: dict[int, list[IdHypothesis]] = {}
+    for settled in search_by_steps(scorer, sentences, settings):
+        found.update(settled)
+    return [found[number] for number in range(len(sentences))]
+
+
+@torch.inference_mode()
+def search_by_steps(
+    scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings
+) -> Iterator[dict[int, list[IdHypothesis]]]:
+    """Yield the results of the sentences that a step settles, by number: up to `n_best`, best first and at least one.
+
+    Sentences enter in the order given: sorted by length, they share batches with little padding. Raises
+    NonFiniteScoreError, and ConfigError where the settings need the scorer's attention and it offers none.
+    """
+    for numbers in searched_together(sentences, settings.beam_size):
+        running = Search(scorer, [sentences[number] for number in numbers], settings)
+        left = len(numbers)
+        while left:
+            if settled := running.step():
+                left -= len(settled)
+                yield {numbers[place]: results for place, results in settled.items()}
+
+
+class Search:
+    """A search under way. Row i of every tensor, and of the scorer, is `live[i]`.
+
+    Args:
+        scorer: the model.
+        sentences: those that wait first, numbered from 0.
+        settings: of all sentences.
+        slots: most sentences that are live at a time; None: as many as `sentences` can need.
+    """
+
+    def __init__(
+        self, scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings, slots: int | None = None
+    ) -> None:
+        self.scorer = scorer
+        self.settings = settings
+        self.sentences = dict(enumerate(sentences))  # that wait
+        self.choice = choice_of(sentences, settings)
+        self.rules = Rules(settings)
+        self.live: list[LiveSentence] = []
+        self.trellis = Trellis()
+        self.state = SearchState.entering([], settings, self.choice.groups)
+        self.attended: Tensor | None = None  # [N, K, S] attention summed over steps
+        lengths = [len(s.source) for s in sentences]
+        self.waiting = Admission(lengths, settings.batch_tokens, settings.batch_sentences, slots)
+        keep_attention = settings.keep_attention or settings.penalty.coverage > 0
+        scorer.start(settings.beam_size, self.waiting.slots, keep_attention=keep_attention)
+
+    def step(self) -> dict[int, list[IdHypothesis]]:
+        """Extend all hypotheses by one token; return the results of the sentences that this settles, by number."""
+        # (1) Admit waiting sentences, once there is room for a group of them.
+        self._admit(self.waiting.group([len(each.sentence.source) for each in self.live]))
+        self.settings.before_step()
+        state = self.state
+
+        # (2) Score the next tokens. One fused pass over a row is faster on CPU than its log-sum-exp alone, and NaN
+        # anywhere makes all of the row NaN. In place where it can be: on CPU fresh memory for every step costs more
+        # than the pass itself.
+        scores = self.scorer.step(state.tokens)
+        narrow = scores.dtype in (torch.bfloat16, torch.float16)
+        wide = scores.float() if narrow else scores
+        log_probabilities = torch.log_softmax(wide, -1, out=wide)
+        broken = log_probabilities[..., 0].isnan()
+        attention = self._attention()
+
+        # (3) Apply the rules, in place. Where they change scores, a copy keeps the model's own, for the results.
+        given = log_probabilities.clone() if self.rules.change_scores else None
+        self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
+
+        # (4) Choose: C extensions are candidates; of those that do not end, K are the next beams.
+        candidates = self.choice.candidates(state.total, log_probabilities, state.position)
+        if given is not None:
+            index = candidates.origin * given.shape[2] + candidates.token
+            candidates = candidates._replace(log_probability=given.flatten(1).gather(1, index))
+        candidates = candidates._replace(total=self._pruned(candidates.total))
+        ends = candidates.token == self.settings.eos
+        going = candidates.total.masked_fill(ends, NEVER)
+        chosen = self.choice.beams(going, candidates)
+        tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
+        self.trellis.append(TrellisStep(*candidates, chosen, attention if self.settings.keep_attention else None))
+
+        # (5) Rank the candidates that end among the finished hypotheses.
+        counted = self._counted(ends, candidates.total)
+        ended = candidates.total.masked_fill(~counted, NEVER)
+        score, ticket = self._ranked(ended, candidates.origin)
+
+        # (6) Advance to the next position.
+        self.rules.follow(parents, tokens, state.position)
+        self.state = state._replace(
+            tokens=tokens,
+            total=going.gather(1, chosen),
+            score=score,
+            ticket=ticket,
+            best=state.best if self.settings.rules.prune is None else state.best.maximum(ended.amax(1)),
+            ended=state.ended + counted.sum(1),
+            position=state.position + 1,
+        )
+        if self.attended is not None:
+            self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
+
+        # (7) Settle the sentences that can no longer improve. The check for NaN waits until here, so that the step
+        # reads both from the device at once.
+        done = torch.cat((self._done(), broken.any()[None])).tolist()
+        if done.pop():
+            raise self._non_finite(broken)
+        settled = {}
+        if any(done):
+            settled = self._results([row for row, is_done in enumerate(done) if is_done])
+            parents = self._leave(done, parents)
+
+        # (8) Let the scorer's beams continue their parents; when sampling, each beam continues itself.
+        if self.choice.groups < self.choice.beam_size and len(parents):
+            self.scorer.follow(parents)
+        return settled
+
+    def _admit(self, numbers: Sequence[int]) -> None:
+        """Let the sentences `numbers` in, behind the live ones."""
+        if not numbers:
+            return
+        sentences = [self.sentences.pop(number) for number in numbers]
+        source, mask = padded([s.source for s in sentences], self.settings.pad, self.settings.device)
+        self.scorer.admit(source, mask, max(s.max_length for s in sentences) + 1)
+        for number, sentence in zip(numbers, sentences, strict=True):
+            track = RowTrack(len(self.trellis), [(len(self.trellis), len(self.live))])
+            self.live.append(LiveSentence(number, sentence, track))
+        self.state = self.state.joined(SearchState.entering(sentences, self.settings, self.choice.groups))
+        self.choice.admit(sentences)
+        self.rules.admit(sentences)
+
+    def _attention(self) -> Tensor | None:
+        """Return the step's attention [N, K, S], if it is needed, and add it to the sums of the coverage term."""
+        if not (self.settings.keep_attention or self.settings.penalty.coverage):
+            return None
+        attention = self.scorer.attention
+        if attention is None:
+            raise ConfigError(
+                "`decoding.length_penalty.coverage`, `decoding.alignments` and `decoding.replace_unknown` need "
+                "attention weights, which this model does not offer; leave them out"
+            )
+        if self.settings.penalty.coverage:
+            # Sentences that entered since the last step have no sums yet; S changes with the longest live source.
+            sums = attention.double()
+            if self.attended is not None:
+                rows, width = len(self.attended), min(attention.shape[2], self.attended.shape[2])
+                sums = sums.clone()
+                sums[:rows, :, :width] += self.attended[..., :width]
+            self.attended = sums
+        return attention
+
+    def _pruned(self, totals: Tensor) -> Tensor:
+        """Return the totals [N, C] of candidates without those too far below the best of their sentence."""
+        if self.settings.rules.prune is None:
+            return totals
+        floor = self.state.best.maximum(totals.amax(1)) - self.settings.rules.prune
+        return totals.masked_fill(totals < floor[:, None], NEVER)
+
+    def _counted(self, ends: Tensor, totals: Tensor) -> Tensor:
+        """Return which of the candidates that end, `ends` [N, C], are results; `totals` [N, C] are best first."""
+        if self.settings.endings == "candidates":
+            return ends
+        beams = self.settings.beam_size
+        counted = ends & (totals > NEVER) & (torch.arange(ends.shape[1], device=ends.device) < beams)
+        if self.settings.endings == "fairseq":  # a sentence takes K endings and no more, the best of this step first
+            counted &= self.state.ended[:, None] + counted.cumsum(1) <= beams
+        return counted
+
+    def _ranked(self, total: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rank candidates with `total` [N, C] (-inf: it did not end) among the finished; return scores and tickets."""
+        state, groups = self.state, self.choice.groups
+        score = total / self.settings.penalty.divisor(state.position.double() + 1)[:, None]
+        if self.attended is not None:
+            real = torch.arange(self.attended.shape[2], device=total.device) < state.source_length[:, None, None]
+            score = score + self.settings.penalty.coverage_term(self.attended, real).gather(1, origin)
+        ticket = state.position[:, None] * self.choice.width + torch.arange(total.shape[1], device=total.device)
+        # Behind the earlier ones, and sorted stably: of equal scores the older hypothesis ranks first.
+        score = torch.cat((state.score, score.unflatten(1, (groups, -1))), 2)
+        score, order = score.sort(dim=2, descending=True, stable=True)
+        size = state.score.shape[2]
+        ticket = torch.cat((state.ticket, ticket.unflatten(1, (groups, -1))), 2).gather(2, order[..., :size])
+        return score[..., :size], ticket
+
+    def _done(self) -> Tensor:
+        """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group.
+
+        With `endings: fairseq` K ended hypotheses settle a sentence, and nothing else does while it has a beam.
+        """
+        state = self.state
+        if self.settings.endings == "fairseq":
+            no_beam = state.total.amax(1) == NEVER
+            return (state.position > state.max_length) | (state.ended >= self.settings.beam_size) | no_beam
+        best = state.total.unflatten(1, (self.choice.groups, -1)).amax(2)
+        limits = state.max_length[:, None] + 1, state.source_length[:, None]
+        bound = self.settings.penalty.best_reachable(best, *limits)
+        return (state.position > state.max_length) | (bound <= state.score[..., -1]).all(1)
+
+    def _results(self, rows: Sequence[int]) -> dict[int, list[IdHypothesis]]:
+        """Return the results of settled sentences, by their number."""
+        index = torch.tensor(rows, device=self.state.score.device)
+        scores, tickets = self.state.score[index].tolist(), self.state.ticket[index].tolist()
+        found = {}
+        for row, its_scores, its_tickets in zip(rows, scores, tickets, strict=True):
+            each = self.live[row]
+            results = []
+            for group, finished in enumerate(zip(its_scores, its_tickets, strict=True)):
+                ended = [pair for pair in zip(*finished, strict=True) if pair[0] > NEVER]
+                for score, ticket in ended:
+                    position, candidate = divmod(ticket, self.choice.width)
+                    path = self.trellis.path(each.track, position, candidate)
+                    forced = self.settings.endings == "fairseq" and position == each.sentence.max_length
+                    results.append(path.hypothesis(score, len(each.sentence.source), finished=True, forced=forced))
+                # A group may have been given up (`prune`); of some other one there is more.
+                if not ended and (cut := self._cut(each, group)).score > NEVER:
+                    results.append(cut)
+            results.sort(key=lambda h: (not h.finished, -h.score))
+            found[each.number] = results[: self.settings.n_best]
+        return found
+
+    def _cut(self, each: LiveSentence, group: int) -> IdHypothesis:
+        """Return the best unfinished hypothesis of a group in which none ended, scored without a coverage term.
+
+        The last step does not count: it exceeded the limit, or left no beam.
+        """
+        length = len(self.trellis) - each.track.start - 1
+        if not length:
+            return IdHypothesis([], [], 0.0, 0.0, False)
+        rank = group * (self.choice.beam_size // self.choice.groups)
+        path = self.trellis.path(each.track, length - 1, self.trellis.beam(each.track, length - 1, rank))
+        score = path.total / self.settings.penalty.divisor(float(length))
+        return path.hypothesis(score, len(each.sentence.source), finished=False)
+
+    def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
+        """Take out the sentences that are `done`; return the rows of `parents` [N, K] that stay."""
+        kept = holes_filled(done)
+        self.live = [self.live[row] for row in kept]
+        for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):
+            if row != old:
+                each.track.rows.append((len(self.trellis), row))
+        self.trellis.forget([each.track for each in self.live])
+        on_host = torch.tensor(kept, dtype=torch.int64)
+        index = on_host.to(parents.device)
+        self.state = self.state.rows(index)
+        self.choice.keep(index)
+        self.rules.keep(index)
+        if self.attended is not None:
+            self.attended = self.attended.index_select(0, index)
+        self.scorer.keep(on_host)
+        return parents.index_select(0, index)
+
+    def _non_finite(self, broken: Tensor) -> NonFiniteScoreError:
+        """Return the error that names the first token whose scores are `broken` [N, K]."""
+        row = int(broken.any(1).nonzero()[0, 0])
+        return NonFiniteScoreError(
+            f"the model's scores for token {int(self.state.position[row])} are not finite (NaN or infinity); the "
+            "checkpoint may be from a diverged run: try an earlier one, or full precision"
+        )

@@ -1,0 +1,295 @@
+"""Translation of text: lines are segmented, searched for in batches, and joined to exactly one result per line.
+
+The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
+`Scorer` (hypotheses of token ids) -> `Assembler` (text). `load_translator` opens the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.config import DecodingConfig
+from ziggurat.config.load import change_section
+from ziggurat.data.shortlist import read_shortlist
+from ziggurat.data.subword import Tokenizer
+from ziggurat.model.fast import compiled
+from ziggurat.model.fast.packed import make_fast
+from ziggurat.model.fast.precision import decoding_notice, maps_of, settled
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.threads import share_cores
+from ziggurat.translate.assembler import Assembler
+from ziggurat.translate.call import LineExtras, TranslationCall, line_extras
+from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.lines import WINDOW_LINES, Notices, refuse_single, windows, without_nul
+from ziggurat.translate.results import TargetScore, Translation
+from ziggurat.translate.scorers import Scorer, force_score, open_members, scorer_of
+from ziggurat.translate.shortlist import Shortlist
+
+
+class Translator:
+    """Translator of text with one model or an ensemble; `ziggurat.load` and `load_translator` create one.
+
+    Args:
+        model: one model, or the members of an ensemble (ziggurat.translate.scorers), in evaluation mode, on `device`.
+        source_tokenizer, target_tokenizer: tokenizers of the models' two sides.
+        decoding: search settings, for calls that do not give others.
+        max_positions: most positions of either side, where a model has such a limit (learned positions).
+        device: where the models are.
+        origin: description of the weights, for messages.
+        target_language: code of the language that it translates into; scores may depend on it.
+        before_step: called before every step of a search; an error that it raises ends the translation.
+        scorer: creates the search's scorer in place of the models, which may then be missing (an exported model).
+
+    `notices` counts what was not translated in the ordinary way: `blank_lines` (not shown to the model), `long_lines`
+    (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing), `untagged` (no
+    tag, where the model has those of several languages); and `too_large`, how often memory ran out, so that the rest
+    of a call was translated in smaller batches. The first of each kind gives a warning, except for blank lines.
+    `on_finished` is called with the number of sentences that a step of the search has finished, for a progress bar; a
+    line in several parts is several sentences, a blank one is none. `about_precision` returns what `auto` has chosen
+    and, if told to, what would be faster, for which it may measure.
+    """
+
+    def __init__(
+        self,
+        model: Seq2Seq | Sequence[Seq2Seq],
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        decoding: DecodingConfig | None = None,
+        *,
+        max_positions: int | None = None,
+        device: torch.device | str = "cpu",
+        origin: str = "",
+        target_language: str = "",
+        before_step: Callable[[], None] = lambda: None,
+        scorer: Callable[[], Scorer] | None = None,
+    ) -> None:
+        # Threads that spin at barriers slow down when other processes want the cores.
+        share_cores(torch.get_num_threads())
+        self.models = tuple(model) if isinstance(model, Sequence) else (model,)
+        self.source_tokenizer = source_tokenizer
+        self.target_tokenizer = target_tokenizer
+        self.decoding = decoding or DecodingConfig()
+        self.max_positions = max_positions
+        self.device = device
+        self.origin = origin
+        self.target_language = target_language
+        self.before_step = before_step
+        self.scorer = scorer or (lambda: scorer_of(self.models))
+        self.notices = Notices()
+        self.on_finished: Callable[[int], object] = lambda count: None
+        self.about_precision: Callable[[bool], str] = lambda hints: ""
+
+    @property
+    def model(self) -> Seq2Seq:
+        """The model; the first one of an ensemble."""
+        return self.models[0]
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        tag: str | None = None,
+        first: int = 0,
+        prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
+        terminology: Mapping[str, str] | None = None,
+        longest: Sequence[int] | None = None,
+        **decoding: Any,
+    ) -> list[Translation]:
+        """Return one Translation per text, in the same order.
+
+        Args:
+            texts: lines; a line end inside a text counts as a blank.
+            tag: a token such as `<bt>` of the training data, put before every source sentence.
+            first: the number of the first text, on which the random numbers of sampling depend.
+            prefixes: beginning of each translation; an empty one leaves it free.
+            constraints: phrases that each translation must contain; the result lists those that it lacks.
+            terminology: source terms and their translations, for texts that contain the terms.
+            longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
+                a text is translated in parts.
+            decoding: keys of the `decoding` section in place of the configured ones, but for `precision` and
+                `shortlist`, which belong to the opening of the model; None leaves one as it is.
+
+        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
+        prefixes, constraints or limits than texts, TypeError for a single string.
+        """
+        refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
+        texts = list(texts)
+        for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
+            if given is not None and len(given) != len(texts):
+                raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
+        call = self.call_of(tag, terminology, constraints is not None, **decoding)
+        extras = LineExtras(first, prefixes or (), constraints or (), longest or (), numbered=len(texts) > 1)
+        return self._translate_window(texts, call, extras)
+
+    def translate_stream(
+        self,
+        lines: Iterable[str],
+        *,
+        window: int = WINDOW_LINES,
+        tag: str | None = None,
+        first: int = 0,
+        prefixes: Iterable[str] | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        terminology: Mapping[str, str] | None = None,
+        **decoding: Any,
+    ) -> Iterator[Translation]:
+        """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
+
+        `window` lines are read, sorted by length and translated together, so nothing appears before the
+        window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand.
+        Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
+        """
+        refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
+        call = self.call_of(tag, terminology, constraints is not None, **decoding)
+        pairs = line_extras(windows(lines, window), first, prefixes, constraints)
+        return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
+
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
+    ) -> list[TargetScore]:
+        """Return the score of each given target as the translation of its source; `first` is as in `translate`.
+
+        It is after the length penalty, without lingvo's coverage.
+
+        Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
+        ConfigError for an exported model.
+        """
+        if len(sources) != len(targets):
+            raise DataError(f"lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up")
+        if not self.models:
+            raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
+        call, reader = self.call_of(tag), self.source_tokenizer
+        source_ids = [[*call.tag, *ids, reader.eos] for ids in reader.encode(without_nul(sources))]
+        target_ids = self.target_tokenizer.encode(without_nul(targets))
+        for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=first + 1):
+            longest = max(len(sides[0]), len(sides[1]) + 1)  # begin-of-sentence comes before the target
+            if self.max_positions is not None and longest > self.max_positions:
+                raise DataError(f"line {number}: {longest} tokens, but the model has {self.max_positions} positions")
+        tokenizer = self.target_tokenizer
+        scores = force_score(
+            self.models,
+            source_ids,
+            target_ids,
+            bos=tokenizer.bos,
+            eos=tokenizer.eos,
+            pad=tokenizer.pad,
+            batch_tokens=call.decoding.batch_tokens,
+            device=self.device,
+        )
+        penalty = LengthPenalty.of(call.decoding.length_penalty)
+        return [
+            TargetScore(
+                score.log_probability / penalty.divisor(float(len(ids) + 1)),
+                score.log_probability,
+                tokenizer.pieces(ids),
+                score.token_log_probabilities,
+            )
+            for ids, score in zip(target_ids, scores, strict=True)
+        ]
+
+    def call_of(
+        self,
+        tag: str | None,
+        terminology: Mapping[str, str] | None = None,
+        constrained: bool = False,
+        **changes: Any,
+    ) -> TranslationCall:
+        """Return the settings of a call; raises ConfigError where they contradict each other."""
+        decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
+        for key in ("shortlist", "precision"):
+            if getattr(decoding, key) != getattr(self.decoding, key):
+                raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
+        return TranslationCall(
+            decoding,
+            self.source_tokenizer,
+            self.target_tokenizer,
+            vocabulary_size=self.scorer().vocabulary_size,
+            max_positions=self.max_positions,
+            device=self.device,
+            before_step=self.before_step,
+            tag=tag,
+            terminology=terminology,
+            constrained=constrained,
+        )
+
+    def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
+        """Translate `texts`, all in memory at once."""
+        # (1) Segment the lines; `owned` are the parts of each, none for a blank line.
+        owned, parts, sentences = call.segmented(texts, extras, self.notices)
+        # (2) Search.
+        found = call.search(self.scorer, sentences, self.notices, self.on_finished)
+        # (3) Join the parts of each line.
+        assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
+        translations = []
+        for place, (text, own) in enumerate(zip(texts, owned, strict=True)):
+            its, results_of_it = [parts[i] for i in own], [found[i] for i in own]
+            translation = assembler.line(text, its, results_of_it, asked=extras.asked(place))
+            translations.append(translation)
+            best = translation.hypotheses[0]
+            if not best.finished:
+                self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
+            if own and best.unmet_constraints:
+                self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
+        return translations
+
+
+def load_translator(
+    path: str | Path | Sequence[str | Path],
+    *,
+    device: str = "auto",
+    which: str | None = None,
+    without_layers: str | None = None,
+    **decoding: Any,
+) -> Translator:
+    """Open a run or a model directory for translation, or several as an ensemble.
+
+    Args:
+        path: folder of a run or a model, or a list of them: an ensemble, with the decoding settings of the first.
+        device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
+        which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.model.directory.open_model.
+        without_layers: layers to leave out of a single model, such as `encoder.5,decoder.3` (ziggurat.config.pruning).
+        decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
+            `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
+
+    Raises CheckpointError for a missing or damaged model; ConfigError for a wrong setting, a device that is missing or
+    does not compute with `decoding.precision`, or does so wrongly, or other vocabularies; DataError for a missing or
+    damaged shortlist.
+    """
+    paths = [path] if isinstance(path, str | Path) else path
+    members = open_members(paths, which=which, device=device, without_layers=without_layers)
+    settings = change_section(members[0].experiment.decoding, decoding, "decoding")
+    first, shape, here = members[0], members[0].experiment.model, members[0].model.device
+    asked, widths = settings.precision, (shape.d_model, shape.d_ff)
+    precision = settled(asked, here, widths, set().union(*(maps_of(member.model) for member in members)))
+    settings = settings.model_copy(update={"precision": precision})
+    for member in members:
+        make_fast(member.model, precision, as_trained=member.experiment.training.quantise == "int8")
+    origins = "; ".join(member.origin for member in members)
+    models = [member.model for member in members]
+    listed, target = settings.shortlist, first.tokenizers[1]
+    shortlist = Shortlist(read_shortlist(listed, *first.tokenizers), target.size, here) if listed else None
+    limits = [member.experiment.model.embedding.limit for member in members]
+    translator = Translator(
+        models,
+        *first.tokenizers,
+        settings,
+        max_positions=min(filter(None, limits), default=None),
+        device=here,
+        origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
+        target_language=first.experiment.data.target_language,
+        scorer=lambda: scorer_of(models, shortlist),
+    )
+
+    def about_precision(hints: bool) -> str:
+        loops = compiled.notice() if hints and here.type == "cpu" else ""
+        return "; ".join(filter(None, (decoding_notice(asked, precision, here, widths, hints=hints), loops)))
+
+    translator.about_precision = about_precision
+    return translator
