@@ -11,9 +11,9 @@ import time
 
 import torch
 
-from ziggurat.model.attention import base
-from ziggurat.model.attention.base import attend
-from ziggurat.model.attention.mask import padding_mask
+from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention.cache import padding_mask
+from ziggurat.model.attention.multihead import attend
 from ziggurat.model.dropout import Dropout
 
 

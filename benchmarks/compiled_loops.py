@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from benchmarks.decode_speed import SHAPES, searcher, sentences
-from ziggurat.model.attention.base import attend_to_blocks
 from ziggurat.model.attention.cache import Block
+from ziggurat.model.attention.multihead import attend_to_blocks
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast import compiled
 from ziggurat.model.fast.compiled import Precision

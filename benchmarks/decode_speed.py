@@ -77,7 +77,7 @@ PRECISIONS = ("float32", "bfloat16", "int8")
 
 def sentences(count: int, length: int) -> list[Any]:
     """Return random sentences as long as those of the test set, or as log-normal ones where that is not there."""
-    from ziggurat.translate.request import Sentence
+    from ziggurat.translate.choice import Sentence
 
     draw = random.Random(1)
     path = Path(os.environ.get("BENCH_DATA", "")) / "test_2016_flickr.en.sp"
@@ -94,7 +94,7 @@ def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, ba
     from ziggurat.config import ModelConfig
     from ziggurat.model.build import build_model
     from ziggurat.model.fast.packed import make_fast
-    from ziggurat.translate.request import SearchSettings
+    from ziggurat.translate.choice import SearchSettings
     from ziggurat.translate.scorers import ModelScorer
     from ziggurat.translate.search import search
 

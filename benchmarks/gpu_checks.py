@@ -14,9 +14,8 @@ from torch import Tensor
 
 from benchmarks.gpu_models import Ours, config_of, random_batch
 from ziggurat.config.train import LossConfig
-from ziggurat.data.collate import Batch
-from ziggurat.data.loader import Group, LoaderState
-from ziggurat.model.attention import mask
+from ziggurat.data.loader import Batch, Group, LoaderState
+from ziggurat.model.attention import cache as mask
 from ziggurat.model.build import build_model, compile_layers
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import printable

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.batching import make_batches
-from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.build import build_model, compile_layers, parameter_roles, set_recompute
 from ziggurat.model.embedding import sinusoids
@@ -42,7 +42,7 @@ MULTIPLE = 8
 """Lengths are padded to multiples of this, which keeps shapes few and suits tensor cores."""
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 KERNELS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-"""Of attention, for the plain loop; ours does without cuDNN's (ziggurat.model.device)."""
+"""Of attention, for the plain loop; ours does without cuDNN's (ziggurat.model.directory)."""
 
 
 def config_of(name: str, width: int, heads: int, **choices: Any) -> ModelConfig:

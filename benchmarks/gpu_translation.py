@@ -23,7 +23,7 @@ from ziggurat.model.fast.packed import make_fast
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import printable
-from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
 

@@ -53,7 +53,7 @@ def random_batch(tokens: int, vocabulary: int) -> Any:
     """Return sentence pairs of `LENGTH` tokens a side, `tokens` in all."""
     import numpy as np
 
-    from ziggurat.data.collate import SpecialIds, collate
+    from ziggurat.data.loader import SpecialIds, collate
 
     generator = np.random.default_rng(1)
     pairs = tokens // LENGTH

@@ -24,10 +24,9 @@ from torch.nn import functional as F
 
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.build import build_model, count_parameters, parameter_roles
-from ziggurat.model.lstm import LstmCell, LstmLayer, LstmState, StepOrder
-from ziggurat.model.recurrence import CELL_CLIP, EPSILON
+from ziggurat.model.lstm import CELL_CLIP, EPSILON, LstmCell, LstmLayer, LstmState, StepOrder
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.memory import keep_freed_memory
 from ziggurat.train.optim import Optimiser

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ziggurat.data.collate import Batch
+    from ziggurat.data.loader import Batch
     from ziggurat.train.update import UpdateResult
 
 SHAPES = {

@@ -12,9 +12,8 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from tests.composition import covering, model, refused_by_rnmt, refused_pairs
-from ziggurat.config.guidance import GuidedAlignmentConfig
-from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.data.collate import Batch
+from ziggurat.config.train import GuidedAlignmentConfig, LossConfig, OptimiserConfig
+from ziggurat.data.loader import Batch
 from ziggurat.model.build import build_model, count_parameters, parameter_roles
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import load_weights, read_tensors, weights, write_tensors

@@ -29,11 +29,11 @@ from ziggurat.model.directory import open_model, write_model_directory
 from ziggurat.model.run_folder import read_meta
 from ziggurat.model.tensors import weights
 from ziggurat.system import compressed
-from ziggurat.system.checksums import CHECKSUMS_FILE
 from ziggurat.system.compressed import byte_blocks, uncompressed_file
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import CHECKSUMS_FILE
+from ziggurat.train.diagnosis.health import read_warnings
 from ziggurat.train.diagnosis.records import read_records
-from ziggurat.train.diagnosis.watch import read_warnings
 
 GIB = 1 << 30
 MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"

@@ -28,8 +28,7 @@ from ziggurat.config.kinds import (
     MemoryKind,
     ResidualKind,
 )
-from ziggurat.config.model import ModelConfig
-from ziggurat.config.model_sections import DecoderConfig, EncoderConfig, InitConfig, StackConfig
+from ziggurat.config.model import DecoderConfig, EncoderConfig, InitConfig, ModelConfig, StackConfig
 from ziggurat.model.attention.kinds import ATTENTION, ENCODER_ATTENTION
 from ziggurat.model.init.schemes import INIT, Distribution, ModelDepth, Normal, Uniform
 from ziggurat.model.kinds import HISTORY, RESIDUAL

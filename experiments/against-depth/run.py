@@ -34,9 +34,9 @@ from measuring import processor  # noqa: E402
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.config.small import SUFFIX  # noqa: E402
-from ziggurat.model.run_measures import SCORES, DecodingSpeed, keep_speed  # noqa: E402
+from ziggurat.model.run_folder import SCORES, DecodingSpeed, keep_speed  # noqa: E402
 from ziggurat.system.files import write_atomically  # noqa: E402
-from ziggurat.translate.lines import TranslationWarning  # noqa: E402
+from ziggurat.translate.results import TranslationWarning  # noqa: E402
 
 
 class Method(NamedTuple):

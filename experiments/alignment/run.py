@@ -22,10 +22,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ziggurat.data.alignment.aligner import Aligner
-from ziggurat.data.alignment.links import Link, error_rate, parse_links
-from ziggurat.data.alignment.symmetry import SYMMETRISATIONS, Symmetrisation
-from ziggurat.data.alignment.words import split_words
+from ziggurat.data.alignment.aligner import (
+    SYMMETRISATIONS,
+    Aligner,
+    Link,
+    Symmetrisation,
+    error_rate,
+    parse_links,
+    split_words,
+)
 from ziggurat.data.babel import generate_aligned
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]

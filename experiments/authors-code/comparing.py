@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.model import transformer
-from ziggurat.model.attention.mask import causal_mask
+from ziggurat.model.attention.cache import causal_mask
 from ziggurat.model.build import assemble
 from ziggurat.model.roles import Role, assign_roles, place_of
 from ziggurat.model.seq2seq import Seq2Seq

@@ -17,11 +17,12 @@ from comparing import Case, compared
 from torch import Tensor
 from torch.nn import functional as F
 
-from ziggurat.model import kinds, parts
-from ziggurat.model.attention import values
+from ziggurat.model import kinds
+from ziggurat.model import kinds as parts
+from ziggurat.model.attention import multihead as values
 from ziggurat.model.residual import base
+from ziggurat.model.residual import kinds as connections
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual import streams as connections
 
 
 class Control(NamedTuple):

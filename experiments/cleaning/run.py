@@ -220,7 +220,7 @@ RULES = {"identical": True, "max_length_ratio": 3, "languages": {}, "agreement":
 
 def rules(pairs: Pairs) -> dict[str, NDArray[np.bool_]]:
     """Return for each rule of RULES the pairs that it drops, whatever the others do."""
-    from ziggurat.config.filters import FilterConfig
+    from ziggurat.config.data import FilterConfig
     from ziggurat.data.cleaning.cleaner import predicates
 
     found = {}

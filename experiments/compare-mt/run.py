@@ -16,8 +16,8 @@ from typing import Any
 
 from ziggurat.cli.output import input_stream
 from ziggurat.evaluate.comparison import System, compare
-from ziggurat.evaluate.segments import Words
-from ziggurat.translate.lines import read_lines
+from ziggurat.evaluate.scores import Words
+from ziggurat.translate.results import read_lines
 
 THEIRS = Path(__file__).with_name("theirs.py")
 

@@ -210,4 +210,4 @@ CALIBRATION: frozenset[str] = frozenset(
         "12-1-fixup-5e-4",
     }
 )
-"""Names of those whose outcomes were known when the bands of ziggurat/inspect/verdict.py were chosen."""
+"""Names of those whose outcomes were known when the bands of ziggurat/inspect/check.py were chosen."""

@@ -18,8 +18,8 @@ sys.path.insert(0, str(HERE))
 from configurations import CALIBRATION, Configuration  # noqa: E402
 from unseen import ADDED, DATA, SHALLOW, TRAINS  # noqa: E402
 
+from ziggurat.inspect.check import Reference, Verdict, judge  # noqa: E402
 from ziggurat.inspect.trial import Trial  # noqa: E402
-from ziggurat.inspect.verdict import Reference, Verdict, judge  # noqa: E402
 
 OUTCOMES = ("trains", "slow", "stuck")
 EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}

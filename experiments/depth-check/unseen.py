@@ -10,7 +10,7 @@ from __future__ import annotations
 from configurations import CONFIGURATIONS, Configuration
 
 SHALLOW = Configuration("3-3", "pre", "2e-3")
-"""The real run of each data set that the others are compared with (that of ziggurat/inspect/reference.py)."""
+"""The real run of each data set that the others are compared with (that of ziggurat/inspect/check.py)."""
 
 _FR_EN = [
     Configuration("18-18", "post", "1e-3"),

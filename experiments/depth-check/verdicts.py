@@ -27,12 +27,11 @@ from unseen import DATA, languages  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store, unigram_entropy  # noqa: E402
-from ziggurat.inspect.reference import reference_of  # noqa: E402
+from ziggurat.inspect.check import judge, reference_of  # noqa: E402
 from ziggurat.inspect.trial import (  # noqa: E402
     TrialOptions,
     run_trial,
 )
-from ziggurat.inspect.verdict import judge  # noqa: E402
 
 
 def one_verdict(out: Path, configuration: Configuration, data: str, store: Store) -> None:

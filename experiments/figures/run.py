@@ -23,11 +23,10 @@ import torch
 
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch
 from ziggurat.inspect.report.figure import Panel, Series, described, numbers
-from ziggurat.inspect.report.figures_layers import SUB_LAYERS
-from ziggurat.inspect.report.panels import STACKS, finite
+from ziggurat.inspect.report.panels import STACKS, SUB_LAYERS, finite
 from ziggurat.inspect.report.paper import save
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq

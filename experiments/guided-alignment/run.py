@@ -28,12 +28,12 @@ import yaml
 
 import ziggurat
 from ziggurat.config import load_experiment
-from ziggurat.data.alignment.links import Link, error_rate, format_links
+from ziggurat.data.alignment.aligner import Link, error_rate, format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.units import PieceUnits, Words
+from ziggurat.data.word_links import PieceUnits, Words
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.directory import open_model

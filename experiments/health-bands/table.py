@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ziggurat.train.diagnosis.health import readings
+from ziggurat.train.diagnosis.health import Watch, readings
 from ziggurat.train.diagnosis.records import read_records
-from ziggurat.train.diagnosis.watch import Watch
 
 RESULTS = Path(__file__).resolve().parent / "results"
 WARMUP = 120

@@ -25,16 +25,14 @@ from typing import Any, NamedTuple
 import torch
 
 import ziggurat
-from ziggurat.data.alignment.aligner import Aligner
-from ziggurat.data.alignment.links import Link as WordLink
-from ziggurat.data.alignment.words import split_words, word_spans
+from ziggurat.data.alignment.aligner import Aligner, split_words, word_spans
+from ziggurat.data.alignment.aligner import Link as WordLink
 from ziggurat.data.babel import generate_aligned
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.serve.text.alignment import control_pieces, rendered
 from ziggurat.serve.text.markup import html
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Link, Options, Rendered, Sentence, run
 from ziggurat.serve.text.tokens import html_tokens
-from ziggurat.serve.text.work import Link, Rendered, Sentence, run
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
 

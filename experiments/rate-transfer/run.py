@@ -20,7 +20,7 @@ import torch
 from ziggurat.config import Experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
-from ziggurat.inspect.kept import KeptTrials
+from ziggurat.inspect.trial import KeptTrials
 from ziggurat.inspect.tuning import Size, Tried, best, sweep
 from ziggurat.system.files import write_atomically
 

@@ -18,7 +18,7 @@ from ziggurat.evaluate.scores import evaluate
 from ziggurat.model.build import assemble, count_parameters
 from ziggurat.model.directory import open_model
 from ziggurat.model.fast.packed import available
-from ziggurat.translate.lines import TranslationWarning
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.served import ServedTranslator
 
 BEAMS = (1, 4)

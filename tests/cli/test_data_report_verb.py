@@ -13,7 +13,7 @@ from tests.cli.conftest import Ziggurat
 from tests.inspect.test_data_report import prepared
 from tests.inspect.test_report_page import sound
 from ziggurat.data.prepare import CLEANING
-from ziggurat.system.checksums import content_checksum
+from ziggurat.system.files import content_checksum
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,10 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.serve.text.files import docx, members, odt
 from ziggurat.serve.text.alignment import control_pieces, rendered
+from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Rendered, Sentence, run
 from ziggurat.translate.translator import load_translator
 
 SHORT = ["max_length.limit=6", "beam_size=2"]
@@ -125,7 +124,7 @@ def test_without_sentencex_the_way_out_is_named(
 def test_a_model_without_attention_weights_goes_by_segments(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.cli.documents.tells_alignments", lambda translator: False)
+    monkeypatch.setattr("ziggurat.cli.translation.tells_alignments", lambda translator: False)
     out = tmp_path / "out.html"
     status, _, errors = ziggurat("translate", trained, *SHORT, "--document", page, "--output", out)
     assert status == 0

@@ -23,9 +23,9 @@ from ziggurat.config.kinds import (
     PositionKind,
     ResidualKind,
 )
-from ziggurat.config.methods import METHODS, methods_in_use
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.config.reference import METHODS, methods_in_use
 from ziggurat.inspect.cost.estimate import Cost, estimate_cost
 from ziggurat.model.build import build_model
 from ziggurat.model.inspection import bare_model, inspect_experiment, parts

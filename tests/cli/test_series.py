@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
 from ziggurat.cli import main
-from ziggurat.cli.series import parse_test_sets
+from ziggurat.cli.scoring import parse_test_sets
 from ziggurat.system.errors import ConfigError
 
 METRICS = ("--metrics", "bleu,chrf", "max_length.limit=9")

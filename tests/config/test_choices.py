@@ -25,11 +25,10 @@ from ziggurat.config.choices import (
 )
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.growth import CopyStrategy
-from ziggurat.config.methods import KEYS, METHODS
 from ziggurat.config.papers import paper_keys
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.config.recipes import load_named, recipe_names
-from ziggurat.config.reference import entries
+from ziggurat.config.reference import KEYS, METHODS, entries
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,9 +14,8 @@ from ziggurat.config.compatibility import unheeded, unlike
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import INITIALISATIONS
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.notices import notices
+from ziggurat.config.notices import notices, unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 from ziggurat.config.recipes import recipe_names
-from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
 from ziggurat.train.schedule import learning_rate
 
 DATA = {

@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
-from ziggurat.data.edits import Pair, Span
+from ziggurat.data.modifiers import Pair, Span
 
 Letters = tuple[str, str]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from ziggurat.data import babel_lexicon as words
-from ziggurat.data.alignment.words import split_words
+from ziggurat.data import babel as words
+from ziggurat.data.alignment.aligner import split_words
 from ziggurat.data.babel import generate, generate_aligned, write_corpus
 from ziggurat.system.errors import DataError
 

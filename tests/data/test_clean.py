@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.config.filters import FilterConfig
+from ziggurat.config.data import FilterConfig
 from ziggurat.data.cleaning import clean
 from ziggurat.data.cleaning.cleaner import Cleaner
 from ziggurat.data.lines import UnicodeForm, normalise

@@ -17,8 +17,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.corpus import Store
-from ziggurat.data.prepare import CLEANING, prepare
-from ziggurat.data.prepare_report import PrepareReport
+from ziggurat.data.prepare import CLEANING, PrepareReport, prepare
 from ziggurat.system.errors import ConfigError, DataError
 
 Pairs = list[tuple[str, str]]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.data.cleaning.held_out import HeldOut, Overlap, SentenceSet, side_hashes
-from ziggurat.data.cleaning.sketches import folded
+from ziggurat.data.cleaning.held_out import HeldOut, Overlap, SentenceSet, folded, side_hashes
 
 SENTENCES = st.sampled_from(["Ein Hund.", "ein hund", "EIN HUND!", "Eine Katze", "3 Euro", "4 Euro", "?!", "", "A dog"])
 PAIRS = st.lists(st.tuples(SENTENCES, SENTENCES), max_size=12)

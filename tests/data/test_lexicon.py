@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.data.alignment import model1
-from ziggurat.data.alignment.model1 import translation_table
+from ziggurat.data.alignment import hmm as model1
+from ziggurat.data.alignment.hmm import translation_table
 from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.system.errors import ConfigError, DataError

@@ -17,8 +17,7 @@ import torch
 
 from ziggurat.config.data import DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.collate import Background, Batch, SpecialIds, collate
-from ziggurat.data.loader import Group, Loader, LoaderState, fixed_batches
+from ziggurat.data.loader import Background, Batch, Group, Loader, LoaderState, SpecialIds, collate, fixed_batches
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.system.errors import DataError
 
@@ -361,7 +360,7 @@ def test_waiting_is_counted(table: PairTable) -> None:
 def test_program_that_forgets_the_iterator_still_ends() -> None:
     program = (
         "import itertools, sys\n"
-        "from ziggurat.data.collate import Background\n"
+        "from ziggurat.data.loader import Background\n"
         "ahead = Background(itertools.count(), depth=2)\n"
         "sys.exit(next(ahead) + 7)\n"
     )

@@ -13,11 +13,10 @@ import pytest
 from ziggurat.config.data import DataConfig
 from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.alignment.links import format_links
+from ziggurat.data.alignment.aligner import format_links
 from ziggurat.data.babel import generate_aligned
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.data.loader import Batch, Loader, LoaderState
 from ziggurat.data.modified import PairModifier
 from ziggurat.data.prepare import prepare
 from ziggurat.system.errors import DataError

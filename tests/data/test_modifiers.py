@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from tests.data.marked_pairs import KEYS, MARKS, check, check_apart, marked_pair
 from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
-from ziggurat.data.edits import SOURCE, Edit, Pair, moved
-from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, merged, next_hit
-from ziggurat.data.typos import TYPOS
+from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TYPOS, Edit, Pair, merged, moved, next_hit
 
 ONLY: dict[str, dict[str, Any]] = {
     "no_end_punctuation": {},

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ziggurat.data.alignment.lexicon import Lexicon
+from ziggurat.data.alignment.hmm import Lexicon
 from ziggurat.data.cleaning import pair_features
 from ziggurat.data.cleaning.pair_features import FEATURES, Corpus, Half, Order, Sides, features, vocabulary
 

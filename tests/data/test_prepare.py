@@ -14,16 +14,16 @@ from pydantic import ValidationError
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline_models import TrainedConfig
-from ziggurat.data import inputs, sampling
+from ziggurat.data import inputs
+from ziggurat.data import subword_training as sampling
 from ziggurat.data.corpus import Store
 from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
-from ziggurat.data.prepare import prepare
-from ziggurat.data.prepare_report import PrepareReport
+from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.store_checks import other_files
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.workspace import building
+from ziggurat.system.staging import building
 
 WORDS = ["turm", "ziegel", "fluss", "lampe", "winter", "brief", "hof", "regen", "leiter", "garten"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from ziggurat.config.data import DataConfig, SubwordConfig
 from ziggurat.data.prepare import prepare
-from ziggurat.data.rare_pieces import PieceCounts, rare_notices
+from ziggurat.data.vocabulary import PieceCounts, rare_notices
 
 
 def counted(*often: int) -> PieceCounts:

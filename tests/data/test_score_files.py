@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.data.readers import CorpusReader
-from ziggurat.data.score_files import ScoreStream, find_scores
+from ziggurat.data.readers import CorpusReader, ScoreStream, find_scores
 from ziggurat.system.errors import ConfigError, DataError
 
 SCORES = [0.9, 0.2, 0.5, 1.0, 0.0, 0.7]

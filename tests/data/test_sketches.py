@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.data.cleaning.sketches import BANDS, NearDuplicates, folded, rows_for, sketches
+from ziggurat.data.cleaning.held_out import BANDS, NearDuplicates, folded, rows_for, sketches
 
 ROWS = rows_for(0.8)
 LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.modifiers import StageConfig
-from ziggurat.data.stages import CorpusMix, next_starts, stages_over
+from ziggurat.data.batching import CorpusMix, next_starts, stages_over
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.system.errors import DataError
 

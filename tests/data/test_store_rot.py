@@ -16,14 +16,13 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import tiny_experiment
-from ziggurat.data.arrow_shard import Shard
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.shortlist import ShortlistTable, read_shortlist, write_shortlist
 from ziggurat.data.store_checks import Verification
-from ziggurat.system.checksums import content_checksum
+from ziggurat.data.table import Shard
 from ziggurat.system.errors import DataError, MachineError
-from ziggurat.system.files import fingerprint
+from ziggurat.system.files import content_checksum, fingerprint
 
 
 def test_too_many_open_files_are_no_damage(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +109,7 @@ def test_a_worker_does_not_read_the_store_again(store: Path, monkeypatch: pytest
         raise AssertionError(f"{path} is read again")
 
     monkeypatch.setattr("ziggurat.data.corpus.is_intact", refused)
-    monkeypatch.setattr("ziggurat.data.arrow_shard.is_intact", refused)
+    monkeypatch.setattr("ziggurat.data.table.is_intact", refused)
     there = pickle.loads(sent)
     assert len(there.train.pairs(range(len(there.train)))[0]) == len(there.train)
 

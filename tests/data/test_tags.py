@@ -9,7 +9,7 @@ import pytest
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.prepare import prepare
-from ziggurat.data.tags import tag_notices
+from ziggurat.data.vocabulary import tag_notices
 
 TAGS = ["<bt>", "<2de>", "<2fr>"]
 

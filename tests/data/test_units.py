@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config.data import RegularisationConfig
-from ziggurat.data.alignment.links import Link
-from ziggurat.data.alignment.words import split_words
+from ziggurat.data.alignment.aligner import Link, split_words
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import SentencePieceTokenizer
-from ziggurat.data.units import LinkMapper, PieceUnits, Words, link_spans
 from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.data.word_links import LinkMapper, PieceUnits, Words, link_spans
 from ziggurat.system.errors import DataError
 
 TOKENIZER = trained_tokenizer(SENTENCES, 330, ["<bt>"])

@@ -14,16 +14,12 @@ import pytest
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.alignment.aligner import Aligner
-from ziggurat.data.alignment.links import Link, format_links
-from ziggurat.data.alignment.words import split_words
+from ziggurat.data.alignment.aligner import Aligner, Link, format_links, split_words
 from ziggurat.data.babel import AlignedPair, generate_aligned
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.folder_kinds import MANIFEST
-from ziggurat.data.loader import Loader, LoaderState, fixed_batches
-from ziggurat.data.prepare import prepare
-from ziggurat.data.prepare_report import PrepareReport
+from ziggurat.data.loader import Batch, Loader, LoaderState, fixed_batches
+from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.word_links import spread_pairs
 from ziggurat.system.errors import ConfigError, DataError

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.data.alignment.links import Link, error_rate, format_links, parse_links
-from ziggurat.data.alignment.symmetry import SYMMETRISATIONS, symmetrise
-from ziggurat.data.alignment.words import WordRule, split_words, word_spans
+from ziggurat.data.alignment.aligner import (
+    SYMMETRISATIONS,
+    Link,
+    WordRule,
+    error_rate,
+    format_links,
+    parse_links,
+    split_words,
+    symmetrise,
+    word_spans,
+)
 from ziggurat.system.errors import DataError
 
 LINKS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=12)

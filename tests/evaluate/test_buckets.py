@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.evaluate.test_scores import corpus
-from ziggurat.evaluate.buckets import (
+from ziggurat.evaluate.findings import (
     FREQUENCIES,
     LENGTH_DIFFERENCES,
     LENGTHS,
@@ -22,8 +22,7 @@ from ziggurat.evaluate.buckets import (
     word_accuracy,
 )
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.scores import evaluate
-from ziggurat.evaluate.segments import Words
+from ziggurat.evaluate.scores import Words, evaluate
 
 LINES = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=12), min_size=1, max_size=5)
 COUNTS = {"a": 2000, "b": 1000, "c": 999, "d": 10, "e": 9, "f": 4, "g": 1}  # and no h

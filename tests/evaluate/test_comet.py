@@ -16,7 +16,7 @@ import pytest
 from ziggurat.evaluate import comet_program
 from ziggurat.evaluate.comet import LICENCES, CometEnvironment
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.segments import scored
+from ziggurat.evaluate.scores import scored
 from ziggurat.system.errors import ConfigError, DataError
 
 SOURCES, REFERENCE = ["eins", "zwei drei"], ["one", "two three"]

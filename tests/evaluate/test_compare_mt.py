@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.test_scores import WORDS, corpus
-from ziggurat.evaluate.segments import Words
+from ziggurat.evaluate.scores import Words
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "compare-mt" / "run.py"
 

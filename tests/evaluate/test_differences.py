@@ -9,8 +9,7 @@ import pytest
 import sacrebleu
 
 from tests.evaluate.test_scores import corpus
-from ziggurat.evaluate.comparison import System, compare
-from ziggurat.evaluate.differences import Text, matched_ngrams, ngram_table, ngrams, sentence_table
+from ziggurat.evaluate.comparison import System, Text, compare, matched_ngrams, ngram_table, ngrams, sentence_table
 
 
 def test_ngrams() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ziggurat.evaluate.differences import copied, count_outputs, empty, exact, repeated, untranslated
+from ziggurat.evaluate.comparison import copied, count_outputs, empty, exact, repeated, untranslated
 
 SOURCE = ["der", "alte", "Mann", "sieht", "Anna", "."]
 REFERENCE = ["the", "old", "man", "sees", "Anna", "."]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ziggurat.cli.compare_tables import comparison_text
+from ziggurat.cli.compare import comparison_text
 from ziggurat.evaluate.comparison import Comparison, comparison_from_json
 from ziggurat.evaluate.findings import (
     Bucket,

@@ -8,7 +8,7 @@ import pytest
 
 from ziggurat.evaluate import meteor
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.segments import add_up, scored
+from ziggurat.evaluate.scores import add_up, scored
 from ziggurat.system.errors import ConfigError, DataError
 
 pytest.importorskip("nltk", reason="METEOR needs nltk")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.evaluate.test_scores import WORDS, corpus
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.segments import MeanMetric, MeanSignature
+from ziggurat.evaluate.scores import MeanMetric, MeanSignature
 from ziggurat.evaluate.significance import compare_scores, holm
 
 COMMAND = """

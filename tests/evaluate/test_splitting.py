@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ziggurat.config.languages import check_language_code, language_doubt, main_language
+from ziggurat.config.notices import check_language_code, language_doubt, main_language
 from ziggurat.evaluate.scores import MissingTokenizerError, evaluate
 from ziggurat.evaluate.splitting import splitting, unspaced_script
 from ziggurat.system.errors import ConfigError

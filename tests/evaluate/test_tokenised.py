@@ -5,7 +5,7 @@ import sys
 import pytest
 import sacrebleu
 
-from ziggurat.evaluate.tokenised import check_language, compound_split_bleu, split_compounds, tokenised_bleu
+from ziggurat.evaluate.scores import check_language, compound_split_bleu, split_compounds, tokenised_bleu
 from ziggurat.system.errors import ConfigError, DataError
 
 HYPOTHESES = [

@@ -23,15 +23,14 @@ from ziggurat.cli import main
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
-from ziggurat.exchange.argos_translator import ArgosTranslator
+from ziggurat.exchange.argos import ArgosTranslator, PackageChoices, package_choices
 from ziggurat.exchange.exporter import export_model
-from ziggurat.exchange.package import PackageChoices, package_choices
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS
 from ziggurat.model.directory import open_model, write_model_directory
 from ziggurat.model.tensors import weights
-from ziggurat.system.checksums import check_folder
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError
+from ziggurat.system.files import check_folder
 from ziggurat.translate.served import ServedTranslator
 
 THEIRS = Path(__file__).resolve().parents[2] / "experiments" / "argos" / "theirs.py"

@@ -24,10 +24,9 @@ from ziggurat.cli.export import _report_text
 from ziggurat.config import load_experiment
 from ziggurat.corpora.jobs.models import ModelChoice
 from ziggurat.exchange.anatomy import Affine, compose, dissect
-from ziggurat.exchange.exporter import Gate, export_model
+from ziggurat.exchange.exporter import ExportVerification, Gate, compare, export_model, search_settings
 from ziggurat.exchange.plain import ExportedModel, with_epsilon
 from ziggurat.exchange.targets import TARGETS
-from ziggurat.exchange.verification import ExportVerification, compare, search_settings
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import open_model
 from ziggurat.model.tensors import load_weights, weights

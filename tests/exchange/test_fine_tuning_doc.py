@@ -18,8 +18,8 @@ from tests.exchange.test_opus import TARGETS, Downloaded
 from tests.exchange.test_opus import downloaded as downloaded
 from tests.train.runs import QUIET, records
 from ziggurat.config import load_experiment
+from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
-from ziggurat.data.stages import CorpusMix
 from ziggurat.model.directory import open_model
 from ziggurat.model.tensors import weights
 from ziggurat.train.loop import train

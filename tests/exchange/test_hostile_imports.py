@@ -21,7 +21,7 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.onnx_runtime import open_onnx
-from ziggurat.system.checksums import CHECKSUMS_FILE
+from ziggurat.system.files import CHECKSUMS_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")
 

@@ -23,7 +23,7 @@ from tests.exchange.test_import import Harm
 from tests.vocabulary import trained_tokenizer
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, load_tokenizers, same_vocabulary
-from ziggurat.exchange.huggingface_generation import Generation, decoding_of, notes_of, ruled_out
+from ziggurat.exchange.import_huggingface import Generation, decoding_of, notes_of, ruled_out
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.exchange.vocabularies import with_vocabularies
 from ziggurat.model.directory import open_model

@@ -11,7 +11,7 @@ from ziggurat.cli import main
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.modifiers import TYPO_KINDS
-from ziggurat.config.pipeline_corpora import BitextCorpus
+from ziggurat.config.pipeline import BitextCorpus
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.exchange.opustrainer import opustrainer_text, read_opustrainer

@@ -16,13 +16,11 @@ from tests.exchange.examples import SENTENCES
 from ziggurat.cli import main
 from ziggurat.exchange.exporter import export_model
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.translate.engines import tells_alignments, unserved
+from ziggurat.translate.engines import unserved
 from ziggurat.translate.next_words import translate_next_words
-from ziggurat.translate.results import side_by_side
-from ziggurat.translate.served import ServedTranslator
-from ziggurat.translate.served_results import Found, hypothesis_of
+from ziggurat.translate.results import begins_word, first_word, side_by_side
+from ziggurat.translate.served import Found, ServedTranslator, hypothesis_of, tells_alignments
 from ziggurat.translate.translator import load_translator
-from ziggurat.translate.words import begins_word, first_word
 
 # Without a shortest length: CTranslate2 rules tokens out before it normalises, which shifts its scores.
 EXACT = {"endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}

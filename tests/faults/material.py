@@ -20,10 +20,9 @@ from torch import Tensor
 
 from ziggurat.config import dump, load_experiment
 from ziggurat.config.load import change_section
-from ziggurat.corpora.jobs.shards import cut
-from ziggurat.corpora.synthesis.lines import readable_lines
-from ziggurat.corpora.synthesis.plan import BackTranslationJob, make_plan
-from ziggurat.corpora.synthesis.stages import make_shard
+from ziggurat.corpora.jobs.launchers import cut
+from ziggurat.corpora.synthesis.plan import BackTranslationJob, make_plan, readable_lines
+from ziggurat.corpora.synthesis.run import make_shard
 from ziggurat.data.alignment.aligner import Aligner
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer

@@ -126,7 +126,7 @@ _MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_
 _FETCH = ("fetch", "origin/my.yaml", "--registry", "origin/registry.yaml", "--cache", "cache")
 _FETCHING = (
     *(
-        "ziggurat.corpora.fetch.plan",
+        "ziggurat.corpora.fetch.corpus",
         "ziggurat.corpora.fetch.downloads",
         "ziggurat.corpora.fetch.indexes",
         "pyarrow",
@@ -211,7 +211,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.jobs.translation"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.jobs.tasks"),
     ),
     "score": Verb(
         ("score", "run", "--source", "text", "--target", "text", "-o", "out"),
@@ -240,7 +240,7 @@ VERBS: dict[str, Verb] = {
         ),
         ground=("run", "text"),
         timed=("page.html",),
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.inspect.report.robustness"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.inspect.report.pipeline"),
     ),
     "backtranslate": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
@@ -279,7 +279,7 @@ VERBS: dict[str, Verb] = {
         ground=("corpus",),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, "ziggurat.data.alignment.aligner", "ziggurat.data.readers", "ziggurat.corpora.jobs.text"),
+        preload=(*_HERE, "ziggurat.data.alignment.aligner", "ziggurat.data.readers", "ziggurat.corpora.jobs.tasks"),
     ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),

@@ -23,7 +23,7 @@ from ziggurat.exchange.onnx_runtime import load_onnx
 from ziggurat.inspect.report.runs import read_run
 from ziggurat.model.run_folder import CHECKPOINT_FORMAT, checkpoint_folders
 from ziggurat.model.tensors import read_tensors
-from ziggurat.system.checksums import CHECKSUMS_FORMAT
+from ziggurat.system.files import CHECKSUMS_FORMAT
 from ziggurat.train.diagnosis.records import read_records
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run

@@ -22,7 +22,7 @@ from ziggurat.inspect.report.figures import figures_of
 from ziggurat.inspect.report.paper import save
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun, read_run, read_runs
 from ziggurat.model.build import build_model, count_parameters
-from ziggurat.model.run_measures import DecodingSpeed, KeptScore, keep_speed
+from ziggurat.model.run_folder import DecodingSpeed, KeptScore, keep_speed
 from ziggurat.system.errors import ConfigError, DataError
 
 BLEU = "nrefs:1|tok:13a"

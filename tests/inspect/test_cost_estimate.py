@@ -15,12 +15,11 @@ from tests.inspect.test_cost_flops import experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
-from ziggurat.inspect.cost import machine, simulation
-from ziggurat.inspect.cost.batches import ASSUMED_LENGTH, Batches, expected_batches
-from ziggurat.inspect.cost.estimate import estimate_cost, time_cost
+from ziggurat.inspect.cost import machine
+from ziggurat.inspect.cost import machine as simulation
+from ziggurat.inspect.cost.estimate import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
 from ziggurat.inspect.cost.ledger import Product, Work
-from ziggurat.inspect.cost.machine import Measured, Speed, Timer, measure_speed
-from ziggurat.inspect.cost.simulation import BatchShape, SimulatedUpdate
+from ziggurat.inspect.cost.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
 from ziggurat.model.build import assemble
 from ziggurat.model.fast.quantised import quantised_linear
 from ziggurat.model.linear import Linear
@@ -51,8 +50,8 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
-    monkeypatch.setattr("ziggurat.inspect.cost.batches._SAMPLE", 100)
-    monkeypatch.setattr("ziggurat.inspect.cost.batches._LONGEST", 60)
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate._SAMPLE", 100)
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate._LONGEST", 60)
     sampled = expected_batches(config)
     assert sampled.origin == f"{tiny_folder / 'store'}, one pair in 3"
     assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)

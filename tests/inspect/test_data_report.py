@@ -16,10 +16,9 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaning.languages import scripts
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.report import data_content, data_facts
-from ziggurat.inspect.report.data_content import data_record, gather_data
-from ziggurat.inspect.report.data_figures import LengthCurve, length_figures
-from ziggurat.inspect.report.data_page import REASONS, data_page
+from ziggurat.inspect.report import data_page as data_content
+from ziggurat.inspect.report import data_page as data_facts
+from ziggurat.inspect.report.data_page import REASONS, LengthCurve, data_page, data_record, gather_data, length_figures
 from ziggurat.system.errors import DataError
 
 GERMAN = ["Der Hund schläft vor der Tür.", "Am Fluss steht ein altes Haus.", "Wir gehen morgen in die Stadt."]

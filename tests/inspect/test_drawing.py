@@ -17,11 +17,20 @@ from hypothesis import strategies as st
 from tests.inspect.hand_made import trained
 from tests.inspect.small_figure import small
 from ziggurat.inspect.report import paper
-from ziggurat.inspect.report.drawing import DARK, DASHES, LIGHT, MARKERS, draw_panel, name_of_run, new_canvas, shown
+from ziggurat.inspect.report.drawing import (
+    DARK,
+    DASHES,
+    LIGHT,
+    MARKERS,
+    draw_panel,
+    name_of_run,
+    new_canvas,
+    shown,
+    to_svg,
+)
 from ziggurat.inspect.report.drawing import settings as drawing_settings
 from ziggurat.inspect.report.figure import Figure, Panel, Series
 from ziggurat.inspect.report.figures import figures_of
-from ziggurat.inspect.report.inline import to_svg
 from ziggurat.inspect.report.paper import FORMATS, save
 from ziggurat.system.errors import ConfigError
 
@@ -126,7 +135,7 @@ def test_long_names_keep_both_ends() -> None:
 @pytest.mark.slow
 def test_the_same_figure_gives_the_same_markup_in_another_process() -> None:
     code = (
-        "import sys; from tests.inspect.small_figure import small; from ziggurat.inspect.report.inline import to_svg;"
+        "import sys; from tests.inspect.small_figure import small; from ziggurat.inspect.report.drawing import to_svg;"
         "sys.stdout.write(to_svg(small()));"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

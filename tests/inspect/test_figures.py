@@ -21,17 +21,17 @@ from ziggurat.inspect.report.figures_connections import (
     source_curves,
     transparent_weights,
 )
-from ziggurat.inspect.report.figures_layers import (
+from ziggurat.inspect.report.figures_worth import pair_map, pruning_curve
+from ziggurat.inspect.report.panels import (
     first_and_last_layer,
     gradient_profile,
     gradient_ratio,
+    line_over_training,
     residual_dependency,
     source_dependence,
     sub_layer_table,
     variance,
 )
-from ziggurat.inspect.report.figures_worth import pair_map, pruning_curve
-from ziggurat.inspect.report.panels import line_over_training
 from ziggurat.inspect.report.runs import ReportRun
 from ziggurat.train.diagnosis.records import Record
 

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from tests.train.test_probe import LOSS, batch, built, close
 from ziggurat.inspect import layer_worth
 from ziggurat.inspect.layer_worth import LAYER_MEASURES, effective_depth, layer_measures, near_pairs, passes_needed
-from ziggurat.model.attention.mask import causal_mask, padding_mask
-from ziggurat.model.attention.target import WholeTarget
-from ziggurat.model.attention.values import FirstValues
+from ziggurat.model.attention.average import WholeTarget
+from ziggurat.model.attention.cache import causal_mask, padding_mask
+from ziggurat.model.attention.multihead import FirstValues
 from ziggurat.model.history.base import HistoryState
-from ziggurat.model.layers import SourceView
 from ziggurat.model.seq2seq import Memory, Seq2Seq
-from ziggurat.model.transformer import Decoder
+from ziggurat.model.transformer import Decoder, SourceView
 
 SOME = batch()
 

@@ -9,8 +9,8 @@ import pytest
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
-from ziggurat.inspect import reference
-from ziggurat.inspect.reference import reference_of
+from ziggurat.inspect import check as reference
+from ziggurat.inspect.check import reference_of
 from ziggurat.inspect.trial import Trial, TrialOptions, peak_rate
 
 

@@ -14,10 +14,8 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.check import REMEDIES, Outcome, applied, check_depth, ranked
-from ziggurat.inspect.reference import REFERENCES_FILE
+from ziggurat.inspect.check import REFERENCES_FILE, REMEDIES, Label, Outcome, Verdict, applied, check_depth, ranked
 from ziggurat.inspect.trial import TrialOptions, peak_rate
-from ziggurat.inspect.verdict import Label, Verdict
 
 BY_NAME = {remedy.name.split()[0]: remedy for remedy in REMEDIES}
 

@@ -11,10 +11,9 @@ import pytest
 from tests.conftest import tiny_experiment
 from tests.inspect.runs import train_record, validation_record, write_run
 from ziggurat.config.load import change_section
-from ziggurat.inspect.report.answer import answer, compared
-from ziggurat.inspect.report.content import gather
+from ziggurat.inspect.report.content import differing, gather, set_away, standing
+from ziggurat.inspect.report.page import answer, compared
 from ziggurat.inspect.report.runs import read_run, read_runs
-from ziggurat.inspect.report.summary import differing, set_away, standing
 from ziggurat.train.diagnosis.records import Record, write_records
 
 

@@ -14,10 +14,8 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.inspect import tuning
-from ziggurat.inspect.coordinates import coordinates, spread
-from ziggurat.inspect.kept import KeptTrials
-from ziggurat.inspect.trial import TrialOptions
-from ziggurat.inspect.tuning import Size, Tried, best, resized, sweep, with_base
+from ziggurat.inspect.trial import KeptTrials, TrialOptions
+from ziggurat.inspect.tuning import Size, Tried, best, coordinates, resized, spread, sweep, with_base
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.train.learner import Learner
 
@@ -138,7 +136,7 @@ def test_a_sweep_that_was_cut_off_goes_on_from_what_is_kept(
         lambda: go(updates=7),
         lambda: go(based.model_copy(update={"training": other})),
         lambda: (monkeypatch.setattr(store, "fingerprint", "other data"), go()),
-        lambda: (monkeypatch.setattr("ziggurat.inspect.kept.__version__", "9"), go()),
+        lambda: (monkeypatch.setattr("ziggurat.inspect.trial.__version__", "9"), go()),
     ):
         trained.clear()
         with pytest.raises(KeyboardInterrupt):

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from ziggurat.inspect.check import DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
 from ziggurat.inspect.trial import Trial
-from ziggurat.inspect.verdict import DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
 
 UNIGRAM = 5.8
 SHALLOW = Reference(10, 1.5)

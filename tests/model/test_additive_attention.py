@@ -10,8 +10,7 @@ from torch import Tensor
 
 from tests.model.stepping import draw, randomised
 from ziggurat.model.attention.additive import AdditiveAttention
-from ziggurat.model.attention.cache import KeptWeights
-from ziggurat.model.attention.mask import padding_mask
+from ziggurat.model.attention.cache import KeptWeights, padding_mask
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.roles import Role
 

@@ -9,14 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.model.stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
-from ziggurat.model.attention import base
 from ziggurat.model.attention import cache as cache_module
-from ziggurat.model.attention import live as live_module
-from ziggurat.model.attention.base import attend
-from ziggurat.model.attention.cache import KeptWeights, SelfAttentionCache
-from ziggurat.model.attention.live import LiveBeams
-from ziggurat.model.attention.mask import Mask, causal_mask, padding_mask
-from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention import cache as live_module
+from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention.cache import KeptWeights, LiveBeams, Mask, SelfAttentionCache, causal_mask, padding_mask
+from ziggurat.model.attention.multihead import CrossAttention, SelfAttention, attend
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.roles import Role, assign_roles
 

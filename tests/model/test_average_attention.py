@@ -10,13 +10,12 @@ from torch import Tensor, nn
 
 from tests.model.stepping import assert_steps_equal_whole, causal, draw, linear, randomised
 from ziggurat.model.attention.average import AverageAttention, AverageCache, SimplifiedAverageAttention, causal_average
-from ziggurat.model.attention.live import LiveBeams
+from ziggurat.model.attention.cache import LiveBeams
 from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.feed_forward import FeedForward
-from ziggurat.model.residual.base import Residual
-from ziggurat.model.residual.fixup import ShiftedLinear
+from ziggurat.model.residual.base import Residual, ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
 
 D_MODEL = 6

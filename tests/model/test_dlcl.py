@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
-from ziggurat.model.history.combination import weighted_sum
-from ziggurat.model.history.kinds import Dlcl, average, dense
+from ziggurat.model.history.kinds import Dlcl, average, dense, weighted_sum
 from ziggurat.model.roles import Role, assign_roles
 from ziggurat.system.errors import ConfigError
 

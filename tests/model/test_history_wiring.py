@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.model.sentences import MASK, SOURCE, TARGET, built
-from ziggurat.model.attention.mask import padding_mask
-from ziggurat.model.layers import SourceView
+from ziggurat.model.attention.cache import padding_mask
 from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.transformer import SourceView
 
 
 def hidden(model: Seq2Seq) -> tuple[Tensor, Tensor]:

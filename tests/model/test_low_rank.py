@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear
 from ziggurat.model.low_rank import Factors, LowRank
-from ziggurat.model.residual.fixup import ShiftedLinear
+from ziggurat.model.residual.base import ShiftedLinear
 
 RANK, SCALE = 2, 1.5
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.model.lstm_reference import plain_layer
-from ziggurat.model import recurrence
+from ziggurat.model import lstm as recurrence
 from ziggurat.model.lstm import LstmCell, LstmLayer, step_order
 
 B, T, IN, C = 3, 5, 4, 6

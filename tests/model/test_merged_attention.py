@@ -11,19 +11,22 @@ from torch import Tensor
 
 from tests.model.stepping import causal, draw, linear, randomised, weights_of, whole
 from ziggurat.config import ModelConfig
-from ziggurat.model.attention.average import AverageAttention, SimplifiedAverageAttention, causal_average
-from ziggurat.model.attention.cache import LiveMemory
-from ziggurat.model.attention.live import LiveBeams
-from ziggurat.model.attention.mask import Mask, padding_mask
-from ziggurat.model.attention.merged import MergedAttention, MergedAverageAttention
+from ziggurat.model.attention.average import (
+    AverageAttention,
+    MergedAttention,
+    MergedAverageAttention,
+    SimplifiedAverageAttention,
+    causal_average,
+)
+from ziggurat.model.attention.cache import LiveBeams, LiveMemory, Mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.layers import DecoderLayerCache
 from ziggurat.model.linear import Linear
-from ziggurat.model.residual.fixup import ShiftedLinear
+from ziggurat.model.residual.base import ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
+from ziggurat.model.transformer import DecoderLayerCache
 from ziggurat.system.errors import ConfigError
 
 D_MODEL, HEADS, D_HEAD = 6, 2, 3

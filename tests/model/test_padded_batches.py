@@ -11,9 +11,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.small import moved, small_config
-from ziggurat.model.attention import base, mask
-from ziggurat.model.attention.base import attend
-from ziggurat.model.attention.mask import causal_mask, padding_mask
+from ziggurat.model.attention import cache as mask
+from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention.cache import causal_mask, padding_mask
+from ziggurat.model.attention.multihead import attend
 from ziggurat.model.build import build_model
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.seq2seq import Seq2Seq

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention import base
-from ziggurat.model.attention.mask import causal_mask, padding_mask
+from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention.average import WholeTarget
+from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.model.attention.target import WholeTarget
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.feed_forward import FeedForward
 from ziggurat.model.kinds import RESIDUAL
-from ziggurat.model.layers import DecoderLayer, EncoderLayer, SourceView
 from ziggurat.model.residual.base import Residual, ResidualOptions, SublayerPosition
+from ziggurat.model.transformer import DecoderLayer, EncoderLayer, SourceView
 
 D_MODEL, D_FF, HEADS = 12, 20, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}

@@ -24,10 +24,9 @@ from tests.train.batches import batches
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.notices import notices
 from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
-from ziggurat.model import recompute
+from ziggurat.model import seq2seq as recompute
 from ziggurat.model.build import build_model, set_recompute
-from ziggurat.model.recompute import Run, runs
-from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.seq2seq import Run, Seq2Seq, runs
 from ziggurat.train.objective import as_trained, batch_loss
 
 V = 20

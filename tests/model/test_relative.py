@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from tests.model.stepping import assert_steps_equal_whole, causal, draw, linear, randomised, weights_of
-from ziggurat.model.attention import base
-from ziggurat.model.attention.mask import padding_mask
+from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention.cache import padding_mask
 from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.build import count_parameters as count

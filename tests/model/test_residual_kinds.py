@@ -15,8 +15,7 @@ from ziggurat.config.kinds import ResidualKind
 from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import Residual, ResidualOptions, SublayerPosition
-from ziggurat.model.residual.fixup import ShiftedLinear, ShiftScale
+from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import Role, assign_roles
 

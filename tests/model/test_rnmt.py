@@ -32,15 +32,14 @@ from ziggurat.model.dropout import Dropout
 from ziggurat.model.rnmt import RnmtEncoder, build_rnmt
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.train.average import average_run
+from ziggurat.train.average import CheckpointSelection, average_run
 from ziggurat.train.loop import train
 from ziggurat.train.objective import batch_loss
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.parallel import Parallel
-from ziggurat.train.selection import CheckpointSelection
 from ziggurat.train.update import train_update
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.request import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search
 

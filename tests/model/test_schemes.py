@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ziggurat.config import ModelConfig
-from ziggurat.config.model_sections import InitConfig
+from ziggurat.config.model import InitConfig
 from ziggurat.model.build import build_model, model_slots
 from ziggurat.model.init.schemes import INIT, ModelDepth, initialise
 from ziggurat.model.roles import Role, Slot

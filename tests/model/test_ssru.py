@@ -12,8 +12,8 @@ from tests.model.stepping import assert_steps_equal_whole, draw, linear, randomi
 from ziggurat.model.attention.ssru import Ssru
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.linear import Linear
-from ziggurat.model.recurrence import decayed_sum
-from ziggurat.model.residual.fixup import ShiftedLinear
+from ziggurat.model.lstm import decayed_sum
+from ziggurat.model.residual.base import ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
 
 D_MODEL = 6

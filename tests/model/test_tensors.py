@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from ziggurat.model.tensors import read_tensors, write_tensors
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import fingerprint
-from ziggurat.system.workspace import building
+from ziggurat.system.staging import building
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8)
 

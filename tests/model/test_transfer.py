@@ -14,11 +14,10 @@ from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.kinds import HistoryKind
 from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.coordinates import coordinates, spread
-from ziggurat.inspect.tuning import Size, with_base
+from ziggurat.inspect.tuning import Size, coordinates, spread, with_base
 from ziggurat.model.build import build_model, parameter_roles, parameter_scales
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.optim import Optimiser

@@ -29,13 +29,14 @@ from ziggurat.config import dump, load_experiment
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.model.directory import write_model_directory
 from ziggurat.model.tensors import weights
-from ziggurat.serve import batches, engine
+from ziggurat.serve import engine
+from ziggurat.serve import engine as batches
 from ziggurat.serve.access import new_key
 from ziggurat.serve.config import ServeConfig
-from ziggurat.serve.detection import Detector
 from ziggurat.serve.pool import ModelPool, ModelSource
 from ziggurat.serve.queue import QueuedLine, SearchOptions
 from ziggurat.serve.server import app_of
+from ziggurat.serve.translations import Detector
 from ziggurat.translate.translator import load_translator
 
 LINES = [SENTENCES[0], SENTENCES[1]]

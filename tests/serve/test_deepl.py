@@ -20,9 +20,8 @@ from ziggurat.serve.glossaries import Glossaries, read_entries
 from ziggurat.serve.interfaces.deepl import _xml_rules
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.markup import xml, xml_tokens
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Rendered, Sentence, run
 from ziggurat.system.errors import ConfigError
 from ziggurat.translate.translator import load_translator
 

@@ -10,7 +10,7 @@ import pytest
 from tests.serve.conftest import Serve, write_model
 from tests.vocabulary import SENTENCES
 from ziggurat.data import babel
-from ziggurat.serve.detection import Detector
+from ziggurat.serve.translations import Detector
 from ziggurat.translate.translator import load_translator
 
 GERMAN = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."

@@ -20,8 +20,7 @@ from tests.serve.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.serve.access import Access, Places, new_key
 from ziggurat.serve.config import DocumentsConfig, LimitsConfig
-from ziggurat.serve.document_translation import Document
-from ziggurat.serve.documents import Documents
+from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.pool import ModelSource
 from ziggurat.serve.requests import Refused
 from ziggurat.system.small_files import read_bounded

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 
 from ziggurat.serve.access import new_key
 from ziggurat.serve.config import ServeConfig
-from ziggurat.serve.detection import Detector
 from ziggurat.serve.pool import ModelSource
 from ziggurat.serve.server import app_of
+from ziggurat.serve.translations import Detector
 
 ASKED = {"q": "Ein Hund rennt.", "source": "de", "target": "en"}
 TERMS = {"name": "n", "source_lang": "de", "target_lang": "en", "entries": "Hund\thound", "entries_format": "tsv"}

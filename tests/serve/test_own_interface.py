@@ -13,8 +13,8 @@ from tests.vocabulary import SENTENCES
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.translate.next_words import translate_next_words
+from ziggurat.translate.results import begins_word, first_word
 from ziggurat.translate.translator import Translator, load_translator
-from ziggurat.translate.words import begins_word, first_word
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}

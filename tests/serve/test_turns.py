@@ -11,8 +11,7 @@ import pytest
 from tests.translate.doubles import CopyModel
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import DecodingConfig
-from ziggurat.serve.batches import WholeBatch
-from ziggurat.serve.engine import SLOTS, Engine, Opened
+from ziggurat.serve.engine import SLOTS, Engine, Opened, WholeBatch
 from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions, Turns
 from ziggurat.translate.results import Translation
 from ziggurat.translate.translator import Translator

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ziggurat.system.checksums import check_file, check_folder, is_intact, write_checksums
 from ziggurat.system.errors import CheckpointError
-from ziggurat.system.files import fingerprint
+from ziggurat.system.files import check_file, check_folder, fingerprint, is_intact, write_checksums
 
 CONFIG = "data:\n  store: s\nmodel:\n  heads: 4\ndecoding:\n  beam_size: 5\n"
 
@@ -69,7 +68,7 @@ def test_every_bit_of_the_list_itself_is_protected(folder: Path) -> None:
 
 
 def test_a_list_cannot_name_files_elsewhere(folder: Path) -> None:
-    from ziggurat.system.checksums import content_checksum
+    from ziggurat.system.files import content_checksum
 
     document = json.loads((folder / "checksums.json").read_text())
     document["files"] = {"../weights": document["files"]["weights"]}
@@ -110,13 +109,13 @@ def test_a_file_that_has_settled_is_read_once(tmp_path: Path, monkeypatch: pytes
         read.append(path)
         return fingerprint(path)
 
-    monkeypatch.setattr("ziggurat.system.checksums.fingerprint", counted)
+    monkeypatch.setattr("ziggurat.system.files.fingerprint", counted)
     expected = fingerprint(path)
     assert is_intact(path, expected)
     assert is_intact(path, expected)
     assert len(read) == 2, "a file of this moment may change once more without its time showing it"
     later = time.time() + 60
-    monkeypatch.setattr("ziggurat.system.checksums.time.time", lambda: later)
+    monkeypatch.setattr("ziggurat.system.files.time.time", lambda: later)
     assert is_intact(path, expected)
     assert is_intact(path, expected)
     assert not is_intact(path, "another")

@@ -17,9 +17,7 @@ import pytest
 from tests.killing import run_and_kill, tree
 from ziggurat.system.errors import DataError
 from ziggurat.system.files import atomic_file, write_atomically
-from ziggurat.system.staging import staged
-from ziggurat.system.temporary import make_temporary
-from ziggurat.system.workspace import building, discard, recover, sweep, tidy
+from ziggurat.system.staging import building, discard, make_temporary, recover, staged, sweep, tidy
 
 
 def build(target: Path, content: str) -> None:

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ziggurat.data.collate import Batch, SpecialIds, collate
-from ziggurat.data.units import PieceLinks
+from ziggurat.data.loader import Batch, SpecialIds, collate
+from ziggurat.data.word_links import PieceLinks
 
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 LENGTHS = [(3, 4), (5, 2), (1, 6), (4, 4), (2, 1), (6, 5), (3, 3)]

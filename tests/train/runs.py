@@ -18,8 +18,8 @@ from ziggurat.config.load import change_section
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.files import fingerprint
 from ziggurat.train.checkpoint import read_progress
+from ziggurat.train.diagnosis.health import WARNINGS_FILE
 from ziggurat.train.diagnosis.records import DEPTH_FILE
-from ziggurat.train.diagnosis.watch import WARNINGS_FILE
 from ziggurat.train.loop import train
 from ziggurat.train.metrics import CLOCK_FIELDS
 

@@ -14,12 +14,10 @@ from tests.conftest import tiny_experiment
 from tests.train.launch import run_together
 from tests.train.runs import QUIET, outcome, records, same_records
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.model.averaged import AverageScore, write_score
-from ziggurat.model.directory import open_model, weights_origin
+from ziggurat.model.directory import AverageScore, open_model, weights_origin, write_score
 from ziggurat.system.errors import CheckpointError
-from ziggurat.train.average import average_run
+from ziggurat.train.average import CheckpointSelection, average_run
 from ziggurat.train.loop import train
-from ziggurat.train.selection import CheckpointSelection
 
 HERE = "tests.train.test_average_score"
 

@@ -21,11 +21,10 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.model.run_folder import checkpoint_folders, read_meta, write_meta
 from ziggurat.system.errors import CheckpointError
-from ziggurat.train.average import average_run
+from ziggurat.train.average import CheckpointSelection, average_run, regular_checkpoints
 from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.diagnosis.records import read_records
 from ziggurat.train.loop import train
-from ziggurat.train.selection import CheckpointSelection, regular_checkpoints
 from ziggurat.train.update import train_update
 
 UPDATES = 23

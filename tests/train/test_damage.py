@@ -23,14 +23,13 @@ from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, locked, read_meta, write_meta
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.workspace import building
+from ziggurat.system.staging import building
 from ziggurat.train import average
-from ziggurat.train.average import average_run, mean_weights
+from ziggurat.train.average import CheckpointSelection, average_run, mean_weights
 from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from ziggurat.train.loop import train
-from ziggurat.train.retention import prune, set_aside
 from ziggurat.train.run_state import Progress
-from ziggurat.train.selection import CheckpointSelection
+from ziggurat.train.saving import prune, set_aside
 
 FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")
 PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25})

@@ -16,15 +16,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
 from ziggurat.train.depth_records import DepthReporter
+from ziggurat.train.diagnosis.health import WARNINGS_FILE, read_warnings
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records
-from ziggurat.train.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.train.loop import train
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.progress import ProgressLine, Reporter
+from ziggurat.train.progress import ProgressLine, Reporter, UpdateWindow
 from ziggurat.train.run_state import Progress
-from ziggurat.train.tracking.tracker import Pixels
+from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
-from ziggurat.train.window import UpdateWindow
 
 CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log_every_updates": 2})
 

@@ -19,22 +19,20 @@ from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
 from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import load_named
+from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
-from ziggurat.data.stages import CorpusMix
 from ziggurat.inspect.diagnose import _pruned_bleu
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, mend_links
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.dev_loss import DevLoss
 from ziggurat.train.diagnosis.records import Record
-from ziggurat.train.directions import Direction, DirectionScores, Validation, directions_of, loss_over
 from ziggurat.train.loop import train
-from ziggurat.train.retention import prune
 from ziggurat.train.run import reopen_run
 from ziggurat.train.run_state import Progress
-from ziggurat.train.validate import Validator
+from ziggurat.train.saving import prune
+from ziggurat.train.validate import DevLoss, Direction, DirectionScores, Validation, Validator, directions_of, loss_over
 from ziggurat.translate.translator import load_translator
 
 TRAINED = ["en-de", "de-en", "en-fr", "fr-en", "en-cs", "cs-en"]

@@ -19,7 +19,7 @@ from ziggurat.config.lifecycle import DivergenceConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.model.build import build_model, compile_layers
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.divergence import all_finite, find_fault, highest_nll, remember_loss
+from ziggurat.train.recovery import all_finite, find_fault, highest_nll, remember_loss
 
 
 def small() -> Seq2Seq:

@@ -23,7 +23,7 @@ from ziggurat.config import dump
 from ziggurat.data.prepare import prepare
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.train.checkpoint import load_checkpoint
-from ziggurat.train.ownership import owned, restarted
+from ziggurat.train.run import owned, restarted
 
 UPDATES = 80
 

@@ -20,14 +20,13 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.exchange.exporter import export_model
 from ziggurat.model.directory import open_model
-from ziggurat.train.average import average_run
+from ziggurat.train.average import CheckpointSelection, average_run
 from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
 from ziggurat.train.growth import grow_model
 from ziggurat.train.loop import train
-from ziggurat.train.retention import clear_leftovers, prune
 from ziggurat.train.run import create_run
 from ziggurat.train.run_state import Progress
-from ziggurat.train.selection import CheckpointSelection
+from ziggurat.train.saving import clear_leftovers, prune
 
 Work = Callable[[Path], object]
 

@@ -32,6 +32,7 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.train.average import regular_checkpoints
 from ziggurat.train.checkpoint import load_checkpoint, read_progress
 from ziggurat.train.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.train.learner import Learner
@@ -40,9 +41,8 @@ from ziggurat.train.optim import Optimiser
 from ziggurat.train.recovery import next_rate
 from ziggurat.train.run import reopen_run
 from ziggurat.train.run_state import Progress
+from ziggurat.train.saving import StoreCheck
 from ziggurat.train.schedule import finished, initial_progress, learning_rate
-from ziggurat.train.selection import regular_checkpoints
-from ziggurat.train.store_check import StoreCheck
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
 

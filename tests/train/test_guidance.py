@@ -21,13 +21,13 @@ from ziggurat.config.experiment import Experiment as Checked
 from ziggurat.config.load import change_section
 from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
-from ziggurat.data.alignment.links import error_rate, format_links
+from ziggurat.data.alignment.aligner import error_rate, format_links
 from ziggurat.data.babel import generate_aligned
-from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.units import LinkMapper, PieceUnits, Words
+from ziggurat.data.word_links import LinkMapper, PieceUnits, Words
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.model.directory import open_model

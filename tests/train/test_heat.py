@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ziggurat.train.tracking.tracker import BLANK, draw
+from ziggurat.train.trackers import BLANK, draw
 
 
 def test_ends_middle_blank_and_beyond() -> None:

@@ -14,8 +14,7 @@ from rich.console import Console
 from tests.train.runs import records
 from ziggurat.train import metrics as metrics_module
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.tracking.tracker import Pixels
-from ziggurat.train.tracking.trackers import Listener
+from ziggurat.train.trackers import Listener, Pixels
 
 
 class Fake:

@@ -31,18 +31,17 @@ from ziggurat.model.inspection import inspect_experiment
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError
-from ziggurat.train.average import average_run, mean_weights
+from ziggurat.train.average import CheckpointSelection, average_run, mean_weights, regular_checkpoints
 from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
-from ziggurat.train.directions import Validation
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.retention import prune
+from ziggurat.train.progress import UpdateWindow
 from ziggurat.train.run_state import Progress
+from ziggurat.train.saving import prune
 from ziggurat.train.schedule import TrainingResult, how_to_go_on, share_done, time_left
-from ziggurat.train.selection import CheckpointSelection, regular_checkpoints
 from ziggurat.train.setup import position_limit
 from ziggurat.train.update import UpdateResult, train_update
-from ziggurat.train.window import UpdateWindow
+from ziggurat.train.validate import Validation
 
 
 def go(folder: Path, run: Path, **training: object) -> TrainingResult:
@@ -275,7 +274,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
 
 def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("ziggurat.train.window.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ziggurat.train.progress.time.perf_counter", lambda: now[0])
     window = UpdateWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
     window.add(UpdateResult(1.0, 20.0, 1.0, 5, 10, 2, True), 1e-3)
     now[0] += 7.0

@@ -28,12 +28,11 @@ from ziggurat.model.low_rank_updates import is_update
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.average import average_run
+from ziggurat.train.average import CheckpointSelection, average_run
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
-from ziggurat.train.selection import CheckpointSelection
 
 LORA = {"rank": 2, "alpha": 4.0, "dropout": 0.1, "maps": ["query", "value", "feed_forward"]}
 SETTINGS: dict[str, Any] = {

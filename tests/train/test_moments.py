@@ -20,16 +20,16 @@ from tests.train.runs import QUIET, final_bytes
 from tests.train.test_optim import fill_gradients, optimiser_of, tiny
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.data.corpus import Store
-from ziggurat.model import recompute
+from ziggurat.model import seq2seq as recompute
 from ziggurat.model.build import parameter_roles
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.transformer import Encoder
-from ziggurat.train import loop, moments, setup
+from ziggurat.train import loop, setup
+from ziggurat.train import optim as moments
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.moments import NarrowAdam, rounded
-from ziggurat.train.optim import Optimiser
+from ziggurat.train.optim import NarrowAdam, Optimiser, rounded
 
 KINDS = ["adam", "adamw", "radam"]
 

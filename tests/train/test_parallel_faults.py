@@ -24,10 +24,10 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import ConfigError, ZigguratError
 from ziggurat.train import loop, objective
 from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.dev_loss import dev_loss
 from ziggurat.train.loop import train
-from ziggurat.train.ownership import refuse_unshared
 from ziggurat.train.processes import joined
+from ziggurat.train.run import refuse_unshared
+from ziggurat.train.validate import dev_loss
 
 HERE = "tests.train.test_parallel_faults"
 LAYER = "encoder.layers.1.ffn.in_proj"
@@ -245,7 +245,7 @@ def test_a_process_without_a_batch_does_not_look_for_a_fault() -> None:
     from tests.train.batches import batches
     from ziggurat.config.train import LossConfig
     from ziggurat.model.build import build_model
-    from ziggurat.train.divergence import find_fault
+    from ziggurat.train.recovery import find_fault
 
     fault = find_fault(
         build_model(small_config(1, 1), 20, 20), [batches([7])[0].idle()], LossConfig(), precision="fp32"

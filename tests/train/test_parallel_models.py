@@ -16,19 +16,18 @@ from tests.composition import AXES, covering, model, refusal
 from tests.small import small_config
 from tests.train.batches import batches
 from tests.train.launch import run_together
-from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.train import LossConfig, RecomputeConfig
-from ziggurat.data.collate import Batch
+from ziggurat.config.train import GuidedAlignmentConfig, LossConfig, RecomputeConfig
+from ziggurat.data.loader import Batch
 from ziggurat.model.build import build_model, set_recompute
 from ziggurat.model.embedding import SinusoidalPositions
 from ziggurat.model.fast.quantised import quantise
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import whole
+from ziggurat.train.learner import Sharded
 from ziggurat.train.memory import Shortage
 from ziggurat.train.parallel import Parallel, Replicated
 from ziggurat.train.processes import Processes, joined
-from ziggurat.train.sharded import Sharded
 
 HERE = "tests.train.test_parallel_models"
 RNMT: dict[str, Any] = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}

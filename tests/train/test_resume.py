@@ -31,7 +31,7 @@ from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.loop import train
 from ziggurat.train.run import create_run, reopen_run
 from ziggurat.train.schedule import TrainingResult
-from ziggurat.train.tracking.tracker import keep
+from ziggurat.train.trackers import keep
 from ziggurat.train.update import train_update
 
 MATRIX = [Case(*cell) for cell in product(("fp32", "bf16"), (False, True), (1, 2), ("none", "layers"))]
@@ -321,7 +321,7 @@ def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: P
 def test_a_run_is_not_overwritten_and_not_shared(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path]
 ) -> None:
-    from ziggurat.train.ownership import owned
+    from ziggurat.train.run import owned
 
     run = uninterrupted[1]
     with pytest.raises(ConfigError, match=r"already holds a run; go on with it: `ziggurat train --run .* --resume`"):

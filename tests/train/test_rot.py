@@ -14,8 +14,8 @@ from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
-from ziggurat.data.arrow_shard import Shard
 from ziggurat.data.store_checks import Verification
+from ziggurat.data.table import Shard
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
@@ -74,7 +74,7 @@ def test_no_checkpoint_is_written_before_the_store_is_known_to_be_whole(
 
     monkeypatch.setattr(Shard, "verify", slow)
     monkeypatch.setattr(Verification, "found_damage", asking)
-    monkeypatch.setattr("ziggurat.train.store_check.Verification", partial(Verification, patience=0.01))
+    monkeypatch.setattr("ziggurat.train.saving.Verification", partial(Verification, patience=0.01))
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*no weights were saved"):
         train(tmp_path / "run", experiment, console=QUIET)
     assert checkpoint_folders(tmp_path / "run") == []
@@ -92,7 +92,7 @@ def test_damage_found_under_way_ends_training_before_the_next_save(
         compare(shard)
 
     monkeypatch.setattr(Shard, "verify", slow)
-    monkeypatch.setattr("ziggurat.train.store_check.Verification", partial(Verification, patience=0.01))
+    monkeypatch.setattr("ziggurat.train.saving.Verification", partial(Verification, patience=0.01))
     endless = {"stop": {"updates": 1_000_000}, "checkpoint": {"every_updates": 1_000_000}}
     section = change_section(experiment.training, endless, "training")
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged"):

@@ -34,9 +34,8 @@ from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.processes import Processes
-from ziggurat.train.retention import clear_leftovers, prune
 from ziggurat.train.run_state import Progress
-from ziggurat.train.saving import Buffers, Saver
+from ziggurat.train.saving import Buffers, Saver, clear_leftovers, prune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

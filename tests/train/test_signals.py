@@ -25,13 +25,12 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError
 from ziggurat.train import saving
 from ziggurat.train.checkpoint import load_checkpoint, read_progress
-from ziggurat.train.directions import Validation
 from ziggurat.train.loop import train
 from ziggurat.train.objective import batch_loss
 from ziggurat.train.schedule import TrainingResult
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.update import train_update
-from ziggurat.train.validate import Validator
+from ziggurat.train.validate import Validation, Validator
 from ziggurat.translate.search import search_by_steps
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,7 +194,7 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     def update(*arguments: Any, **options: Any) -> Any:
         if next(updates) == number:
             signal.raise_signal(signal.SIGTERM)
-            for place in ("ziggurat.train.dev_loss.batch_loss", "ziggurat.translate.call.search_by_steps"):
+            for place in ("ziggurat.train.validate.batch_loss", "ziggurat.translate.call.search_by_steps"):
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
@@ -242,7 +241,7 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(GracefulStop, "_handle", hear)
     patch.setattr("ziggurat.train.loop.train_update", noted("update", train_update))
-    patch.setattr("ziggurat.train.dev_loss.batch_loss", noted("batch", batch_loss))
+    patch.setattr("ziggurat.train.validate.batch_loss", noted("batch", batch_loss))
     patch.setattr("ziggurat.translate.call.search_by_steps", noted_search)
     main(["train", config, "--run", run])
 
@@ -276,7 +275,7 @@ def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: 
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from ziggurat.train.signals import GracefulStop, leave_with_launcher
+from ziggurat.train.processes import GracefulStop, leave_with_launcher
 with GracefulStop() as stop:
     leave_with_launcher()
     Path("began").touch()

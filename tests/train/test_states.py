@@ -19,11 +19,10 @@ from ziggurat.model.build import build_model, stack_residuals
 from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.diagnosis.dependency import NormInputs, contributions
-from ziggurat.train.diagnosis.hooks import Trace
+from ziggurat.train.diagnosis.gradients import Trace
 from ziggurat.train.diagnosis.measures import similarity
 from ziggurat.train.diagnosis.perturbation import SIZE, perturbed
-from ziggurat.train.diagnosis.probe import measure
+from ziggurat.train.diagnosis.probe import NormInputs, contributions, measure
 
 
 def rnmt(**choices: Any) -> Seq2Seq:

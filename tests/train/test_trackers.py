@@ -19,8 +19,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.config.lifecycle import MlflowConfig, WandbConfig
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.loop import train
-from ziggurat.train.tracking.tracker import keep, kept
-from ziggurat.train.tracking.trackers import TensorBoard, refuse_missing_trackers
+from ziggurat.train.trackers import TensorBoard, keep, kept, refuse_missing_trackers
 
 PIXELS = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
 
@@ -58,7 +57,7 @@ def test_tensorboard_purges_what_a_killed_run_left(tmp_path: Path) -> None:
 def test_a_missing_package_is_told_before_training(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.train.tracking.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("ziggurat.train.trackers.find_spec", lambda name: None)
     run = tmp_path / "run"
     for key, extra in (("tensorboard", "train"), ("wandb", "wandb"), ("mlflow", "mlflow")):
         value: Any = True if key == "tensorboard" else {}
@@ -110,7 +109,7 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
 @pytest.mark.slow  # as the last test here: W&B writes in a process of its own
 @needs_wandb
 def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ziggurat.train.tracking.trackers import Wandb
+    from ziggurat.train.trackers import Wandb
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     run = tmp_path / "a-run"
@@ -133,7 +132,7 @@ def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.slow
 @needs_wandb
 def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ziggurat.train.tracking.trackers import Wandb
+    from ziggurat.train.trackers import Wandb
 
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
@@ -148,7 +147,7 @@ def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.Mo
 def test_mlflow_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
-    from ziggurat.train.tracking.trackers import Mlflow
+    from ziggurat.train.trackers import Mlflow
 
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     run, uri = tmp_path / "a-run", (tmp_path / "mlruns").as_uri()

@@ -20,13 +20,11 @@ from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.train.dev_loss import DevLoss
-from ziggurat.train.directions import Validation
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
 from ziggurat.train.run_state import Progress
 from ziggurat.train.setup import rank_anew
-from ziggurat.train.validate import Validator, _DecodingClock
+from ziggurat.train.validate import DevLoss, Validation, Validator, _DecodingClock
 from ziggurat.translate.results import Hypothesis, Translation
 from ziggurat.translate.translator import Translator
 

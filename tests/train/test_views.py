@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ziggurat.train.diagnosis.records import Record
-from ziggurat.train.diagnosis.views import SCALES, Scale, heat_maps, scalars, thinned
+from ziggurat.train.diagnosis.records import SCALES, Record, Scale, heat_maps, scalars, thinned
 
 
 def record(update: int = 1, **values: Any) -> Record:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from ziggurat.system.errors import DataError
-from ziggurat.train.diagnosis.health import FADING
+from ziggurat.train.diagnosis.health import CALM, FADING, WARNINGS_FILE, RunWarning, Watch, read_warnings
 from ziggurat.train.diagnosis.records import Record
-from ziggurat.train.diagnosis.watch import CALM, WARNINGS_FILE, RunWarning, Watch, read_warnings
 
 
 def record(update: int, ratio: float | None) -> Record:

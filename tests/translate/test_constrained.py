@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, plain_search
-from ziggurat.translate.constrained import searched_together
+from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence, searched_together
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.search import search
 
 Phrases = tuple[tuple[int, ...], ...]

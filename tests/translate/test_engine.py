@@ -15,7 +15,7 @@ from tests.small import merged
 from ziggurat.config import ModelConfig
 from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.model.attention import cache as cache_module
-from ziggurat.model.attention import live as live_module
+from ziggurat.model.attention import cache as live_module
 from ziggurat.model.build import build_model
 from ziggurat.model.fast import compiled, packed
 from ziggurat.model.fast.compiled import Precision
@@ -25,7 +25,7 @@ from ziggurat.model.linear import Linear
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.objective import autocast
-from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import Search, search
 

@@ -25,10 +25,10 @@ from ziggurat.model.directory import write_model_directory
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.lines import TranslationWarning
-from ziggurat.translate.request import SearchSettings, Sentence
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.scorers import (
     EnsembleScorer,
     ModelScorer,

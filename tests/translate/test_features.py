@@ -20,9 +20,8 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.translate.assembler import mean_chrf
-from ziggurat.translate.lines import TranslationWarning
-from ziggurat.translate.results import Translation
+from ziggurat.translate.hypotheses import mean_chrf
+from ziggurat.translate.results import Translation, TranslationWarning
 from ziggurat.translate.terminology import Terminology, read_constraints, read_terminology, unmet
 from ziggurat.translate.translator import Translator
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.system.errors import DataError
-from ziggurat.translate import lines as lines_module
-from ziggurat.translate.lines import join_parts, one_line, read_lines, split_long, windows
-from ziggurat.translate.results import json_line
+from ziggurat.translate import results as lines_module
+from ziggurat.translate.results import join_parts, json_line, one_line, read_lines, split_long, windows
 
 
 def read(data: bytes) -> list[str]:

@@ -14,14 +14,13 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import DataError
+from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.live import LiveTranslation
 from ziggurat.translate.next_words import translate_next_words
-from ziggurat.translate.request import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.results import Hypothesis
+from ziggurat.translate.results import Hypothesis, begins_word, boundary_ids, ends_in_word, first_word
 from ziggurat.translate.search import search
-from ziggurat.translate.served_results import Call, Found, by_next_word, heads_of
+from ziggurat.translate.served import Call, Found, by_next_word, heads_of
 from ziggurat.translate.translator import Translator
-from ziggurat.translate.words import begins_word, boundary_ids, ends_in_word, first_word
 
 BOUNDARY = (EOS, 2, 3)
 GOES_ON = (4, 5)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, plain_search
-from ziggurat.translate.request import RuleOptions, SearchSettings, Sentence
+from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.rules import BannedPhrases, ban_repeated_ngrams, penalise_repetition
 from ziggurat.translate.search import search
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS
-from ziggurat.translate.choice import SampleChoice, restricted, uniform
+from ziggurat.translate.choice import SampleChoice, SamplingOptions, SearchSettings, Sentence, restricted, uniform
 from ziggurat.translate.hypotheses import IdHypothesis
-from ziggurat.translate.request import SamplingOptions, SearchSettings, Sentence
 from ziggurat.translate.search import search
 
 MASK = (1 << 64) - 1

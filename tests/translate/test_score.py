@@ -9,9 +9,9 @@ import torch
 
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.request import SearchSettings, Sentence
 from ziggurat.translate.scorers import ForcedScore, ModelScorer, force_score
 from ziggurat.translate.search import search
 from ziggurat.translate.state import length_batches

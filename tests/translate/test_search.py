@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.translate.doubles import Prefix, TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
 from ziggurat.system.errors import ConfigError
+from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis, best_tokens
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.search import NonFiniteScoreError, search
 
 

@@ -21,7 +21,7 @@ from ziggurat.model.fast.packed import make_fast
 from ziggurat.model.seq2seq import DecoderState, Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.translate.lines import TranslationWarning
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import Translator, load_translator
 
 TEXTS = ["A dog runs!", "The little house stands by the river.", "", "Where?", "17 apples;", "A dog runs!"]

@@ -22,10 +22,9 @@ from tests.cli.conftest import ziggurat as ziggurat
 from ziggurat.config import DecodingConfig
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.processes import in_order, worker_pool
-from ziggurat.translate import workers
-from ziggurat.translate.lines import TranslationWarning
-from ziggurat.translate.translator import load_translator
-from ziggurat.translate.workers import open_workers
+from ziggurat.translate import translator as workers
+from ziggurat.translate.results import TranslationWarning
+from ziggurat.translate.translator import load_translator, open_workers
 
 SHORT: dict[str, Any] = {"max_length": {"limit": 6}, "min_length": 0}
 LINES = ["Su divusim ne gokun.", "Madona dogun.", "", "dogun su " * 9, "Ne madona.", " ", "Gokun!"]

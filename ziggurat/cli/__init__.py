@@ -19,7 +19,7 @@ import typer
 
 from ziggurat.cli.hints import option_hint, single_hyphen_hint
 from ziggurat.system.errors import ZigguratError, is_full_disk, shortage, why_unwritten
-from ziggurat.system.terminal import let_go, say_at_once, standard_streams, why
+from ziggurat.system.terminal import importing, let_go, standard_streams, why
 
 _CLOSED = "standard output is closed, so results would be lost; redirect it to a file or to /dev/null"
 
@@ -188,35 +188,6 @@ def _shortage_message(error: Exception) -> str | None:
     if lack == "memory":
         return "out of memory; use smaller batches (`max_tokens`, `batch_tokens`) or model"
     return "the system allows no more threads: out of memory, or a limit (`ulimit -v`, `ulimit -u`, the container's)"
-
-
-@contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Context for imports: Ctrl-C and SIGTERM end the process at once, with status 130 and 143.
-
-    Raised inside an import, a KeyboardInterrupt would show a traceback of half-loaded modules, or get lost in them.
-
-    No garbage is collected meanwhile: modules leave none, and looking for it takes a sixth of the time that PyTorch
-    needs to be imported.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    say_at_once("ziggurat: stopped\n")
-    os._exit(128 + number)
 
 
 def _reader_gone() -> int:

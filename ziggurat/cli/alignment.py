@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, line_job
-from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
     OUT,
+    Json,
     check_output,
     counted,
     line_progress,
@@ -22,18 +22,16 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.data.alignment.symmetry import Symmetrisation
-from ziggurat.system.duration import duration
+from ziggurat.data.alignment.aligner import Symmetrisation
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import fingerprint, write_atomically
+from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ziggurat.corpora.jobs.plan import Plan
-    from ziggurat.data.alignment.aligner import Aligner
-    from ziggurat.data.alignment.direction import TrainingOptions
-    from ziggurat.data.alignment.links import Link
+    from ziggurat.corpora.jobs.run import Plan
+    from ziggurat.data.alignment.aligner import Aligner, Link, TrainingOptions
     from ziggurat.data.readers import CorpusReader
 
 _MODEL_FILE = "aligner"  # in the folder of a job
@@ -102,8 +100,7 @@ def align(
     Example: `ziggurat align train.de train.en -o train.de-en.align`
     """
     from ziggurat.config.data import CorpusConfig
-    from ziggurat.data.alignment.aligner import read_aligner
-    from ziggurat.data.alignment.direction import TrainingOptions
+    from ziggurat.data.alignment.aligner import TrainingOptions, read_aligner
     from ziggurat.data.readers import CorpusReader
 
     training = {
@@ -165,7 +162,7 @@ def align(
 
 def _written(blocks: Iterator[list[set[Link]]], output: str) -> dict[str, int]:
     """Write the links of each pair; return the counts of the report."""
-    from ziggurat.data.alignment.links import format_links
+    from ziggurat.data.alignment.aligner import format_links
 
     counts = {"pairs": 0, "links": 0, "without_links": 0}
     with line_progress("aligning", None) as advance, output_stream(output) as out:
@@ -189,7 +186,7 @@ def _by_job(
 ) -> dict[str, int] | None:
     """Align the corpus in bulk, all parts with one aligner; return the counts of the report, None for a part."""
     from ziggurat.corpora.jobs.run import made_once
-    from ziggurat.corpora.jobs.text import Aligning, Line
+    from ziggurat.corpora.jobs.tasks import Aligning, Line
 
     def lines() -> Iterator[Line]:
         return (Line(s, (t,)) for block in reader.blocks() for s, t in zip(*block, strict=True))

@@ -9,15 +9,14 @@ import typer
 
 from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.jobs import JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
-from ziggurat.cli.options import Ensemble, Json, Which, decoding_settings, is_setting
-from ziggurat.cli.output import OUT, counted, print_json, say
+from ziggurat.cli.output import OUT, Ensemble, Json, Which, counted, decoding_settings, is_setting, print_json, say
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.corpora.synthesis.merge import Report
+    from ziggurat.corpora.synthesis.run import Report
 
 _UNLIKELY = -4.0
 """Median score, nats per token, below which the text is probably not what the model translates."""
@@ -102,10 +101,8 @@ def backtranslate(
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
     from ziggurat.config.pipeline_models import Method
-    from ziggurat.corpora.synthesis.filters import PairFilter
-    from ziggurat.corpora.synthesis.merge import write_snippet
-    from ziggurat.corpora.synthesis.plan import METHODS, N_BEST, BackTranslationJob
-    from ziggurat.corpora.synthesis.run import back_translate
+    from ziggurat.corpora.synthesis.plan import METHODS, N_BEST, BackTranslationJob, PairFilter
+    from ziggurat.corpora.synthesis.run import back_translate, write_snippet
 
     chosen = method or ("beam" if forward else "sample")
     if chosen not in METHODS:
@@ -176,7 +173,7 @@ def filter_corpus(
     change_section(CorpusConfig(source="-", target="-"), {"weight": weight}, "data.train.0")
 
     from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-    from ziggurat.corpora.synthesis.merge import write_snippet
+    from ziggurat.corpora.synthesis.run import write_snippet
 
     job = FilterJob(
         models=(model, *(ensemble or [])),
@@ -221,7 +218,7 @@ def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
         figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
         print_json({"out": str(out), **figures})
         return
-    from ziggurat.corpora.synthesis.merge import CORPUS_FILE, dropped_text
+    from ziggurat.corpora.synthesis.run import CORPUS_FILE, dropped_text
 
     print(f"{out}: {report.kept:,} pairs of {counted(report.read, 'line')}; dropped: {dropped_text(report.dropped)}")
     print(f"{out / CORPUS_FILE}, for the configuration:\n{snippet}", end="")

@@ -13,8 +13,7 @@ from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ziggurat.inspect.coordinates import Coordinates
-    from ziggurat.inspect.tuning import Size
+    from ziggurat.inspect.tuning import Coordinates, Size
 
 _LAYERS = 3
 """Of the smallest model, where no base is given."""
@@ -33,9 +32,8 @@ def check_coordinates(config: str, device: str | None = None, *, json: bool) -> 
     experiment = load_experiment(saved) if saved.is_file() else load_named(config)
     if device is not None:
         experiment = change_section(experiment, {"training": {"device": device}}, "")
-    from ziggurat.inspect.coordinates import coordinates, spread
     from ziggurat.inspect.trial import open_data
-    from ziggurat.inspect.tuning import Size, base_width, resized
+    from ziggurat.inspect.tuning import Size, base_width, coordinates, resized, spread
 
     base = experiment.model.transfer
     smallest = (

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.options import Json
-from ziggurat.cli.output import console, print_json, say
+from ziggurat.cli.output import Json, console, print_json, say
 from ziggurat.config import Experiment, dump
 from ziggurat.config.recipes import load_named
-from ziggurat.system.duration import duration
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
+from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.inspect.report.translations import Sentences

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.cli import importing
 from ziggurat.cli.output import say
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.terminal import importing
 from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.translate.served import ServedTranslator
-    from ziggurat.translate.translator import Translator
-    from ziggurat.translate.workers import WorkerTranslator
+    from ziggurat.translate.translator import Translator, WorkerTranslator
 
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
@@ -140,7 +139,7 @@ def _open_torch(
         yield open_model(paths, options, lines=lines)
         return
     with importing():
-        from ziggurat.translate.workers import open_workers
+        from ziggurat.translate.translator import open_workers
 
     with open_workers(
         paths,

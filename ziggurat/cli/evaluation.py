@@ -21,7 +21,8 @@ from ziggurat.cli.jobs import (
     lines_beside,
     model_choice,
 )
-from ziggurat.cli.options import (
+from ziggurat.cli.output import (
+    OUT,
     Checkpoints,
     DecodingOverrides,
     Device,
@@ -33,13 +34,10 @@ from ziggurat.cli.options import (
     Threads,
     Which,
     WithoutLayers,
-    decoding_settings,
-    is_setting,
-)
-from ziggurat.cli.output import (
-    OUT,
     check_one_stream,
     check_output,
+    decoding_settings,
+    is_setting,
     output_stream,
     pair_up,
     read_text,
@@ -55,9 +53,10 @@ from ziggurat.cli.scoring import (
     comet_environment,
     metric_names,
     read_texts,
+    score_checkpoints,
     score_system,
+    score_test_sets,
 )
-from ziggurat.cli.series import score_checkpoints, score_test_sets
 from ziggurat.system.errors import ConfigError
 
 
@@ -159,8 +158,8 @@ def evaluate(
     `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`,
     `ziggurat evaluate runs/a --source test.de --reference test.en --perturb caps,typos --page robustness.html`
     """
-    from ziggurat.config.languages import check_language_code
-    from ziggurat.evaluate.tokenised import check_language
+    from ziggurat.config.notices import check_language_code
+    from ziggurat.evaluate.scores import check_language
 
     if language is not None:
         check_language_code(language, "--language")
@@ -295,7 +294,7 @@ def score(
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), engine="torch")
     models = [model, *(ensemble or [])]
     if job is not None:
-        from ziggurat.corpora.jobs.translation import Scoring
+        from ziggurat.corpora.jobs.tasks import Scoring
 
         found = model_choice(models, opening).identified(searched=False)
         task, settings = Scoring(found.choice, tag, json), {**found.settings, "tag": tag, "json": json}

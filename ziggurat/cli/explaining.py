@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ziggurat.cli.options import Json
-from ziggurat.cli.output import print_json
+from ziggurat.cli.output import Json, print_json
 from ziggurat.config.choices import (
     Choice,
     choices_named,

@@ -8,13 +8,12 @@ from typing import Annotated, Any
 import typer
 
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.options import Json, WithoutLayers
-from ziggurat.cli.output import OUT, check_input, print_json, say
+from ziggurat.cli.output import OUT, Json, WithoutLayers, check_input, print_json, say
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.model.run_folder import refuse_missing
-from ziggurat.system.checksums import check_file
 from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import check_file
 
 
 def export(
@@ -95,8 +94,8 @@ def export(
         if path is not None:
             check_input(str(path))
     refuse_missing(Path(model))
+    from ziggurat.exchange.argos import package_choices
     from ziggurat.exchange.exporter import Gate, export_model
-    from ziggurat.exchange.package import package_choices
 
     package = package_choices(metadata or [], splitter) if metadata or splitter is not None else None
     most = Gate.tolerance if tolerance is None else tolerance

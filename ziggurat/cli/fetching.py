@@ -11,17 +11,15 @@ import typer
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
-from ziggurat.cli.options import Json
-from ziggurat.cli.output import counted, print_json, progress_bars, say
+from ziggurat.cli.output import Json, counted, print_json, progress_bars, say
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.recipes import find_small_recipe, read_named
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.corpora.fetch.corpus import Written
+    from ziggurat.corpora.fetch.corpus import FetchTask, Written
     from ziggurat.corpora.fetch.downloads import Downloads
     from ziggurat.corpora.fetch.indexes import Listed, Names
-    from ziggurat.corpora.fetch.plan import FetchTask
 
 NETWORK = "Network"
 EMBEDDED = "babel"
@@ -132,7 +130,7 @@ def _embedded_text(one: dict[str, Any]) -> str:
 
 def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
     """Return the tasks of a name: of a configuration's or recipe's data, or of one corpus."""
-    from ziggurat.corpora.fetch.plan import task_of_name, tasks_of_config
+    from ziggurat.corpora.fetch.corpus import task_of_name, tasks_of_config
 
     if name == "demo":
         raise ConfigError(
@@ -146,7 +144,7 @@ def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
 
 def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[Written]:
     """Run all tasks. Raises DataError at the end, with all that could not be fetched."""
-    from ziggurat.corpora.fetch.plan import by_hand, run_task
+    from ziggurat.corpora.fetch.corpus import by_hand, run_task
 
     written, failed = [], by_hand(tasks)
     for task in tasks:
@@ -166,7 +164,7 @@ def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[
 def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Listed]:
     """Return what a list is to show: the corpora of an index, one corpus with the sizes of its files, or a search."""
     from ziggurat.corpora.fetch.indexes import Listed, opus_listed, sacrebleu_listed
-    from ziggurat.corpora.fetch.pairs import any_pair, described
+    from ziggurat.corpora.fetch.registry import any_pair, described
 
     if words and words[0] == "opus":
         pair = re.fullmatch(r"(\w+)-(\w+)", words[1]) if len(words) > 1 else None

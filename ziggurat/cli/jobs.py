@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import typer
 
 from ziggurat.cli.output import check_input, counted, input_stream, say
-from ziggurat.system.duration import duration
 from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.terminal import duration
 from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.cli.engine import ModelOptions
     from ziggurat.corpora.jobs.models import Identified, ModelChoice
-    from ziggurat.corpora.jobs.plan import Plan
-    from ziggurat.corpora.jobs.run import JobOutcome, Work
-    from ziggurat.corpora.jobs.text import Line, Merged, Task
+    from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work
+    from ziggurat.corpora.jobs.tasks import Line, Merged, Task
 
 Report = TypeVar("Report")
 
@@ -134,7 +133,7 @@ class JobOptions:
 
 def _on_gpu(device: str) -> bool:
     """Return True where `--device` means a GPU."""
-    from ziggurat.model.device import usable_device
+    from ziggurat.model.directory import usable_device
 
     return usable_device(device, "--device").type != "cpu"
 
@@ -204,8 +203,8 @@ def line_job(
         shard_lines: lines of a shard; None: SHARD_LINES.
         before: makes what all shards need, once their plan is written.
     """
-    from ziggurat.corpora.jobs.plan import fix_plan
-    from ziggurat.corpora.jobs.text import run_text_job
+    from ziggurat.corpora.jobs.run import fix_plan
+    from ziggurat.corpora.jobs.tasks import run_text_job
     from ziggurat.data.store_checks import InputWatch
 
     assert options.folder is not None
@@ -225,8 +224,8 @@ def line_job(
 
 def lines_beside(text: str, *beside: str) -> Iterator[Line]:
     """Yield the lines of a file, each with the lines of others beside it. Raises DataError unless they pair up."""
-    from ziggurat.corpora.jobs.text import Line
-    from ziggurat.translate.lines import read_lines
+    from ziggurat.corpora.jobs.tasks import Line
+    from ziggurat.translate.results import read_lines
 
     for number, row in enumerate(zip_longest(*(read_lines(*input_stream(path)) for path in (text, *beside)))):
         if None in row:
@@ -268,7 +267,7 @@ def translation_job(
 
     `inputs` may also have `prefixes` and `constraints`, line by line, and the file that `terminology` was read from.
     """
-    from ziggurat.corpora.jobs.translation import Translating
+    from ziggurat.corpora.jobs.tasks import Translating
 
     files = {name: path for name, path in inputs.items() if path is not None}
     beside = tuple(name for name in ("prefixes", "constraints") if name in files)

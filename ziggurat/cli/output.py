@@ -2,6 +2,8 @@
 
 Messages and progress bars go to standard error, results to standard output. A file appears when it is complete, or not
 at all. Paths are checked before the work begins, since loading a model takes seconds.
+
+Options and arguments that several verbs share.
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ziggurat.inspect.report.mark import may_be_replaced
+from ziggurat.config.load import apply_override
+from ziggurat.inspect.report.template import may_be_replaced
 from ziggurat.system.compressed import byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import atomic_file
@@ -253,7 +257,7 @@ def check_page(path: str, option: str, *inputs: str | None) -> None:
 
 def read_text(path: str) -> list[str]:
     """Return the lines of a text file, `-` for standard input. Raises DataError when it cannot be read."""
-    from ziggurat.translate.lines import read_lines
+    from ziggurat.translate.results import read_lines
 
     stream, name = input_stream(path)
     return list(read_lines(stream, name))
@@ -274,3 +278,83 @@ def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) ->
                 f"{name} has {counted(len(lines), 'line')}, but {other_name} has {counted(len(other_lines), 'line')}: "
                 "they must pair up line by line"
             )
+
+
+WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
+"""Groups of options in the help of verbs."""
+
+ConfigArgument = Annotated[str, typer.Argument(help="YAML file, or the name of a built-in recipe.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")]
+Model = Annotated[str, typer.Argument(help="Run or model directory.")]
+Tag = Annotated[
+    str | None,
+    typer.Option("--tag", help="Tag for every line, such as `<bt>`, as in the training corpora.", rich_help_panel=WHAT),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+DecodingOverrides = Annotated[
+    list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")
+]
+Ensemble = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ensemble",
+        metavar="RUN",
+        help="Another model with the same vocabularies, of any architecture; repeat for more. Their probabilities are "
+        "averaged.",
+        rich_help_panel=WHO,
+    ),
+]
+Which = Annotated[
+    str | None,
+    typer.Option(
+        "--which",
+        help="Checkpoint of a run: averaged, best, best-en-de (of a direction), last or an update's number.",
+        rich_help_panel=WHO,
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="KIND:N",
+        help="Several checkpoints of a run: last:5 (the newest), last-epochs:5 (that end an epoch), around-best:21.",
+        rich_help_panel=WHO,
+    ),
+]
+WithoutLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--without-layers",
+        metavar="LAYERS",
+        help="Leave layers out, such as `encoder.5-8,decoder.3`: faster, and worse unless trained for it "
+        "(`layer_drop`). `ziggurat diagnose --layers` tells what each is worth.",
+        rich_help_panel=WHO,
+    ),
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=HOW)
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=HOW)]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, max=1024, help="CPU threads; default: PyTorch's.", rich_help_panel=HOW),
+]
+
+
+def is_setting(text: str) -> bool:
+    """Return True for an argument `key=value`, unless a file or folder has that name."""
+    return "=" in text and not os.path.exists(text)  # which takes what is too long for a path, as a setting may be
+
+
+def decoding_settings(overrides: Sequence[str] | None, text_option: str) -> dict[str, Any]:
+    """Return decoding settings from `key=value`; `text_option` is the verb's option for the text, for the message."""
+    settings: dict[str, Any] = {}
+    for override in overrides or []:
+        if "=" not in override:
+            shown = printable(override, 4096)  # in full, so that it can be copied
+            raise ConfigError(
+                f"`{shown}` is not a decoding setting such as beam_size=8; to translate a file, write "
+                f"`{text_option} {shown}`"
+            )
+        apply_override(settings, override.removeprefix("decoding."))
+    return settings

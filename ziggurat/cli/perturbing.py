@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.cli.compare import parse_systems
-from ziggurat.cli.compare_tables import aligned
+from ziggurat.cli.compare import aligned, parse_systems
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.output import (
     check_page,
@@ -25,7 +24,7 @@ from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.disturbed import DisturbedSet, SystemOutputs
+    from ziggurat.evaluate.perturbations import DisturbedSet, SystemOutputs
     from ziggurat.evaluate.robustness import Contest, Effect, EffectDifference, Robustness
 
 _SIGNIFICANT = 0.05
@@ -61,7 +60,7 @@ class PerturbOptions:
 
 def perturbation_names(listed: str) -> list[str]:
     """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
-    from ziggurat.evaluate.disturbed import perturbation_names as names_of
+    from ziggurat.evaluate.perturbations import perturbation_names as names_of
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
     return names_of(names or [""], "--perturb")
@@ -69,7 +68,7 @@ def perturbation_names(listed: str) -> list[str]:
 
 def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     """Translate the test set as it is and disturbed by every system, and print or write what that costs."""
-    from ziggurat.evaluate.disturbed import changes_any
+    from ziggurat.evaluate.perturbations import changes_any
     from ziggurat.evaluate.scores import METRICS
 
     # (1) Texts and options are checked before a model is opened.
@@ -158,13 +157,13 @@ def _check_jinja() -> None:
 def _disturbed(
     options: PerturbOptions, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str]
 ) -> DisturbedSet:
-    from ziggurat.evaluate.disturbed import DisturbedSet
+    from ziggurat.evaluate.perturbations import DisturbedSet
 
     return DisturbedSet(options.perturbations, sources, references, languages, options.seed)
 
 
 def _write_page(results: Robustness, path: str) -> None:
-    from ziggurat.inspect.report.robustness import robustness_page
+    from ziggurat.inspect.report.pipeline import robustness_page
 
     with output_stream(path) as file:
         file.write(robustness_page(results).encode())

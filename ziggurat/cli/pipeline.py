@@ -13,17 +13,15 @@ import typer
 
 from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.jobs import JobOptions, JobWorkers, RayAddress, ShardPart
-from ziggurat.cli.options import Json, Overrides
-from ziggurat.cli.output import console, counted, print_json, say
-from ziggurat.system.duration import duration
+from ziggurat.cli.output import Json, Overrides, console, counted, print_json, say
 from ziggurat.system.errors import ConfigError, ZigguratError, printable
+from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.corpora.pipeline.engine import Pipeline
     from ziggurat.corpora.pipeline.road import Road
-    from ziggurat.corpora.pipeline.standing import StepState
-    from ziggurat.corpora.pipeline.step import Expected, Selection
+    from ziggurat.corpora.pipeline.step import Expected, Selection, StepState
 
 _CHOICE, _LOOK = "Which steps", "Only look"
 
@@ -193,7 +191,7 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
 
 def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
     """Do a part of a step; ends the program where a signal stopped it."""
-    from ziggurat.corpora.pipeline.parts import StepParts, shared_step
+    from ziggurat.corpora.pipeline.engine import StepParts, shared_step
 
     step = shared_step(steps.steps, name)
     with warnings_shown():
@@ -266,7 +264,7 @@ def _score(one: dict[str, Any]) -> str:
 
 def _print_report(road: Road, json: bool) -> None:
     """Print what came out."""
-    from ziggurat.corpora.pipeline.export import shipped
+    from ziggurat.corpora.pipeline.models import shipped
     from ziggurat.corpora.pipeline.step import read_document
     from ziggurat.corpora.pipeline.summary import PAGE, RECORD
 

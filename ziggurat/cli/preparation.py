@@ -10,8 +10,19 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
-from ziggurat.cli.options import ConfigArgument, Json, Overrides
-from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, progress_bars, say, write_parts
+from ziggurat.cli.output import (
+    OUT,
+    ConfigArgument,
+    Json,
+    Overrides,
+    check_output,
+    counted,
+    file_named,
+    print_json,
+    progress_bars,
+    say,
+    write_parts,
+)
 from ziggurat.config.notices import data_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import (
@@ -23,11 +34,11 @@ from ziggurat.config.recipes import (
     recipe_text,
 )
 from ziggurat.config.small import SUFFIX, Corpus
-from ziggurat.system.duration import duration
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
-    from ziggurat.data.prepare_report import PrepareReport
+    from ziggurat.data.prepare import PrepareReport
 
 
 def recipes(

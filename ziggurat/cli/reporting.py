@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ziggurat.cli.coordinates import check_coordinates
-from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
     OUT,
+    Json,
     check_input,
     check_one_stream,
     check_page,
@@ -229,8 +229,7 @@ def _report_on_runs(runs: Sequence[Path], translations: int | None, source: str 
 
 def _report_on_store(path: Path, source: str | None, reference: str | None) -> _Made:
     from ziggurat.data.corpus import Store
-    from ziggurat.inspect.report.data_content import data_record, gather_data
-    from ziggurat.inspect.report.data_page import data_page
+    from ziggurat.inspect.report.data_page import data_page, data_record, gather_data
 
     test_set = None
     if source is not None and reference is not None:

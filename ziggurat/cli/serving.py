@@ -7,12 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from ziggurat.cli import importing
-from ziggurat.cli.options import decoding_settings, is_setting
-from ziggurat.cli.output import say
+from ziggurat.cli.output import decoding_settings, is_setting, say
 from ziggurat.config.base import joined
 from ziggurat.config.load import change_section, parse_as, read_config
 from ziggurat.system.errors import ConfigError
+from ziggurat.system.terminal import importing
 
 
 def serve(

@@ -11,13 +11,21 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from ziggurat.cli import importing
-from ziggurat.cli.options import Checkpoints, Json, Overrides, is_setting
-from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
+from ziggurat.cli.output import (
+    OUT,
+    Checkpoints,
+    Json,
+    Overrides,
+    console,
+    is_first_process,
+    is_setting,
+    print_json,
+    say,
+)
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.system.errors import ConfigError, printable
-from ziggurat.system.terminal import let_go, why
+from ziggurat.system.terminal import importing, let_go, why
 from ziggurat.train.signals import leave_with_launcher
 
 
@@ -58,8 +66,7 @@ def train(
     leave_with_launcher()
     with importing():
         from ziggurat.train.loop import train as train_run
-        from ziggurat.train.ownership import restarted
-        from ziggurat.train.run import reopen_run
+        from ziggurat.train.run import reopen_run, restarted
 
     if not resume and restarted(run):
         resume, named, given = True, None, []
@@ -167,8 +174,7 @@ def average(
 
     Examples: `ziggurat average runs/a --last 5`, `ziggurat average runs/a --checkpoints last-epochs:5`
     """
-    from ziggurat.train.average import average_run
-    from ziggurat.train.selection import CheckpointSelection
+    from ziggurat.train.average import CheckpointSelection, average_run
 
     if last is not None and checkpoints is not None:
         raise ConfigError("give either `--last` or `--checkpoints`")

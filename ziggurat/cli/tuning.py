@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ziggurat.cli.options import ConfigArgument, Json, Overrides
-from ziggurat.cli.output import OUT, check_output, counted, file_named, print_json, refuse_overwriting, say, write_parts
+from ziggurat.cli.output import (
+    OUT,
+    ConfigArgument,
+    Json,
+    Overrides,
+    check_output,
+    counted,
+    file_named,
+    print_json,
+    refuse_overwriting,
+    say,
+    write_parts,
+)
 from ziggurat.config.load import change_section, dump, parse_experiment
 from ziggurat.config.recipes import read_named
 from ziggurat.config.train import BatchConfig
@@ -99,8 +110,7 @@ def tune(
         for written in (out, *([] if kept_in is None else [str(kept_in)])):
             refuse_overwriting(written, config)
             check_output(written)
-    from ziggurat.inspect.kept import KeptTrials
-    from ziggurat.inspect.trial import TrialOptions, open_data, trial_experiment
+    from ziggurat.inspect.trial import KeptTrials, TrialOptions, open_data, trial_experiment
     from ziggurat.inspect.tuning import RATES, Size, base_width, best, resized, sweep, with_base
 
     model = experiment.model

@@ -8,6 +8,7 @@ compatibility, notices, languages and methods judge it.
 from ziggurat.config.base import Section as Section
 from ziggurat.config.data import CorpusConfig as CorpusConfig
 from ziggurat.config.data import DataConfig as DataConfig
+from ziggurat.config.data import FilterConfig as FilterConfig
 from ziggurat.config.data import RegularisationConfig as RegularisationConfig
 from ziggurat.config.data import SubwordConfig as SubwordConfig
 from ziggurat.config.decode import DecodingConfig as DecodingConfig
@@ -15,7 +16,6 @@ from ziggurat.config.decode import LengthPenaltyConfig as LengthPenaltyConfig
 from ziggurat.config.decode import MaxLengthConfig as MaxLengthConfig
 from ziggurat.config.experiment import CONFIG_FORMAT as CONFIG_FORMAT
 from ziggurat.config.experiment import Experiment as Experiment
-from ziggurat.config.filters import FilterConfig as FilterConfig
 from ziggurat.config.load import dump as dump
 from ziggurat.config.load import load_experiment as load_experiment
 from ziggurat.config.load import parse_experiment as parse_experiment

@@ -1,7 +1,7 @@
 """Methods by name (`ziggurat explain NAME`): what a key chooses by name, and keys that are methods themselves.
 
-The facts are those of ziggurat.config.kinds and ziggurat.config.methods and the descriptions of the keys. Told here are
-other names alone, and the pages of the documentation.
+The facts are those of ziggurat.config.kinds and ziggurat.config.reference and the descriptions of the keys. Told here
+are other names alone, and the pages of the documentation.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from pydantic import ValidationError
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RECIPES_OF, RESIDUALS, Facts
-from ziggurat.config.methods import KEYS, METHODS, axis_of, kinds_in_use
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.papers import Paper, paper_keys, paper_recipes
 from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import load_named, plain_recipe_names
-from ziggurat.config.reference import Entry, entries
+from ziggurat.config.reference import KEYS, METHODS, Entry, axis_of, entries, kinds_in_use
 
 _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "residual": RESIDUALS,

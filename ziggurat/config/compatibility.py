@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
-from ziggurat.config.model import PRESETS, ModelConfig
-from ziggurat.config.model_sections import InitConfig
+from ziggurat.config.model import PRESETS, InitConfig, ModelConfig
 
 _TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
 _OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)

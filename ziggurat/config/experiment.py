@@ -11,10 +11,9 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.freezing import freeze_refused
 from ziggurat.config.growth import growth_refused
-from ziggurat.config.guidance import alignment_refused
 from ziggurat.config.lora import lora_refused
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.train import TrainingConfig
+from ziggurat.config.train import TrainingConfig, alignment_refused
 
 CONFIG_FORMAT = 1
 """Version of the configuration format, written into every saved config."""

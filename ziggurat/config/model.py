@@ -1,37 +1,278 @@
-"""The model section: free choices on independent axes."""
+"""The model section: free choices on independent axes.
+
+Sections of the model: its two stacks, and the options of every axis.
+
+ziggurat.config.model puts them together; the names of kinds and the facts about them are in ziggurat.config.kinds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Real, Section, Width
+from ziggurat.config.base import Count, Layers, Real, Section, Size, Width
 from ziggurat.config.kinds import (
     ATTENTIONS,
+    HISTORIES,
+    INITIALISATIONS,
     MEMORIES,
     RESIDUALS,
     Activation,
+    DecoderAttentionKind,
+    EncoderAttentionKind,
     Family,
+    HistoryKind,
     HistoryNorm,
+    InitKind,
     MemoryKind,
     NormKind,
+    PositionKind,
     ResidualKind,
+    Sharing,
     listed_kinds,
 )
-from ziggurat.config.model_sections import (
-    AttentionConfig,
-    CombinationConfig,
-    DecoderConfig,
-    DropoutConfig,
-    EmbeddingConfig,
-    EncoderConfig,
-    InitConfig,
-    TransferConfig,
-    WiringConfig,
-)
 from ziggurat.config.refusals import refused
+
+
+class InitConfig(Section):
+    """Initialisation of the weights."""
+
+    kind: InitKind = Field(
+        default="xavier",
+        description="Weights at the start, of N encoder and M decoder layers (docs/depth.md): "
+        + listed_kinds(INITIALISATIONS, INITIALISATIONS),
+    )
+    qkv: Literal["fused", "separate", "fused_self"] = "fused"
+    """Glorot bound of the query, key and value projections: that of one d x 3d matrix (`fused`), of three d x d
+    matrices (`separate`), or of one matrix in self-attention and three in cross-attention (`fused_self`, zero).
+    `deepnorm` always takes three."""
+    alpha: float = Field(default=1.0, gt=0, le=1)
+    """`depth_scaled`: alpha of DS-Init."""
+    exponent: float = Field(default=0.25, gt=0, le=10)
+    """`depth_scaled`: 0.25 is what the published runs used, 0.5 what the paper's equation says (docs/depth.md)."""
+    omega: Literal["profiled", "log", "linear", "one"] = "profiled"
+    """`admin`: `profiled` on one batch before the first update; for n sub-layers of a stack `log` is
+    sqrt((n+1)/ln(n+1) - 1), `linear` sqrt(n), `one` 1 (admin-torch)."""
+    profile_tokens: Size = Field(default=8192, ge=1)
+    """`admin`: size of the batch that omega is profiled on, in tokens of the longer sides, padding not counted."""
+    uniform: Real = Field(default=0.04, gt=0)
+    """`uniform`: bound of that distribution."""
+
+
+class ResidualRange(Section):
+    """Some layers of a stack that join the stream in a way of their own."""
+
+    layers: Layers = Field(ge=1)
+    """Number of layers."""
+    residual: ResidualKind
+    """The way in which their sub-layers join the stream, as in `model.residual`."""
+
+
+class StackConfig(Section):
+    """One stack of layers: encoder or decoder."""
+
+    layers: Layers = Field(default=6, ge=1)
+    """Number of layers."""
+    history: HistoryKind = Field(
+        default="latest",
+        description="The input of layer l + 1, y_0 being the embedding and y_l the output of layer l (docs/depth.md): "
+        + listed_kinds(HISTORIES, HISTORIES),
+    )
+    residual: ResidualKind | None = None
+    """The way sub-layers of this stack join the stream; null: as `model.residual`."""
+    ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
+    """Kinds of the lowest layers, from the bottom up; those above all ranges have `residual`. With a quarter of the
+    layers `post` and `pre` above them it is Mix-LN (Li et al. 2025)."""
+    layer_drop: float = Field(default=0.0, ge=0, lt=1)
+    """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
+    layer_norm_epsilon: Real | None = Field(default=None, gt=0)
+    """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
+    init: InitConfig | None = None
+    """Initialisation of this stack's layers; null: as `model.init`, and so is every key in it that is not written.
+    Embeddings and output projection are initialised by `model.init`."""
+
+
+class EncoderConfig(StackConfig):
+    """Encoder stack."""
+
+    attention: EncoderAttentionKind = Field(
+        default="full",
+        description="What attention computes: " + listed_kinds(get_args(EncoderAttentionKind), ATTENTIONS),
+    )
+    d_model: Width | None = Field(default=None, ge=2)
+    """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
+    d_ff: Width | None = Field(default=None, ge=1)
+    """Inner width of the encoder's feed-forward networks; null: as `model.d_ff`."""
+    heads: Width | None = Field(default=None, ge=1)
+    """Heads of the encoder's self-attention; null: as `model.heads`."""
+
+
+class DecoderConfig(StackConfig):
+    """Decoder stack."""
+
+    attention: DecoderAttentionKind = Field(
+        default="full", description="What attention computes: " + listed_kinds(ATTENTIONS, ATTENTIONS)
+    )
+
+
+class DropoutConfig(Section):
+    """Dropout probabilities; all act in training only and, where not said otherwise, rescale by 1/(1-p)."""
+
+    residual: float = Field(default=0.1, ge=0, lt=1)
+    """On every sub-layer's output before it joins the residual stream (rnmt: on every LSTM layer's output
+    but that of the decoder's first, as in lingvo)."""
+    attention: float = Field(default=0.0, ge=0, lt=1)
+    """On attention weights."""
+    activation: float = Field(default=0.0, ge=0, lt=1)
+    """Inside the feed-forward network, after the activation."""
+    embedding: float = Field(default=0.1, ge=0, lt=1)
+    """On the sum of embedding and position."""
+    transparent: float = Field(default=0.1, ge=0, lt=1)
+    """On the N + 1 logits of each transparent merge (Bapna et al. 2018)."""
+    sublayer: float = Field(default=0.0, ge=0, lt=1)
+    """Stochastic sub-layers (Pham et al. 2019): the top layer's branches are dropped with this probability, layer
+    l of L with l/L of it. L is the number of layers, or the planned one (`wiring`) where that is larger."""
+    sublayer_unit: Literal["batch", "sample"] = "batch"
+    """The unit that a branch is dropped for: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
+
+
+class EmbeddingConfig(Section):
+    """Token embeddings and output projection."""
+
+    sharing: Sharing = "all"
+    """`none`: three matrices; `decoder`: target embedding = output projection; `all`: one matrix (joint vocabulary)."""
+    positions: PositionKind = "sinusoidal"
+    """`sinusoidal`, `learned`: absolute positions added to the embeddings; `rotary`: queries and keys of
+    self-attention are rotated (Su et al. 2021); `none`."""
+    max_positions: Width = Field(default=1024, ge=1)
+    """Longest sequence `positions: learned` can hold, in tokens; the others have no limit."""
+    scale: bool = True
+    """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
+    shared_bias: bool = False
+    """Add one trained vector, the same on both sides, to every embedding (zero)."""
+    zero_start: bool = False
+    """The decoder's first input is a zero vector plus its position, not an embedding (zero)."""
+    output_bias: bool = False
+    """Add a trained bias to the output logits (lingvo)."""
+
+    @property
+    def limit(self) -> int | None:
+        """Longest sequence that the model can read, in tokens; None: there is no limit."""
+        return self.max_positions if self.positions == "learned" else None
+
+
+class AttentionConfig(Section):
+    """Options of the attention kinds."""
+
+    relative_clip: Width = Field(default=8, ge=1)
+    """`relative`: distances are clipped to this (Shaw et al. 2018)."""
+    relative_values: bool = False
+    """`relative`: also add a table to the values (the full form of Shaw et al. 2018); false: keys only."""
+    average_ffn: bool = False
+    """`average`, `merged_gated`: a feed-forward network on the averages (Zhang et al. 2018, equation 2)."""
+    average_gate: bool = True
+    """`average`, `merged_gated`: gates between input and average (Zhang et al. 2018, equation 3)."""
+    share_value: bool = True
+    """`merged`: one value projection for encoder and decoder states (needed for the published parameter counts)."""
+    qk_norm: Literal["none", "layer", "rms", "l2"] = "none"
+    """Normalise queries and keys per head: LN or RMSNorm with a learned gain (Dehghani et al. 2023), or to unit
+    length with one learned factor of the logits (Henry et al. 2020)."""
+    qk_length: Width = Field(default=100, ge=2)
+    """`qk_norm: l2`: sentence length L (97.5th percentile) in the factor's initial value log2(L^2 - L)."""
+    value_norm: Literal["none", "layer", "rms"] = "none"
+    """Normalise values per head, with a learned gain (HybridNorm, Zhuo et al. 2025)."""
+    value_residual: Literal["none", "half", "learned", "single"] = "none"
+    """Values of self-attention above the first layer: `half`, the mean of the first layer's and their own; `learned`,
+    a sum of both with trained weights; `single`, the first layer's alone, so that layers above have no value map
+    (ResFormer and SVFormer, Zhou et al. 2024). Average attention has no such values and stays as it is."""
+    cross_value_residual: Literal["none", "half", "learned", "single"] = "none"
+    """The same for the values of attention to the memory."""
+    query_scale: bool = False
+    """Multiply queries by a learned softplus(a)/softplus(0) per dimension, shared by the heads (lingvo)."""
+
+
+class CombinationConfig(Section):
+    """Combination of layers in every history but `latest`."""
+
+    start: Literal["average", "one", "last"] = "average"
+    """Initial weights of `dlcl`, `blocks` and `top_only`: 1/n for the n outputs combined, 1, or 1 for the last layer
+    and 0 for others."""
+    learnable: bool = True
+    """Train the weights (`dlcl`, `blocks`, `top_only`, `depth_weighted`); false: they keep their initial values."""
+    norm: Literal["auto", "sources", "consumers", "none"] = "auto"
+    """LN of each layer's output (`sources`), of each combination (`consumers`), or neither; `auto` goes by the
+    residual kind: sources for pre-norm kinds, consumers for post-norm kinds, none for `rezero`, `no_norm`, `fixup` and
+    `keel`."""
+    normalize_embedding: bool = False
+    """Also normalise the embedding (`norm: sources`), or the first combination, which has only the embedding in it
+    (`consumers`)."""
+    softmax: bool = False
+    """Take the softmax of each row's parameters as its weights."""
+    window: Count | None = Field(default=None, ge=1)
+    """Combine only this many of the latest outputs; null: all."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on the combination."""
+    groups: Width = Field(default=1, ge=1)
+    """Learned weights per source: 1 is a scalar, d_model one per channel, g one per group of d_model/g channels."""
+    unit: Literal["layer", "sublayer"] = "layer"
+    """Combine the outputs of whole layers (the paper) or of every sub-layer."""
+    period: Count | None = Field(default=None, ge=1)
+    """`blocks`, `block_attention_residuals`: layers (or sub-layers) per block, by default 6; `depth_weighted`: a
+    combination after every period-th layer, by default every layer."""
+    dilation: Count = Field(default=1, ge=1)
+    """`depth_weighted`: combine only every dilation-th of the layers below."""
+
+    def period_of(self, history: HistoryKind) -> int:
+        """Return the period of a stack with that kind of history."""
+        return self.period or HISTORIES[history].period
+
+    def splits(self, history: HistoryKind) -> bool:
+        """Return whether a stack with that kind of history combines after every sub-layer, not after whole layers."""
+        return self.unit == "sublayer" and "combination.unit" in HISTORIES[history].options
+
+
+class WiringConfig(Section):
+    """Options of the residual kinds."""
+
+    omega_trainable: bool = True
+    """`admin`: train omega (the released code) or keep its initial values (the paper; folds exactly)."""
+    layer_scale: Real | None = Field(default=None, gt=0)
+    """`layer_scale`: initial lambda; null: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (Touvron et al. 2021)."""
+    streams: Width = Field(default=4, ge=1)
+    """`hyper`, `manifold_hyper`: parallel residual streams n (Zhu et al. 2024)."""
+    dynamic: bool = False
+    """`hyper`: weights that also depend on the stream (dynamic hyper-connections)."""
+    mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
+    """`manifold_hyper`: how the matrix that mixes streams is made doubly stochastic. `sinkhorn`: 20 rounds of dividing
+    columns and rows by their sums (Xie et al. 2025); `permutations`: a weighted mean of all n! permutations, exact
+    (mHC-lite, Yang and Gao 2026)."""
+    stream_start: Literal["streams", "normal"] = "streams"
+    """`manifold_hyper`: initial values, which the paper leaves open. `streams`: each sub-layer reads one stream in turn
+    and mixes none, as hyper-connections start; `normal`: maps N(0, 0.02^2), as in transformers."""
+    gpas: bool = False
+    """`post`, `pre`, `deepnorm`, `ln_scaling`, `peri`, `sandwich`, `res_post`: a trained gate for each layer that makes
+    the stream smaller without making its gradient smaller (Chen et al. 2025)."""
+    planned_encoder_layers: Layers | None = Field(default=None, ge=1)
+    """Encoder depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set
+    it to the final depth if a model with such constants will be grown."""
+    planned_decoder_layers: Layers | None = Field(default=None, ge=1)
+    """The same for the decoder; null: `decoder.layers`."""
+
+
+class TransferConfig(Section):
+    """The small model whose learning rate this one takes over: CompleteP (Dey et al. 2025)."""
+
+    exponent: float = Field(default=1.0, ge=0.5, le=1.0)
+    """a: 1 is CompleteP, 0.5 depth-muP."""
+    width: Width = Field(ge=2)
+    """d_model of the base, whose heads must be as wide as those of this model."""
+    encoder_layers: Layers = Field(ge=1)
+    """Encoder layers of the base."""
+    decoder_layers: Layers = Field(ge=1)
+    """Decoder layers of the base."""
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 128, "d_ff": 512, "heads": 4},

@@ -1,18 +1,201 @@
-"""Notices about choices that are allowed, but probably mistakes."""
+"""Notices about choices that are allowed, but probably mistakes.
+
+Settings outside the model that mean nothing beside others; those of a model are in ziggurat.config.compatibility.
+
+Language codes, as test sets and configurations use them.
+
+Only languages with a code of two letters (ISO 639-1) are known: no other changes a score.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator
 
+from pydantic import BaseModel
+
 from ziggurat.config.compatibility import unheeded
-from ziggurat.config.data import DataConfig
+from ziggurat.config.data import DataConfig, SubwordConfig
+from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.growth import cut_short
 from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
-from ziggurat.config.languages import language_doubt
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
-from ziggurat.config.unheeded import unheeded_in_data, unheeded_in_decoding, unheeded_in_training
+from ziggurat.system.errors import ConfigError, printable
+
+_FILES = {"existing": ("source_model", "target_model"), "vocabulary": ("source_vocabulary", "target_vocabulary")}
+"""Kind of `data.subword` -> the keys of the files that it reads."""
+
+_OF_TRAINED_PIECES = (
+    *("vocabulary_size", "target_vocabulary_size", "joint"),
+    *("byte_fallback", "character_coverage", "symbols", "sample_pairs"),
+)
+
+_HEEDED_BY_SCHEDULE = {
+    "isqrt": {"peak", "warmup_updates", "initial", "floor"},
+    "noam": {"factor", "warmup_updates"},
+    "linear": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
+    "cosine": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
+    "constant": {"peak", "warmup_updates", "initial"},
+    "gnmt+": {"warmup_updates", "base", "replicas", "decay_start", "decay_end"},
+}
+
+
+def unread_files(subword: SubwordConfig) -> list[str]:
+    """Return a sentence for each file of a vocabulary that `subword.kind` does not read."""
+    return [
+        f"`data.subword.{key}` is read with `kind: {kind}` only, not with `kind: {subword.kind}`: set "
+        f"`data.subword.kind={kind}`, or leave it out"
+        for kind, keys in _FILES.items()
+        for key in keys
+        if kind != subword.kind and getattr(subword, key) is not None
+    ]
+
+
+def unheeded_in_data(data: DataConfig) -> list[str]:
+    """Return the keys of section `data` that are set but mean nothing beside its other choices."""
+    subword, computed = data.subword, data.alignment.compute
+    idle = {key for kind, keys in _FILES.items() if kind != subword.kind for key in keys}
+    found = list(_set("data.subword", subword, idle | set(_OF_TRAINED_PIECES if subword.kind in _FILES else ())))
+    every = [data.filters, *map(data.filters_of, data.train)]
+    if all(filters.source_script is None and filters.target_script is None for filters in every):
+        found += _set("data.filters", data.filters, {"min_script_share"})
+    idle = set() if computed == "hmm" else {"pairs", "symmetrise"}
+    found += _set("data.alignment", data.alignment, idle)
+    for number, corpus in enumerate(data.dev):
+        found += _set(f"data.dev.{number}", corpus, {"weight"})
+    return found
+
+
+def unheeded_in_training(training: TrainingConfig) -> list[str]:
+    """Return the keys of section `training` that are set but mean nothing beside its other choices."""
+    schedule, optimiser, batch = training.schedule, training.optimiser, training.batch
+    divergence, validation = training.divergence, training.validation
+    heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
+    if schedule.start == "peak":  # the rest of these two does not depend on the warm-up, that of others does
+        heeded -= {"initial"} | ({"warmup_updates"} if schedule.kind in ("linear", "cosine", "constant") else set())
+    found = list(_set("training.schedule", schedule, type(schedule).model_fields.keys() - heeded))
+    found += _set("training.optimiser", optimiser, set() if optimiser.kind == "muon" else {"momentum"})
+    idle = {"rate_factor", "max_roll_backs"} if divergence.action == "stop" else set()
+    idle |= {"window"} if divergence.loss_spike is None else set()
+    found += _set("training.divergence", divergence, idle)
+    found += _set("training.batch", batch, set() if batch.fit else {"fit_limit", "fit_margin"})
+    idle = set() if validation.metric == "loss" else {"max_share"}
+    idle |= set() if validation.decode else {"beam_size", "max_length", "max_share", "max_sentences"}
+    found += _set("training.validation", validation, idle)
+    return found
+
+
+def unheeded_in_decoding(decoding: DecodingConfig) -> list[str]:
+    """Return the keys of section `decoding` that are set but mean nothing beside its other choices."""
+    penalty = decoding.length_penalty
+    found = list(_set("decoding", decoding, set() if decoding.diverse_groups > 1 else {"diverse_strength"}))
+    idle = {"alpha"} if penalty.kind == "none" else set()
+    found += _set("decoding.length_penalty", penalty, idle | (set() if penalty.coverage else {"length_ratio"}))
+    return found
+
+
+def _set(path: str, section: BaseModel, idle: set[str]) -> Iterator[str]:
+    """Yield the keys among `idle` whose value is not the default."""
+    for key, field in type(section).model_fields.items():
+        if key in idle and getattr(section, key) != field.default:
+            yield f"{path}.{key}"
+
+
+_TABLE = """
+aa aar Afar; ab abk Abkhazian; ae ave Avestan; af afr Afrikaans; ak aka Akan; am amh Amharic; an arg
+Aragonese; ar ara Arabic; as asm Assamese; av ava Avaric; ay aym Aymara; az aze Azerbaijani; ba bak Bashkir;
+be bel Belarusian; bg bul Bulgarian; bi bis Bislama; bm bam Bambara; bn ben Bengali; bo bod/tib Tibetan; br
+bre Breton; bs bos Bosnian; ca cat Catalan; ce che Chechen; ch cha Chamorro; co cos Corsican; cr cre Cree; cs
+ces/cze Czech; cu chu Church Slavic; cv chv Chuvash; cy cym/wel Welsh; da dan Danish; de deu/ger German; dv
+div Divehi; dz dzo Dzongkha; ee ewe Ewe; el ell/gre Modern Greek; en eng English; eo epo Esperanto; es spa
+Spanish; et est Estonian; eu eus/baq Basque; fa fas/per Persian; ff ful Fulah; fi fin Finnish; fj fij Fijian;
+fo fao Faroese; fr fra/fre French; fy fry Western Frisian; ga gle Irish; gd gla Scottish Gaelic; gl glg
+Galician; gn grn Guarani; gu guj Gujarati; gv glv Manx; ha hau Hausa; he heb Hebrew; hi hin Hindi; ho hmo Hiri
+Motu; hr hrv Croatian; ht hat Haitian; hu hun Hungarian; hy hye/arm Armenian; hz her Herero; ia ina
+Interlingua; id ind Indonesian; ie ile Interlingue; ig ibo Igbo; ii iii Sichuan Yi; ik ipk Inupiaq; io ido
+Ido; is isl/ice Icelandic; it ita Italian; iu iku Inuktitut; ja jpn Japanese; jv jav Javanese; ka kat/geo
+Georgian; kg kon Kongo; ki kik Kikuyu; kj kua Kuanyama; kk kaz Kazakh; kl kal Kalaallisut; km khm Khmer; kn
+kan Kannada; ko kor Korean; kr kau Kanuri; ks kas Kashmiri; ku kur Kurdish; kv kom Komi; kw cor Cornish; ky
+kir Kirghiz; la lat Latin; lb ltz Luxembourgish; lg lug Ganda; li lim Limburgan; ln lin Lingala; lo lao Lao;
+lt lit Lithuanian; lu lub Luba-Katanga; lv lav Latvian; mg mlg Malagasy; mh mah Marshallese; mi mri/mao Maori;
+mk mkd/mac Macedonian; ml mal Malayalam; mn mon Mongolian; mr mar Marathi; ms msa/may Malay; mt mlt Maltese;
+my mya/bur Burmese; na nau Nauru; nb nob Norwegian Bokmål; nd nde North Ndebele; ne nep Nepali; ng ndo Ndonga;
+nl nld/dut Dutch; nn nno Norwegian Nynorsk; no nor Norwegian; nr nbl South Ndebele; nv nav Navajo; ny nya
+Chichewa; oc oci Occitan; oj oji Ojibwa; om orm Oromo; or ori Oriya; os oss Ossetian; pa pan Panjabi; pi pli
+Pali; pl pol Polish; ps pus Pushto; pt por Portuguese; qu que Quechua; rm roh Romansh; rn run Rundi; ro
+ron/rum Romanian; ru rus Russian; rw kin Kinyarwanda; sa san Sanskrit; sc srd Sardinian; sd snd Sindhi; se sme
+Northern Sami; sg sag Sango; sh hbs Serbo-Croatian; si sin Sinhala; sk slk/slo Slovak; sl slv Slovenian; sm
+smo Samoan; sn sna Shona; so som Somali; sq sqi/alb Albanian; sr srp Serbian; ss ssw Swati; st sot Southern
+Sotho; su sun Sundanese; sv swe Swedish; sw swa Swahili; ta tam Tamil; te tel Telugu; tg tgk Tajik; th tha
+Thai; ti tir Tigrinya; tk tuk Turkmen; tl tgl Tagalog; tn tsn Tswana; to ton Tonga; tr tur Turkish; ts tso
+Tsonga; tt tat Tatar; tw twi Twi; ty tah Tahitian; ug uig Uighur; uk ukr Ukrainian; ur urd Urdu; uz uzb Uzbek;
+ve ven Venda; vi vie Vietnamese; vo vol Volapük; wa wln Walloon; wo wol Wolof; xh xho Xhosa; yi yid Yiddish;
+yo yor Yoruba; za zha Zhuang; zh zho/chi Chinese; zu zul Zulu
+"""
+# Code of two letters, of three (terminological/bibliographic), name: ISO 639.
+
+_NAMES: dict[str, str] = {}  # code of two letters -> name
+_SHORT: dict[str, str] = {"cmn": "zh"}  # code of three letters, or a name in lower case -> code of two
+for _entry in _TABLE.replace("\n", " ").split(";"):
+    _code, _long, _name = _entry.strip().split(" ", 2)
+    _NAMES[_code] = _name
+    _SHORT |= dict.fromkeys([*_long.split("/"), _name.lower()], _code)
+
+_EMBEDDED = {"qlo": "Low Babel", "qhi": "High Babel"}  # ziggurat/data/babel.py; for people only
+
+
+def main_language(code: str) -> str:
+    """Return the code of two letters for `ja`, `jpn`, `ja-JP`, `zh_Hant` and the like; an unknown code as it is."""
+    first = _first(code)
+    if first in _NAMES:
+        return first
+    return _SHORT.get(first, code) if len(first) == 3 else code
+
+
+def check_language_code(code: str, option: str) -> None:
+    """Raise ConfigError unless main_language knows `code`; the message proposes similar ones.
+
+    Codes for private use, qaa to qtz, are accepted: the embedded languages have such codes.
+    """
+    first = main_language(code)
+    if first in _NAMES or (len(first) == 3 and "qaa" <= first.lower() <= "qtz"):
+        return
+    raise ConfigError(
+        f"`{option} {printable(code)}`: not a language that a score depends on{_meant(code)} It takes codes such as "
+        "en, ja or zh-CN; for a language without a code of two letters leave it out"
+    )
+
+
+def language_doubt(code: str, key: str) -> str:
+    """Return a sentence where `code`, the value of `key`, looks like no code of ISO 639, such as a name; else "".
+
+    A code of three letters is never doubted: there are thousands.
+    """
+    first = _first(code)
+    if main_language(code) in _NAMES or (len(first) == 3 and first.isascii() and first.isalpha()):
+        return ""
+    doubt = f"`{key}: {printable(code)}` is not an ISO 639 language code{_meant(first)}"
+    return f"{doubt} Scores and default columns of corpora depend on it"
+
+
+def _first(code: str) -> str:
+    return code.replace("_", "-").partition("-")[0].lower()
+
+
+def _meant(code: str) -> str:
+    """Return the end of a sentence: the codes that may be meant by `code`, if any are near."""
+    wanted = code.lower()
+    near = [wanted[:2]] if len(wanted) == 3 and wanted[:2] in _NAMES else []
+    near += [_SHORT[name] for name in difflib.get_close_matches(wanted, _SHORT, n=1, cutoff=0.8)]
+    known = list(dict.fromkeys(near))[:2]
+    return f"; did you mean {' or '.join(f'`{c}` ({_NAMES[c]})' for c in known)}?" if known else "."
+
+
+def language_name(code: str) -> str:
+    """Return the English name of a language that main_language knows, or of the embedded pair; otherwise the code."""
+    return _NAMES.get(main_language(code)) or _EMBEDDED.get(code, code)
 
 
 def _halves(model: ModelConfig) -> Iterator[str]:

@@ -12,10 +12,10 @@ from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
+from ziggurat.config.notices import unread_files
 from ziggurat.config.pruning import LeftOut, pruned_config
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.train import TrainingConfig
-from ziggurat.config.unheeded import unread_files
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.yaml_text import parse_yaml
 

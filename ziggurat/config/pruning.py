@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.kinds import RESIDUALS
-from ziggurat.config.model import ModelConfig
-from ziggurat.config.model_sections import StackConfig
+from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.system.errors import ConfigError, printable
 
 _MOST = 1 << 20

@@ -15,15 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.alignment.links import Link
+from ziggurat.data.alignment.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.origins import origins_of
-from ziggurat.data.readers import CorpusReader, PairBlock
-from ziggurat.data.score_files import ScoreColumn, ScoreStream, find_scores
+from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.sides import SideSample, looks_swapped, named_language
-from ziggurat.data.units import Words
-from ziggurat.data.word_links import AlignmentFiles, HmmLinks
+from ziggurat.data.word_links import AlignmentFiles, HmmLinks, Words
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files
 

@@ -1,7 +1,14 @@
-"""The modifiers of a sentence pair: what each changes, as edits (ziggurat.data.edits).
+"""The modifiers of a sentence pair: what each changes, as edits (ziggurat.data.modifiers).
 
 Each takes the pair, its section of the configuration, a generator and the number of the first word to change, counted
 among those that it may change; one that works on whole sentences ignores that.
+
+Typing errors of nine kinds, each one edit of a text: those of OpusTrainer, where the package `typo` makes them.
+
+Changes of a sentence pair that keep its word alignment right: every modifier says what it replaces, nothing else.
+
+First of the modules on modifiers, in order of use: edits, typos, modifiers, growth, modified. Links follow from
+replacements alone, in one place, so that no modifier can get them wrong.
 """
 
 from __future__ import annotations
@@ -9,10 +16,13 @@ from __future__ import annotations
 import math
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+
+import regex
 
 from ziggurat.config.modifiers import (
     TYPO_KINDS,
@@ -23,9 +33,243 @@ from ziggurat.config.modifiers import (
     TyposConfig,
     template_parts,
 )
-from ziggurat.data.alignment.words import word_spans
-from ziggurat.data.edits import SOURCE, TARGET, Edit, Pair, Span, moved
-from ziggurat.data.typos import TYPOS
+from ziggurat.data.alignment.aligner import word_spans
+
+SOURCE, TARGET = 0, 1
+Span = tuple[int, int]
+"""First character and end of a part of a text."""
+
+
+class Edit(NamedTuple):
+    """A replacement of a part of a text; one of nothing is an insertion."""
+
+    first: int
+    end: int
+    text: str
+
+
+class Pair:
+    """A sentence pair with its word alignment.
+
+    Attributes:
+        texts: source and target.
+        links: linked words, a span of the source and one of the target each, with a character at least.
+    """
+
+    def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:
+        self.texts = [source, target]
+        # Normalisation may leave nothing of a word, such as a no-break space between blanks.
+        self.links = [link for link in links if all(first < end for first, end in link)]
+
+    def copy(self) -> Pair:
+        """Return a pair that can be changed without changing this one."""
+        return Pair(self.texts[SOURCE], self.texts[TARGET], self.links)
+
+    def edit(self, side: int, edits: Sequence[Edit]) -> list[Span]:
+        """Apply `edits`, in ascending order and without overlap, to one side; return where their texts are now.
+
+        A linked word keeps what is left of it and gets the text that replaces parts of it or stands inside of it; text
+        that is inserted before or after it is no part of it. What replaces parts of several words is of the first one.
+        A word that nothing is left of loses its links.
+        """
+        text, parts, spans, at, size = self.texts[side], [], [], 0, 0
+        for first, end, new in edits:
+            if not at <= first <= end:
+                raise ValueError(f"edits overlap or are not in ascending order: {list(edits)}")
+            parts += [text[at:first], new]
+            size += first - at
+            spans.append((size, size + len(new)))
+            size, at = size + len(new), end
+        self.texts[side] = "".join([*parts, text[at:]])
+        words = _moved_words({link[side] for link in self.links}, edits)
+        if side == SOURCE:
+            links = [(words[source], target) for source, target in self.links]
+        else:
+            links = [(source, words[target]) for source, target in self.links]
+        self.links = [link for link in links if link[side][0] < link[side][1]]
+        return spans
+
+    def one_to_one(self) -> list[tuple[Span, Span]]:
+        """Return the links between words that have no other link, by their place in the source."""
+        sources: dict[Span, int] = {}
+        targets: dict[Span, int] = {}
+        for source, target in self.links:
+            sources[source] = sources.get(source, 0) + 1
+            targets[target] = targets.get(target, 0) + 1
+        return sorted(link for link in self.links if sources[link[0]] == targets[link[1]] == 1)
+
+
+def _moved_words(words: set[Span], edits: Sequence[Edit]) -> dict[Span, Span]:
+    """Return where each word is after `edits`: words that had no character in common have none afterwards."""
+    found: dict[Span, Span] = {}
+    last = taken = 0  # ends of the words so far, before and after
+    for word in sorted(words):
+        first, end = moved(word, edits)
+        if word[0] >= last:  # one edit may replace the end of a word and the beginning of the next
+            first = max(first, taken)
+        found[word] = first, end
+        last, taken = max(last, word[1]), max(taken, end)
+    return found
+
+
+def moved(span: Span, edits: Sequence[Edit]) -> Span:
+    """Return where a part of a text is after `edits`."""
+    (first, end), (begin, shift) = span, (0, 0)
+    found: int | None = None
+    for edit in edits:
+        grown = len(edit.text) - (edit.end - edit.first)
+        if edit.end <= first:
+            begin += grown
+        elif edit.first >= end:
+            break
+        elif edit.first < first:
+            found = edit.first + begin  # the word's beginning is replaced together with what is before it
+        if edit.end > end:  # likewise its end
+            return (first + begin if found is None else found), edit.first + shift + len(edit.text)
+        shift += grown
+    return (first + begin if found is None else found), end + shift
+
+
+def one_to_one_count(links: list[list[int]]) -> int:
+    """Return the number of a store's links between words that have no other link, as Pair.one_to_one has them."""
+    sources = Counter((link[0], link[1]) for link in links)
+    targets = Counter((link[2], link[3]) for link in links)
+    return sum(sources[link[0], link[1]] == targets[link[2], link[3]] == 1 for link in links)
+
+
+# Rows of keyboards from left to right, the upper rows first; each row is half a key to the right of the one above.
+_KEYBOARDS = (
+    ("1234567890", "qwertyuiop", "asdfghjkl", "zxcvbnm"),
+    ("1234567890", "йцукенгшщзхъ", "фывапролджэ", "ячсмитьбю"),
+    ("1234567890", "ςερτυθιοπ", "ασδφγηξκλ", "ζχψωβνμ"),
+    ("1234567890", "קראטוןםפ", "שדגכעיחלךף", "זסבהנמצתץ"),
+    ("1234567890", "ضصثقفغعهخحجد", "شسيبلاتنمكط", "ئءؤرىةوزظ"),
+)
+_ALIKE = ("0Oo", "1lI", "2Z", "5S", "6b", "8B", "9gq", "uv", "ceo", "nm", "hb", "ij")
+"""Characters that look alike."""
+_CYRILLIC_ALIKE = ("a\u0430", "e\u0435", "o\u043e", "p\u0440", "c\u0441", "x\u0445")
+"""Latin and Cyrillic ones."""
+
+_LETTER = regex.compile(r"[\p{L}\p{N}]")
+_NEIGHBOURS = regex.compile(r"[\p{L}\p{N}]{2}", flags=regex.V1)
+_INSIDE = regex.compile(r"(?<=[\p{L}\p{N}])(?=[\p{L}\p{N}])")
+_DOUBLE = regex.compile(r"([\p{L}\p{N}])\1")
+# Each character of these is a word of its own: exchanging two of them is no typing error.
+_UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]")
+
+
+@cache
+def _near() -> dict[str, str]:
+    """Return the keys around each key, for small letters and digits."""
+    found: dict[str, str] = {}
+    for keyboard in _KEYBOARDS:
+        for number, row in enumerate(keyboard):
+            for place, key in enumerate(row):
+                keys = [row[place - 1] if place else "", row[place + 1 : place + 2]]
+                above = keyboard[number - 1] if number else ""
+                below = keyboard[number + 1] if number + 1 < len(keyboard) else ""
+                keys += [above[place : place + 2], below[max(0, place - 1) : place + 1]]
+                found.setdefault(key, "".join(keys))
+    return found
+
+
+@cache
+def _alike() -> dict[str, str]:
+    """Return the other characters of each one's groups."""
+    found: dict[str, str] = {}
+    for group in (*_ALIKE, *_CYRILLIC_ALIKE):
+        for character in group:
+            found[character] = found.get(character, "") + group.replace(character, "")
+    return found
+
+
+def _neighbour(character: str, rng: Random) -> str:
+    """Return a key next to that of a character, in its case; "" where the keyboard is not known."""
+    base = unicodedata.normalize("NFD", character.lower())[0]
+    keys = _near().get(base, "")
+    key = rng.choice(keys) if keys else ""
+    return key.upper() if character.isupper() and len(key.upper()) == 1 else key
+
+
+def _look_alike(character: str, rng: Random) -> str:
+    """Return a character that looks like another one; "" where none is known."""
+    base = unicodedata.normalize("NFD", character)[0]
+    others = _alike().get(character, "") + (base if base != character else "")
+    return rng.choice(others) if others else ""
+
+
+def _place(pattern: regex.Pattern[str], text: str, rng: Random) -> int | None:
+    """Return the place of one match of a pattern; None where there is none."""
+    places = [match.start() for match in pattern.finditer(text, overlapped=True)]
+    return rng.choice(places) if places else None
+
+
+def _char_swap(text: str, rng: Random) -> Edit | None:
+    at = _place(_NEIGHBOURS, text, rng)
+    if at is None or text[at] == text[at + 1] or _UNSPACED.search(text, at, at + 2):
+        return None
+    return Edit(at, at + 2, text[at + 1] + text[at])
+
+
+def _missing_char(text: str, rng: Random) -> Edit | None:
+    at = _place(_LETTER, text, rng)
+    return None if at is None or len(text) == 1 else Edit(at, at + 1, "")
+
+
+def _one_for(text: str, rng: Random, replacement: Callable[[str], str]) -> Edit | None:
+    """Return an edit that puts `replacement(character)`, unless it is "", in place of a random character."""
+    at = _place(_LETTER, text, rng)
+    new = "" if at is None else replacement(text[at])
+    return None if at is None or not new else Edit(at, at + 1, new)
+
+
+def _extra_char(text: str, rng: Random) -> Edit | None:
+    def doubled(character: str) -> str:
+        return character + key if (key := _neighbour(character, rng)) else ""
+
+    return _one_for(text, rng, doubled)
+
+
+def _nearby_char(text: str, rng: Random) -> Edit | None:
+    return _one_for(text, rng, lambda character: _neighbour(character, rng))
+
+
+def _similar_char(text: str, rng: Random) -> Edit | None:
+    return _one_for(text, rng, lambda character: _look_alike(character, rng))
+
+
+def _skipped_space(text: str, rng: Random) -> Edit | None:
+    at = _place(regex.compile(" "), text, rng)
+    return None if at is None else Edit(at, at + 1, "")
+
+
+def _random_space(text: str, rng: Random) -> Edit | None:
+    at = _place(_INSIDE, text, rng)
+    return None if at is None else Edit(at, at, " ")
+
+
+def _repeated_char(text: str, rng: Random) -> Edit | None:
+    return _one_for(text, rng, lambda character: character * 2)
+
+
+def _unichar(text: str, rng: Random) -> Edit | None:
+    at = _place(_DOUBLE, text, rng)
+    return None if at is None else Edit(at, at + 2, text[at])
+
+
+TYPOS: dict[str, Callable[[str, Random], Edit | None]] = {
+    "char_swap": _char_swap,
+    "missing_char": _missing_char,
+    "extra_char": _extra_char,
+    "nearby_char": _nearby_char,
+    "similar_char": _similar_char,
+    "skipped_space": _skipped_space,
+    "random_space": _random_space,
+    "repeated_char": _repeated_char,
+    "unichar": _unichar,
+}
+"""Kind -> its edit of a text at a random place; None where the text has no such place."""
+
 
 # Characters of the scripts that noise is made of, as OpusTrainer has them, without what is no letter, digit or sign and
 # what normalisation would change.

@@ -16,10 +16,9 @@ from typing import Any
 
 from pydantic import Field
 
-from ziggurat.system.checksums import content_checksum, has_checksum
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import DataError, ZigguratError
-from ziggurat.system.files import write_atomically
+from ziggurat.system.files import content_checksum, has_checksum, write_atomically
 from ziggurat.system.small_files import Form, parse_json, read_bounded, shaped
 
 ORIGIN_FORMAT = 1

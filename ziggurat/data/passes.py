@@ -15,12 +15,17 @@ from typing import NamedTuple, Protocol
 from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
 from ziggurat.data.cleaning.comparisons import Comparisons
-from ziggurat.data.encoded import EncodedBlock
+from ziggurat.data.encoding import EncodedBlock
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, short_row_notices, side_notices
-from ziggurat.data.sampling import even_shares, sampled_blocks, train_pair_scores
 from ziggurat.data.subword import Tokenizer, save_tokenizers
-from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
-from ziggurat.data.tags import tag_notices
+from ziggurat.data.subword_training import (
+    even_shares,
+    existing_tokenizers,
+    sampled_blocks,
+    train_pair_scores,
+    train_tokenizers,
+)
+from ziggurat.data.vocabulary import tag_notices
 from ziggurat.data.word_links import train_aligner, words_of
 
 

@@ -1,16 +1,24 @@
 """Tokenizer for text that is already segmented (subword-nmt), with a plain vocabulary file.
 
 It exists to reproduce published set-ups; see ziggurat.data.subword for the protocol.
+
+Pieces of a vocabulary that training hardly ever sees: counted while a store is written, told if they are many.
+
+Tags that name languages: which those are, and what is noticed of corpora that lack one.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ziggurat.config.data import RegularisationConfig
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import DataError, printable
+from ziggurat.system.yaml_text import shown
 
 _CONTINUES = re.compile(r"@@(?: |$)")
 _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
@@ -95,3 +103,108 @@ def _tokens(content: bytes) -> list[str]:
             raise DataError(f"line {number}: {printable(token)!r} is listed already in line {first_line[token]}")
         first_line[token] = number
     return list(first_line)
+
+
+_OFTEN = 10
+"""Occurrences from which on a piece counts as seen often. On 3,599 pairs of captions 85 % of 8,000 joint pieces have
+fewer, and 25 % of 2,000; on 157,571 pairs of Tatoeba 8 % of 8,000."""
+_TOO_MANY = 0.5
+"""Share of rare pieces from which on there is a notice."""
+_SMALL = 1000  # smaller vocabularies are for trials
+_BYTES = 256  # pieces that only characters outside the vocabulary need
+
+
+class PieceCounts:
+    """The number of occurrences of each piece."""
+
+    def __init__(self) -> None:
+        self.of: NDArray[np.int64] = np.zeros(0, np.int64)
+
+    def add(self, ids: NDArray[np.int32]) -> None:
+        """Count the pieces with these numbers."""
+        found = np.bincount(ids, minlength=len(self.of))
+        found[: len(self.of)] += self.of
+        self.of = found
+
+
+def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: tuple[PieceCounts, PieceCounts]) -> list[str]:
+    """Return a sentence for each vocabulary trained for this store most of whose pieces occur less than 10 times.
+
+    Args:
+        config: section `data.subword`.
+        sizes: numbers of source and target pieces.
+        counts: those of both sides' training text.
+    """
+    if config.kind not in ("bpe", "unigram"):
+        return []
+    source, target = (np.pad(count.of, (0, size - len(count.of))) for count, size in zip(counts, sizes, strict=True))
+    if config.joint:
+        return _notice(config, "vocabulary_size", "", source + target)
+    of_target = "target_vocabulary_size" if config.target_vocabulary_size is not None else "vocabulary_size"
+    return _notice(config, "vocabulary_size", "source ", source) + _notice(config, of_target, "target ", target)
+
+
+def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64]) -> list[str]:
+    often = int(np.count_nonzero(counts >= _OFTEN))
+    learnt = len(counts) - (_BYTES if config.byte_fallback else 0)
+    if len(counts) < _SMALL or learnt - often <= _TOO_MANY * learnt:
+        return []
+    fewer = -(-often * 3 // 2 // 100) * 100
+    return [
+        f"{learnt - often:,} of {learnt:,} {side}pieces occur fewer than {_OFTEN} times in the training text: too "
+        f"rarely to be learnt well. With so little text, lower `data.subword.{key}`, to {max(fewer, 500)}, say, and "
+        "prepare again"
+    ]
+
+
+_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
+_SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
+
+
+def language_tags(known: Iterable[str]) -> list[str]:
+    """Return those of a model's tags that name languages."""
+    return [tag for tag in known if _LANGUAGE_TAG.fullmatch(tag)]
+
+
+def several_languages(known: Iterable[str]) -> str:
+    """Return the tags that name a language, as text for a message, where they are several; else nothing."""
+    languages = language_tags(known)
+    return printable(", ".join(languages), 200) if len(languages) > 1 else ""
+
+
+def tag_notices(config: DataConfig, known: Iterable[str]) -> list[str]:
+    """Return notices on corpora whose sources do not tell a model which language it is to write.
+
+    They have no tag beside tags of several languages, or one tag (or none) with targets of several languages.
+
+    Args:
+        config: the data section.
+        known: tags of the source vocabulary.
+    """
+    notices, languages = [], language_tags(known)
+    ambiguous = len(languages) > 1
+    if ambiguous and (untagged := [key for key, corpus in _corpora(config) if corpus.tag is None]):
+        notices.append(
+            f"{shown(untagged, 10)}: no `tag`, although the vocabulary has tags of several languages, so nothing tells "
+            f"the model which one to write; `tag` can be {', '.join(languages)}"
+        )
+    targets: dict[str | None, dict[str, str]] = {}  # tag -> language of targets -> the first of its corpora
+    for key, corpus in _corpora(config):
+        language = config.languages_of(corpus)[1]
+        if language != _SEVERAL and not (ambiguous and corpus.tag is None):
+            targets.setdefault(corpus.tag, {}).setdefault(language, key)
+    for tag, first in targets.items():
+        if len(first) > 1:
+            found = shown([f"{key} is into `{language}`" for language, key in first.items()], 10)
+            same = "none has a `tag`" if tag is None else f"all have `tag: {tag}`"
+            notices.append(
+                f"{found}; {same}: nothing tells the model which language to write. Give the corpora of each target "
+                f"language a tag of their own, such as `<2{next(iter(first))}>`"
+            )
+    return notices
+
+
+def _corpora(config: DataConfig) -> Iterator[tuple[str, CorpusConfig]]:
+    """Yield each corpus with its key, such as `data.train.0`."""
+    for split, corpora in (("train", config.train), ("dev", config.dev)):
+        yield from ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ziggurat.evaluate.scores import check_lines
-from ziggurat.evaluate.segments import MeanMetric, MeanSignature
+from ziggurat.evaluate.scores import MeanMetric, MeanSignature, check_lines
 from ziggurat.system.errors import ConfigError, printable
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"

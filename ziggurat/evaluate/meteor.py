@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ziggurat.config.languages import main_language
-from ziggurat.evaluate.scores import check_lines
-from ziggurat.evaluate.segments import MeanMetric, MeanSignature, Words
+from ziggurat.config.notices import main_language
+from ziggurat.evaluate.scores import MeanMetric, MeanSignature, Words, check_lines
 from ziggurat.system.errors import ConfigError
 
 _SNOWBALL = {  # of nltk, by language code; English has Porter's stemmer, nltk's default

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ziggurat.evaluate.scores import METRICS, Metric
-from ziggurat.evaluate.segments import SacrebleuMetric, SegmentMetric
+from ziggurat.evaluate.scores import METRICS, Metric, SacrebleuMetric, SegmentMetric
 from ziggurat.evaluate.splitting import Splitting, splitting
 from ziggurat.system.errors import ConfigError
 

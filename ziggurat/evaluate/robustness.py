@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.segments import SegmentMetric, Statistics, add_up
+from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 from ziggurat.evaluate.significance import RESAMPLINGS, holm, p_values, resampled_scores, two_sided_p
 
 _EXAMPLES = 5

@@ -2,17 +2,35 @@
 
 BLEU: Papineni et al. 2002; chrF: Popović 2015; TER: Snover et al. 2006; signatures: Post 2018; confidence intervals:
 bootstrap resampling, Koehn 2004. All of them run in sacreBLEU, with its defaults, on detokenised text.
+
+Metrics as sums over sentences, so that sentences can be scored, grouped and resampled; and the words BLEU counts.
+
+A metric's statistics are one row of numbers per sentence. Their sum over a test set, or over any part or resampling of
+it, gives the score of that part. The numbers are n-gram counts for BLEU and chrF, edits and lengths for TER, and for
+metrics that are means over sentences the sentence's score and a one.
+
+BLEU on tokenised text, as many papers report it; not comparable with sacreBLEU, as the signature says.
+
+Both scores are those of multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
+also follows tensor2tensor's utils/get_ende_bleu.sh for English-German, after Luong et al. 2015: Unicode punctuation is
+replaced (replace-unicode-punctuation.perl), and after tokenisation each hyphen between two non-blanks becomes a token,
+"rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises the score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, cast
 
-from ziggurat.config.languages import main_language
+import numpy as np
+
+from ziggurat.config.notices import main_language
 from ziggurat.evaluate.splitting import INSTALLED_BY, splitting
-from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError, printable
 
 Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
@@ -195,3 +213,268 @@ def _score_in_plain_floats(metric: Any) -> None:
         return found
 
     metric._compute_score_from_stats = compute_plainly
+
+
+Statistics = list[list[float]]
+"""[sentences, numbers]"""
+
+
+class SegmentMetric(ABC):
+    """A metric together with its references."""
+
+    higher_is_better = True
+    decimals = 2
+    """Decimals to show in tables."""
+
+    @abstractmethod
+    def statistics(self, outputs: Sequence[Sequence[str]]) -> list[Statistics]:
+        """Return the statistics of each of `outputs`, each a list with one line per sentence of the test set."""
+
+    @abstractmethod
+    def from_sums(self, sums: Sequence[float]) -> Any:
+        """Return sacreBLEU's Score (`name`, `score`) from statistics summed over sentences."""
+
+    @abstractmethod
+    def signature(self) -> Any:
+        """Return a new sacreBLEU Signature, or an object with its `update` and `str()`."""
+
+
+class SacrebleuMetric(SegmentMetric):
+    """BLEU, chrF or TER by sacreBLEU."""
+
+    def __init__(self, name: Metric, references: Sequence[Sequence[str]], **options: Any) -> None:
+        """`references`, `options` and errors are those of `sacrebleu_metric`."""
+        self.higher_is_better = name != "ter"
+        self.metric = sacrebleu_metric(name, references=references, **options)
+
+    def statistics(self, outputs: Sequence[Sequence[str]]) -> list[Statistics]:
+        """Return the statistics of each of `outputs`."""
+        return [self.metric._extract_corpus_statistics(list(lines), None) for lines in outputs]
+
+    def from_sums(self, sums: Sequence[float]) -> Any:
+        """Return sacreBLEU's score."""
+        return self.metric._compute_score_from_stats(sums)
+
+    def signature(self) -> Any:
+        """Return sacreBLEU's signature."""
+        return self.metric.get_signature()
+
+
+class MeanSignature:
+    """Signature in the form of sacreBLEU's, for other metrics."""
+
+    def __init__(self, entries: dict[str, object], version: str) -> None:
+        """`version` is that of the program, such as `nltk-3.9`; it comes last."""
+        self._entries = entries
+        self._version = version
+
+    def update(self, key: str, value: object) -> None:
+        """Add or change an entry."""
+        self._entries[key] = value
+
+    def __str__(self) -> str:
+        return "|".join([*(f"{key}:{value}" for key, value in self._entries.items()), f"version:{self._version}"])
+
+
+class MeanMetric(SegmentMetric):
+    """A metric whose score of a test set is the mean over sentences."""
+
+    name: str
+
+    @abstractmethod
+    def sentence_scores(self, outputs: Sequence[Sequence[str]]) -> list[list[float]]:
+        """Return the score of each line of each of `outputs`."""
+
+    def statistics(self, outputs: Sequence[Sequence[str]]) -> list[Statistics]:
+        """Return [score, 1] for each sentence: the sums give the mean."""
+        return [[[score, 1.0] for score in scores] for scores in self.sentence_scores(outputs)]
+
+    def from_sums(self, sums: Sequence[float]) -> Any:
+        """Return the mean."""
+        from sacrebleu.metrics.base import Score as SacrebleuScore
+
+        return SacrebleuScore(self.name, float(sums[0]) / float(sums[1]))
+
+
+def add_up(statistics: Statistics) -> list[float]:
+    """Return the sum of the rows, in sacreBLEU's order: floats must round as they do there."""
+    from sacrebleu import utils
+
+    total: Any = utils.sum_of_lists  # without type annotations
+    return cast(list[float], total(statistics))
+
+
+def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) -> Score:
+    """Return the score of one output, with sacreBLEU's bootstrap interval if `confidence`."""
+    from sacrebleu import significance
+
+    resample: Any = significance._bootstrap_resample  # typed for sacreBLEU's metrics; uses only what _Resampled has
+    (statistics,) = metric.statistics([output])
+    score, signature = metric.from_sums(add_up(statistics)), metric.signature()
+    mean = interval = None
+    if confidence:
+        seed, resampled = resample(statistics, _Resampled(metric), BOOTSTRAP_SAMPLES)
+        mean, interval = (
+            float(value) for value in significance.estimate_ci(np.array([found.score for found in resampled]))
+        )
+        signature.update("bs", BOOTSTRAP_SAMPLES)
+        signature.update("seed", seed)
+    value, decimals = float(score.score), metric.decimals
+    return Score(score.name, value, str(signature), len(output), "", mean, interval, decimals=decimals)
+
+
+class _Resampled:
+    """A metric in the form that sacreBLEU's resampling needs."""
+
+    def __init__(self, metric: SegmentMetric) -> None:
+        self._compute_score_from_stats = metric.from_sums
+
+
+# Words
+
+
+class Words:
+    """Splitter of lines into the words that BLEU counts, by sacreBLEU's tokenizers."""
+
+    def __init__(
+        self, *, target_language: str | None = None, tokenize: str | None = None, lowercase: bool = False
+    ) -> None:
+        """Arguments and errors are those of ziggurat.evaluate.scores.evaluate."""
+        metric = sacrebleu_metric("bleu", target_language=target_language, tokenize=tokenize, lowercase=lowercase)
+        self._tokenizer = metric.tokenizer
+        self._lowercase = lowercase
+        self.name = str(metric.tokenizer_signature)
+        """sacreBLEU's name of the tokenizer."""
+
+    def __call__(self, line: str) -> list[str]:
+        """Return the words of a line."""
+        line = line.rstrip()
+        return str(self._tokenizer(line.lower() if self._lowercase else line)).split()
+
+    def counts(self, lines: Iterable[str]) -> Counter[str]:
+        """Return the number of occurrences of each word in `lines`, which are read one by one."""
+        found: Counter[str] = Counter()
+        for line in lines:
+            found.update(self(line))
+        return found
+
+
+_COMPOUND = re.compile(r"(\S)-(\S)")
+_UNSPACED = ("ja", "ko", "zh", "cjk")  # sacremoses handles them without a list of abbreviations
+
+
+def tokenised_bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    language: str,
+    confidence: bool = False,
+    lowercase: bool = False,
+) -> Score:
+    """Return BLEU on both sides tokenised with Moses' rules for `language` (a code such as `de`).
+
+    The texts and errors are those of ziggurat.evaluate.scores.evaluate; check_language adds errors.
+    """
+    tokenise, version = _moses(language)
+    label = f"tok:moses-{language}"
+    return _bleu("tokenised BLEU", label, version, tokenise, hypotheses, references, confidence, lowercase)
+
+
+def compound_split_bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    language: str = "de",
+    confidence: bool = False,
+    lowercase: bool = False,
+) -> Score:
+    """Return tokenised BLEU with Unicode punctuation replaced and hyphenated compounds split, on both sides.
+
+    For reproducing published English-German scores. Arguments and errors are those of tokenised_bleu.
+    """
+    tokenise, version = _moses(language)
+    replace_punctuation = _punctuation_replacer()
+
+    def prepare(text: str) -> str:
+        return split_compounds(tokenise(replace_punctuation(text)))
+
+    label = f"tok:moses-{language}+unicode-punctuation+compound-split"
+    return _bleu("compound-split BLEU", label, version, prepare, hypotheses, references, confidence, lowercase)
+
+
+def check_language(language: str) -> None:
+    """Raise ConfigError when Moses' tokeniser has no rules for `language`, or sacremoses is not installed.
+
+    sacremoses would silently use the English rules.
+    """
+    try:
+        from sacremoses.corpus import NonbreakingPrefixes
+    except ImportError:
+        raise ConfigError(
+            "tokenised and compound-split BLEU need sacremoses: pip install 'ziggurat-mt[tokenised]'"
+        ) from None
+    known = {*NonbreakingPrefixes().available_langs.values(), *_UNSPACED}
+    if language not in known:
+        listed = ", ".join(sorted(known))
+        raise ConfigError(f"Moses' tokeniser has no rules for language {printable(repr(language))}; it knows {listed}")
+
+
+def split_compounds(tokenised: str) -> str:
+    """Return the line with each hyphen between two non-blanks as a separate token, `##AT##-##AT##`.
+
+    As in the original, matches do not overlap: the second hyphen of "a-b-c" stays, that of "one-to-one" does not.
+    """
+    return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", tokenised)
+
+
+def _bleu(
+    name: str,
+    label: str,
+    version: str,
+    prepare: Callable[[str], str],
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    confidence: bool,
+    lowercase: bool,
+) -> Score:
+    """Return multi-bleu's score of prepared lines, with a name and signature that tell it from sacreBLEU's."""
+    import sacrebleu
+
+    check_lines(hypotheses, references)
+    # As in multi-bleu.perl: no smoothing. `force` suppresses the warning about tokenised text.
+    metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
+    score = corpus_score(
+        metric,
+        [prepare(line) for line in hypotheses],
+        [[prepare(line) for line in reference] for reference in references],
+        confidence=confidence,
+    )
+    signature = f"NOT-comparable-with-sacreBLEU|{score.signature.replace('tok:none', label)}|sacremoses:{version}"
+    return replace(score, name=name, signature=signature, comparable=False)
+
+
+def _moses(language: str) -> tuple[Callable[[str], str], str]:
+    """Return Moses' tokeniser as a function of a line, and the version of sacremoses."""
+    check_language(language)
+    from importlib.metadata import version
+
+    import sacremoses
+
+    tokenizer = sacremoses.MosesTokenizer(lang=language)
+
+    def tokenise(text: str) -> str:
+        return str(tokenizer.tokenize(text, return_str=True))
+
+    return tokenise, version("sacremoses")
+
+
+def _punctuation_replacer() -> Callable[[str], str]:
+    """Return replace-unicode-punctuation.perl as a function of a line."""
+    from sacremoses import MosesPunctNormalizer
+
+    normalizer = MosesPunctNormalizer()
+
+    def replace_punctuation(text: str) -> str:
+        return str(normalizer.replace_unicode_punct(text))
+
+    return replace_punctuation

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ziggurat.evaluate.findings import OverSeeds, Pair, Scores
-from ziggurat.evaluate.segments import SegmentMetric, Statistics, add_up
+from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
 RESAMPLINGS = 1000
 """Resamplings of the paired bootstrap: sacreBLEU's default, and the number in Liu et al. 2020 (P3)."""

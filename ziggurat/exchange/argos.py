@@ -12,31 +12,136 @@ Argos Translate gives every sentence to SentencePiece as it stands, searches wit
 out, and reads at most 1,024 pieces. What our translator does besides is therefore written into the files: removal of
 spare blanks into the SentencePiece model, forbidden tokens into the output's bias, and tables of positions are long
 enough for every sentence.
+
+Translation with a package of `--to argos` as Argos Translate reads it, for the check of an export.
+
+Choices of a user for a package for Argos Translate: its metadata, and a sentence splitter to put into it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 import torch
 
 from ziggurat import __version__
-from ziggurat.config import Experiment
+from ziggurat.config import DataConfig, Experiment
 from ziggurat.config.load import change_section
+from ziggurat.config.notices import language_name, main_language
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.exchange.ctranslate2 import write_ctranslate2
-from ziggurat.exchange.package import PackageChoices, package_metadata, splitter_files
 from ziggurat.exchange.plain import ExportedModel
-from ziggurat.system.errors import ExportError, printable
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
+from ziggurat.system.files import check_folder
+from ziggurat.system.small_files import check_name, check_regular
+from ziggurat.translate.results import Hypothesis, Translation, one_line
+from ziggurat.translate.served import ctranslate2_module
+
+_ARGOS_VERSION = "1.10"
+"""First version of Argos Translate that joins pieces by SentencePiece: earlier ones show bytes as `<0xC3>`."""
+
+_KEYS = ("package_version", "from_code", "from_name", "to_code", "to_name", "license")
+_CODE = re.compile(r"[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*")
+_VERSION = re.compile(r"\d{1,9}(\.\d{1,9}){0,3}")
+_LONGEST = 200
+
+_SPLITTERS = (("minisbd", "*.onnx"), ("stanza", "resources.json"), ("spacy", "config.cfg"))
+"""Folders of a package that Argos Translate looks for, in its order, and a file by which each is known."""
+
+
+@dataclass(frozen=True)
+class PackageChoices:
+    """Choices of a user for a package.
+
+    Attributes:
+        metadata: values of metadata.json that replace ours, by name (`_KEYS`).
+        splitter: folder of a sentence splitter to put into the package; None: Argos Translate gets one itself.
+    """
+
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    splitter: Path | None = None
+
+    def words(self) -> list[str]:
+        """Return the options of the command line that say the same."""
+        said = [word for key, value in self.metadata.items() for word in ("--metadata", f"{key}={value}")]
+        return said if self.splitter is None else [*said, "--splitter", str(self.splitter)]
+
+
+def package_choices(metadata: Sequence[str], splitter: Path | None) -> PackageChoices:
+    """Return the choices of a command line; `metadata` is KEY=VALUE. Raises ConfigError naming what is wrong."""
+    values: dict[str, str] = {}
+    for given in metadata:
+        key, equals, value = given.partition("=")
+        shown = f"`--metadata {printable(given)}`"
+        if not equals or key not in _KEYS:
+            raise ConfigError(f"{shown}: give KEY=VALUE; the keys are {', '.join(_KEYS)}")
+        if not value.strip() or len(value) > _LONGEST or not value.isprintable():
+            raise ConfigError(f"{shown}: give one line of text, of at most {_LONGEST} characters")
+        if key.endswith("_code"):
+            _check_code(value, shown)
+        if key == "package_version" and not _VERSION.fullmatch(value):
+            raise ConfigError(f"{shown}: give a version such as 1.0")
+        values[key] = value.strip()
+    if splitter is not None:
+        splitter_files(splitter)
+    return PackageChoices(values, splitter)
+
+
+def package_metadata(data: DataConfig, choices: PackageChoices) -> dict[str, str]:
+    """Return the content of metadata.json. Raises ConfigError for the code of a language that Argos cannot use."""
+    found = {"package_version": "1.0", "argos_version": _ARGOS_VERSION}
+    for side, language in (("from", data.source_language), ("to", data.target_language)):
+        code = choices.metadata.get(f"{side}_code") or main_language(language)
+        _check_code(code, f"the language {printable(language)!r} of the model")
+        found |= {f"{side}_code": code, f"{side}_name": language_name(code)}
+    return found | dict(choices.metadata)
+
+
+def _check_code(code: str, where: str) -> None:
+    if not _CODE.fullmatch(code):
+        raise ConfigError(
+            f"{where}: not a code that Argos Translate could use; give one such as de by `--metadata from_code=...` or "
+            "`to_code=...`"
+        )
+
+
+def splitter_files(folder: Path) -> dict[str, bytes | Path]:
+    """Return the files of a sentence splitter by their place in the package.
+
+    Raises ConfigError: not the folder of a splitter, or a name in it is not UTF-8. DataError: a file cannot be read.
+    """
+    names = [name for name, known_by in _SPLITTERS if folder.is_dir() and any(folder.glob(known_by))]
+    if not names:
+        raise ConfigError(
+            f"`--splitter {folder}`: give a folder with a model of MiniSBD (*.onnx), the resources of Stanza "
+            "(resources.json beside the language's folder) or a pipeline of spaCy (config.cfg)"
+        )
+    found: dict[str, bytes | Path] = {}
+    for place, folders, files in os.walk(folder):
+        folders.sort()
+        for file in sorted(files):
+            path = Path(place, file)
+            check_name(path)
+            try:
+                check_regular(path)
+            except FileNotFoundError:
+                raise DataError(f"{path}: is a link to a file that does not exist") from None
+            found[f"{names[0]}/{path.relative_to(folder).as_posix()}"] = path
+    return found
+
 
 _POSITIONS = 1026
 """Positions that Argos Translate may ask for: CTranslate2's 1,024 pieces of a source, end-of-sentence, and one more."""
@@ -209,3 +314,77 @@ def _pack(package: Path, name: str, content: Mapping[str, bytes | Path]) -> None
             entry.file_size = given.stat().st_size  # decides on the form for files beyond 2 GiB
             with given.open("rb") as source, archive.open(entry, "w") as file:
                 shutil.copyfileobj(source, file, 1 << 20)
+
+
+_SEARCH = {"beam_size": 4, "length_penalty": 0.2, "min_decoding_length": 1, "max_decoding_length": 256}
+"""Argos Translate's settings, and CTranslate2's where it has none."""
+_BATCH_TOKENS = 4096
+
+
+class ArgosTranslator:
+    """Translator by a package alone: plain SentencePiece, then CTranslate2, as Argos Translate calls them.
+
+    Three of its habits are left out, which are no matter of the package: it splits lines into sentences, writes a blank
+    for every `_`, and a piece of the source for an unknown token.
+
+    Args:
+        path: folder with one .argosmodel; nothing of it is unpacked on the disk.
+
+    Raises ConfigError when ctranslate2 is not installed, CheckpointError when there is no package, or a damaged one.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        ctranslate2 = ctranslate2_module()
+        check_folder(Path(path))
+        packages = sorted(Path(path).glob("*.argosmodel"))
+        if len(packages) != 1:
+            raise CheckpointError(f"{path}: holds {len(packages)} .argosmodel files, not one; export the model again")
+        try:
+            with zipfile.ZipFile(packages[0]) as archive:
+                files = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+            inside = {name.removeprefix("model/"): file for name, file in files.items() if name.startswith("model/")}
+            self._tokenizer = sentencepiece.SentencePieceProcessor(model_proto=files["sentencepiece.model"])
+            self._model = ctranslate2.Translator(str(packages[0]), device="cpu", files=inside)
+            self._eos = json.loads(inside["config.json"])["eos_token"]
+        except (OSError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+            raise CheckpointError(f"{packages[0]}: damaged ({error}); export the model again") from None
+
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
+        """Return one Translation per line, by Argos Translate's search, or with the settings of `decoding`.
+
+        Only `beam_size`, `length_penalty.alpha`, `min_length` and `max_length.limit` of `decoding` are used.
+        """
+        search = dict(_SEARCH)
+        if decoding:
+            search = {
+                "beam_size": decoding["beam_size"],
+                "length_penalty": decoding["length_penalty"]["alpha"],
+                "min_decoding_length": decoding["min_length"],
+                "max_decoding_length": decoding["max_length"]["limit"] + 1,  # and end-of-sentence
+            }
+        sources = self._tokenizer.encode(list(lines), out_type=str)
+        wanted = [source for source in sources if source]
+        results = iter(
+            self._model.translate_batch(
+                wanted,
+                max_batch_size=_BATCH_TOKENS,
+                batch_type="tokens",
+                return_scores=True,
+                return_end_token=True,
+                **search,
+            )
+        )
+        empty = Hypothesis("", 0.0, 0.0, [], [], True)
+        return [
+            Translation(line, [self._hypothesis(next(results), search["length_penalty"]) if source else empty])
+            for line, source in zip(lines, sources, strict=True)
+        ]
+
+    def _hypothesis(self, result: Any, alpha: float) -> Hypothesis:
+        pieces, score = result.hypotheses[0], result.scores[0]
+        ended = pieces[-1:] == [self._eos]
+        length = len(pieces)
+        pieces = pieces[: length - ended]
+        # Argos Translate removes one blank, which a first piece that is not in the vocabulary has before it.
+        text = self._tokenizer.decode_pieces(pieces).replace("\u2581", " ").removeprefix(" ")
+        return Hypothesis(one_line(text), score, score * length**alpha, pieces, [], ended, ends=int(ended))

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
-from ziggurat.config.model import ModelConfig
-from ziggurat.config.model_sections import StackConfig
+from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.model.attention.kinds import ATTENTION
 from ziggurat.model.init.transfer import branch_factor, output_factor
 from ziggurat.model.kinds import HISTORY, RESIDUAL

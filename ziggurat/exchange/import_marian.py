@@ -1,4 +1,12 @@
-"""Reader of plain Transformers of Marian, as OPUS-MT and others publish them beside what transformers reads."""
+"""Reader of plain Transformers of Marian, as OPUS-MT and others publish them beside what transformers reads.
+
+Matrices of a plain Transformer of Marian, from its arrays and options.
+
+Names and formulas are those of Marian's src/models/transformer.h (version 1.12): matrices are stored [in, out], biases
+and norms [1, D]; the decoder's first input is a zero vector; embeddings are multiplied by sqrt(D) where positions are
+added; norms have an epsilon of 1e-6. Marian has no padding in its vocabularies: here a row of zeros behind all others
+stands for it, and for the first input.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +14,209 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.exchange.imported import ControlIds, ForeignModel
-from ziggurat.exchange.marian_anatomy import POSITIONS, marian_anatomy
-from ziggurat.exchange.marian_files import find_files, read_ids, read_weights
+from ziggurat.exchange.anatomy import (
+    Affine,
+    Anatomy,
+    AttentionMatrices,
+    LayerMatrices,
+    StackMatrices,
+    one_of,
+    width_of,
+)
+from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from
+from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
 from ziggurat.exchange.vocabularies import with_vocabularies
-from ziggurat.system.errors import DataError
+from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import Form, read_bounded, shaped
+
+_EPSILON = 1e-6
+POSITIONS = 1024
+"""Rows of the table of positions: Marian computes as many as it needs, and reads at most 1,000 tokens by default."""
+
+_ACTIVATIONS = {"relu": "relu", "swish": "silu"}
+
+_PLAIN: dict[str, tuple[Any, ...]] = {
+    "type": ("transformer",),
+    "right-left": (False,),
+    "input-types": ([], ["sequence", "sequence"]),
+    "transformer-no-projection": (False,),
+    "transformer-ffn-depth": (2,),
+    "transformer-decoder-ffn-depth": (0, 2),
+    "transformer-postprocess-emb": ("", "d"),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-tied-layers": ([],),
+    "transformer-train-position-embeddings": (False,),
+    "transformer-attention-mask": ("default",),
+    "transformer-pool": (False,),
+    "transformer-no-bias": (False,),
+    "transformer-no-affine": (False,),
+    "ulr": (False,),
+    "lemma-dim-emb": (0,),
+}
+"""Options with the values of a plain Transformer; an option that is not there has the first."""
+
+_ORDERS = {("", "an", ""): False, ("n", "a", "n"): True}
+"""Operations before, after and on top of sub-layers, dropout left out -> pre-norm."""
+
+
+class _Options(Form):
+    """The options that are needed."""
+
+    enc_depth: int = Field(ge=1, le=4096)
+    dec_depth: int = Field(ge=1, le=4096)
+    transformer_heads: int = Field(ge=1, le=1 << 20)
+    transformer_ffn_activation: str
+    transformer_preprocess: str
+    transformer_postprocess: str
+    transformer_postprocess_top: str = ""
+    transformer_disable_position_embeddings: bool = False
+
+
+def marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path: Path) -> Anatomy:
+    """Return the matrices of the model in the file `path`, each vocabulary with one row more, for padding.
+
+    Raises ExportError with all reasons why the options are not those of a plain Transformer, or for arrays that are
+    missing, unknown or quantised; DataError for options that are missing or wrong.
+    """
+    given = {key: value for key, value in given.items() if value is not None}  # Marian writes `~` for what it never set
+    if reasons := _reasons(given):
+        raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
+    named = {key.replace("-", "_"): value for key, value in given.items()}
+    parameters = _Parameters(arrays, path)
+    anatomy = _anatomy(shaped(named, _Options, f"{path}: its options have"), parameters)
+    if left := parameters.left():
+        said = f"parameter {printable(left[0])} is unknown ({len(left)} in all)"
+        raise ExportError(f"{path}: {said}; is it a plain Transformer?")
+    return anatomy
+
+
+def _reasons(options: Mapping[str, Any]) -> list[str]:
+    """Return all reasons why a model with these options cannot be imported."""
+    reasons = [
+        f"`{key}: {printable(str(options[key]))}`"
+        for key, plain in _PLAIN.items()
+        if options.get(key, plain[0]) not in plain
+    ]
+    if "type" not in options:
+        reasons.append("no `type`")
+    activation = options.get("transformer-ffn-activation")
+    if activation not in _ACTIVATIONS:
+        why = " (two functions of that name, by Marian's version)" if activation == "gelu" else ""
+        known = ", ".join(_ACTIVATIONS)
+        reasons.append(f"`transformer-ffn-activation: {printable(str(activation))}`{why}; known are {known}")
+    if _order(options) not in _ORDERS:
+        keys = ("preprocess", "postprocess", "postprocess-top")
+        said = ", ".join(
+            f"`transformer-{key}: {printable(str(options.get(f'transformer-{key}', '')))}`" for key in keys
+        )
+        reasons.append(f"{said} is neither post-norm (``, `dan`, ``) nor pre-norm (`n`, `da`, `n`)")
+    return reasons
+
+
+def _order(options: Mapping[str, Any]) -> tuple[str, str, str]:
+    """Return the operations before, after and on top of sub-layers, without dropout."""
+    before, after, top = (
+        str(options.get(f"transformer-{key}") or "").replace("d", "")
+        for key in ("preprocess", "postprocess", "postprocess-top")
+    )
+    return before, after, top
+
+
+class _Parameters:
+    """The arrays of a model, which remembers the names that were asked for."""
+
+    def __init__(self, arrays: Mapping[str, Array], path: Path) -> None:
+        self._arrays = arrays
+        self._path = path
+        self._taken: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def take(self, name: str) -> Tensor:
+        """Return an array in fp32. Raises ExportError when it is missing or quantised."""
+        if name not in self._arrays:
+            raise ExportError(f"{self._path}: has no parameter {name}; is it a plain Transformer?")
+        self._taken.add(name)
+        if self._arrays[name].dtype.kind != "f":
+            raise ExportError(f"{self._path}: {name} is quantised; import the model from before that")
+        return torch.from_numpy(self._arrays[name].astype(np.float32))
+
+    def affine(self, matrix: str, bias: str) -> Affine:
+        """Return the linear map of a matrix [in, out] and a bias [1, out]."""
+        return Affine(self.take(matrix).T.contiguous(), self.take(bias).flatten())
+
+    def norm(self, name: str, suffix: str = "") -> Affine:
+        """Return gain and bias of a norm."""
+        return Affine(self.take(f"{name}_ln_scale{suffix}").flatten(), self.take(f"{name}_ln_bias{suffix}").flatten())
+
+    def left(self) -> list[str]:
+        """Return the names that nothing asked for."""
+        return [name for name in self._arrays if name not in self._taken and not name.startswith("special:")]
+
+
+def _anatomy(options: _Options, parameters: _Parameters) -> Anatomy:
+    pre_norm = _ORDERS[_order({key.replace("_", "-"): value for key, value in options.model_dump().items()})]
+    one = "Wemb" in parameters
+    tables = [parameters.take("Wemb" if one else f"{name}_Wemb") for name in ("encoder", "decoder")]
+    width_of(tables[0], "Wemb"), width_of(tables[1], "Wemb")
+    prefix = "decoder_ff_logit_out"
+    output = tables[1]
+    if f"{prefix}_Wt" in parameters:
+        output = parameters.take(f"{prefix}_Wt")
+    elif f"{prefix}_W" in parameters:  # models of before 2019
+        output = parameters.take(f"{prefix}_W").T.contiguous()
+    bias = parameters.take(f"{prefix}_b").flatten() if f"{prefix}_b" in parameters else output.new_zeros(len(output))
+    source, target, written = (torch.cat([table, table.new_zeros(1, table.shape[1])]) for table in (*tables, output))
+    encoder, decoder = (
+        _stack(options, parameters, name, table, pre_norm)
+        for name, table in (("encoder", one_of(source, target)), ("decoder", target))
+    )
+    head = Affine(one_of(written, target), torch.cat([bias, bias.new_zeros(1)]))
+    return Anatomy(encoder, decoder, head, _ACTIVATIONS[options.transformer_ffn_activation], "layer")
+
+
+def _stack(options: _Options, parameters: _Parameters, name: str, embedding: Tensor, pre_norm: bool) -> StackMatrices:
+    suffix = "_pre" if pre_norm else ""
+    width = embedding.shape[1]
+    decoder = name == "decoder"
+    plain = options.transformer_disable_position_embeddings
+    return StackMatrices(
+        pre_norm=pre_norm,
+        heads=options.transformer_heads,
+        epsilon=_EPSILON,
+        layers=tuple(
+            _layer(parameters, f"{name}_l{number + 1}", decoder, suffix)
+            for number in range(options.dec_depth if decoder else options.enc_depth)
+        ),
+        final_norm=parameters.norm(f"{name}_top") if pre_norm else None,
+        embedding=embedding,
+        scale=1.0 if plain else width**0.5,  # one function does both: without positions nothing is scaled
+        positions=None if plain else positions_from(0, POSITIONS, width),
+    )
+
+
+def _layer(parameters: _Parameters, name: str, decoder: bool, suffix: str) -> LayerMatrices:
+    attentions = []
+    for kind in ("self", "context")[: 1 + decoder]:
+        at = f"{name}_{kind}"
+        query, key, value, out = (parameters.affine(f"{at}_W{part}", f"{at}_b{part}") for part in "qkvo")
+        attentions.append(AttentionMatrices(query, key, value, out, parameters.norm(f"{at}_Wo", suffix)))
+    return LayerMatrices(
+        attentions[0],
+        attentions[1] if decoder else None,
+        parameters.affine(f"{name}_ffn_W1", f"{name}_ffn_b1"),
+        parameters.affine(f"{name}_ffn_W2", f"{name}_ffn_b2"),
+        parameters.norm(f"{name}_ffn_ffn", suffix),
+    )
 
 
 class _Search(Form):

@@ -20,10 +20,9 @@ from ziggurat.model.build import build_model
 from ziggurat.model.directory import refuse_replacing
 from ziggurat.model.run_folder import CONFIG_FILE, MODEL_FILE
 from ziggurat.model.tensors import load_weights, write_tensors
-from ziggurat.system.checksums import made_by, write_checksums
 from ziggurat.system.errors import ConfigError, DataError, ExportError, out_of_memory, printable
-from ziggurat.system.files import write_atomically
-from ziggurat.system.workspace import building, recover
+from ziggurat.system.files import made_by, write_atomically, write_checksums
+from ziggurat.system.staging import building, recover
 
 
 def import_checkpoint(
@@ -88,7 +87,7 @@ def import_checkpoint(
 def _write_imported(model: ForeignModel, out: Path, again: str) -> int:
     """Write the model directory; return the number of parameters.
 
-    `again` is the command that writes the folder again (ziggurat.system.checksums.write_checksums).
+    `again` is the command that writes the folder again (ziggurat.system.files.write_checksums).
     """
     try:
         experiment, tensors = model.experiment(str(out)), model.tensors()

@@ -1,26 +1,232 @@
-"""Export to ONNX of any model, as two graphs: the encoder, and one decoding step."""
+"""Export to ONNX of any model, as two graphs: the encoder, and one decoding step.
+
+A model as two graphs of tensors: the encoder, and one decoding step from its state to the next one.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
 from ziggurat.config import ModelConfig
-from ziggurat.exchange.onnx_graphs import EncoderGraph, Port, Ports, StepGraph, exportable, ports_of
+from ziggurat.exchange.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningCell, RunningSum, ScannedLstm
+from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, Mask, padding_bias
+from ziggurat.model.attention.multihead import CrossAttention, FirstValues, OwnAttention, SelfAttention
 from ziggurat.model.attention.rotary import Rotary
+from ziggurat.model.attention.ssru import Ssru
 from ziggurat.model.embedding import SinusoidalPositions
-from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.lstm import LstmLayer, LstmState
+from ziggurat.model.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
+from ziggurat.model.seq2seq import Memory, Seq2Seq
+from ziggurat.model.transformer import AnyDecoderLayer, Decoder, DecoderCache, DecoderLayerCache, MergedDecoderLayer
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
+
+
+@dataclass(frozen=True)
+class Port:
+    """A tensor that is passed from the encoder to the steps, or from step to step.
+
+    Attributes:
+        name: its name in the graphs.
+        shape: numbers, and the names of axes that vary: `sentences`, `beams`, `source`, `steps`.
+        initial: for a state, the encoder's output [sentences, ...] that every beam starts with; None: zeros.
+    """
+
+    name: str
+    shape: tuple[str | int, ...]
+    initial: str | None = None
+
+
+class Ports(Protocol):
+    """Layout of the caches of one family of decoders as named tensors."""
+
+    memory: list[Port]
+    """Tensors of the source, which every step reads."""
+    states: list[Port]
+    """Tensors that each step passes to the next; those with an axis `steps` grow by one each time."""
+
+    def remember(self, memory: Memory) -> list[Tensor]:
+        """Return the tensors `memory` of encoded sentences, followed by the `initial` ones of states."""
+
+    def cache(
+        self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> DecoderCache | RecurrentCache:
+        """Return the cache of sentences at `positions` [sentences] that consists of these tensors."""
+
+    def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
+        """Return the tensors `states` of a cache after a step."""
+
+
+def ports_of(model: Seq2Seq, longest: int) -> Ports:
+    """Return the layout of the caches of the model's decoder; no position is beyond `longest`."""
+    if isinstance(model.decoder, RnmtDecoder):
+        return _RnmtPorts(model.decoder)
+    return _TransformerPorts(cast(Decoder, model.decoder), longest)
+
+
+class _TransformerPorts:
+    """Layout per layer: keys and values of the memory, and of the target so far; a sum or cells in their place."""
+
+    def __init__(self, decoder: Decoder, longest: int) -> None:
+        self.longest = longest
+        self.memory: list[Port] = []
+        self.states: list[Port] = []
+        self._aligned = decoder.aligned
+        self._attentions = [_attentions(cast(AnyDecoderLayer, layer)) for layer in decoder.layers]
+        self._kinds: list[type[GrowingCache] | type[RunningSum]] = []
+        for number, (own, cross) in enumerate(self._attentions):
+            width = cross.q_proj.weight.shape[0]
+            shape = ("sentences", cross.heads, "source", width // cross.heads)
+            self.memory += [Port(f"memory.{number}.{part}", shape) for part in ("key", "value")]
+            if isinstance(own, SelfAttention):
+                grown = ("sentences", "beams", own.heads, "steps", width // own.heads)
+                self.states += [Port(f"{number}.{part}", grown) for part in ("key", "value")]
+                self._kinds.append(GrowingCache)
+            else:
+                self.states.append(Port(f"{number}.sum", ("sentences", "beams", width)))
+                self._kinds.append(RunningCell if isinstance(own, Ssru) else RunningSum)
+
+    def remember(self, memory: Memory) -> list[Tensor]:
+        first = FirstValues()
+        projected = [cross.remember(memory.of(n), None, first=first) for n, (_, cross) in enumerate(self._attentions)]
+        return [part for cache in projected for part in (cache.key, cache.value)]
+
+    def cache(
+        self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> DecoderCache:
+        remaining, pairs = iter(states), zip(memory[::2], memory[1::2], strict=True)
+        layers, first, kept = [], FirstValues(), KeptWeights(self._aligned.head)
+        for number, ((key, value), kind) in enumerate(zip(pairs, self._kinds, strict=True)):
+            aligned = number == self._aligned.layer % len(self._kinds)
+            cross = CrossAttentionCache(key, value, padding, kept if aligned else None)
+            own = kind([next(remaining) for _ in range(kind.PARTS)], positions, self.longest)
+            layers.append(LayerCache(own, cross, first))
+        return DecoderCache(cast(list[DecoderLayerCache], layers), kept)
+
+    def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
+        layers = cast(list[LayerCache], cast(DecoderCache, cache).layers)
+        return [part for layer in layers for part in layer.own.parts]
+
+
+def _attentions(layer: AnyDecoderLayer) -> tuple[OwnAttention, CrossAttention]:
+    """Return a decoder layer's attention to the target and its attention to the memory."""
+    if isinstance(layer, MergedDecoderLayer):
+        return layer.merged_attn.own, layer.merged_attn.cross
+    return layer.self_attn, layer.cross_attn
+
+
+class _RnmtPorts:
+    """Layout: keys and values of the memory, the states of all LSTM layers, and the last attention's result."""
+
+    def __init__(self, decoder: RnmtDecoder) -> None:
+        self._aligned = decoder.aligned
+        self._attention = decoder.attention
+        heads, width = self._attention.heads, self._attention.q_proj.weight.shape[0]
+        keys = ("sentences", heads, "source", width // heads)
+        self.memory = [Port(f"memory.{part}", keys) for part in ("key", "value")]
+        shape = ("sentences", "beams", width)
+        layers = range(len(decoder.layers))
+        self.states = [Port(f"{number}.{part}", shape) for number in layers for part in ("output", "cell")]
+        self.states.append(Port("context", shape, initial="initial.context"))
+
+    def remember(self, memory: Memory) -> list[Tensor]:
+        states = memory.of(0)
+        cache = self._attention.remember(states, Mask(padding_bias(memory.mask, states.dtype)))
+        # The first step needs the result of an attention before it: that of a query of zeros, as in RnmtDecoder.admit.
+        context = self._attention(torch.zeros_like(states[:, :1]), cache)
+        return [cache.key, cache.value, context.squeeze(1)]
+
+    def cache(
+        self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> RecurrentCache:
+        *cells, context = states
+        of_layers = [LstmState(*pair) for pair in zip(cells[::2], cells[1::2], strict=True)]
+        kept = KeptWeights(self._aligned.head)
+        return RecurrentCache(CrossAttentionCache(memory[0], memory[1], padding, kept), context, of_layers)
+
+    def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
+        of = cast(RecurrentCache, cache)
+        return [*(part for state in of.states for part in state), of.context]
+
+
+class EncoderGraph(nn.Module):
+    """Graph: source ids and mask (True at real tokens) [sentences, source] -> the tensors that steps start from.
+
+    Args:
+        model: the model, in evaluation mode.
+        ports: layout of its decoder's caches.
+    """
+
+    def __init__(self, model: Seq2Seq, ports: Ports) -> None:
+        super().__init__()
+        self.model = model
+        self.ports = ports
+
+    def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
+        """Return the tensors `memory` of the ports, followed by the `initial` ones of states."""
+        return tuple(self.ports.remember(self.model.encode(source, source_mask)))
+
+
+class StepGraph(nn.Module):
+    """Graph: one token per hypothesis, each sentence at its own position -> logits, attention and the new state.
+
+    Args:
+        model: the model, in evaluation mode.
+        ports: layout of its decoder's caches.
+        longest: an upper bound of the positions.
+    """
+
+    def __init__(self, model: Seq2Seq, ports: Ports, longest: int) -> None:
+        super().__init__()
+        self.model = model
+        self.ports = ports
+        self.longest = longest
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, source_mask: Tensor, memory: list[Tensor], states: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """Return logits [sentences, beams, vocabulary], attention [sentences, beams, source] and the new states.
+
+        Args:
+            tokens: ids [sentences, beams]; begin-of-sentence at position 0.
+            positions: [sentences], number of tokens that each sentence has taken before.
+            source_mask: [sentences, source], True at real tokens.
+            memory: results of EncoderGraph, without the `initial` ones.
+            states: the states after the previous step; their axis `steps` is at least the largest position.
+        """
+        padding = Mask(padding_bias(source_mask, memory[0].dtype))
+        cache = self.ports.cache(positions, padding, memory, states)
+        # The decoder's own step, since that of Seq2Seq keeps its state in buffers.
+        advance = cast(Callable[..., Tensor], self.model.decoder.step)
+        hidden = advance(self.model.target_embedding.step(tokens, positions, self.longest), cache)
+        attention = cache.cross_attention
+        assert attention is not None  # every layout keeps that of one layer
+        return (self.model.logits(hidden), attention, *self.ports.states_of(cache))
+
+
+def exportable(model: Seq2Seq) -> Seq2Seq:
+    """Return the model with modules that a graph can contain: the loops of a recurrent encoder as scans."""
+    if not isinstance(model.encoder, RnmtEncoder):
+        return model
+    # The caller's model keeps its loops.
+    model = copy.deepcopy(model)
+    for layer in cast(RnmtEncoder, model.encoder).layers:
+        recurrent = cast(RnmtLayer, layer)
+        recurrent.lstm = cast(LstmLayer, ScannedLstm(recurrent.lstm))
+    return model
+
 
 ENCODER_FILE = "encoder.onnx"
 STEP_FILE = "step.onnx"

@@ -14,11 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from ziggurat.model.attention.base import OwnAttention, OwnCache
-from ziggurat.model.attention.cache import Block, CrossAttentionCache
-from ziggurat.model.attention.mask import Mask
-from ziggurat.model.attention.multihead import CrossAttention
-from ziggurat.model.attention.values import FirstValues
+from ziggurat.model.attention.cache import Block, CrossAttentionCache, Mask
+from ziggurat.model.attention.multihead import CrossAttention, FirstValues, OwnAttention, OwnCache
 from ziggurat.model.lstm import LstmCell, LstmLayer, LstmState, StepOrder
 
 
@@ -120,7 +117,7 @@ class RunningCell(RunningSum):
 
 
 class LayerCache:
-    """Cache of one decoder layer in a step, in place of ziggurat.model.layers.DecoderLayerCache.
+    """Cache of one decoder layer in a step, in place of ziggurat.model.transformer.DecoderLayerCache.
 
     Args:
         own: cache of the attention to the target.
@@ -175,7 +172,7 @@ class RecurrentCache:
 class ScannedLstm(nn.Module):
     """An LSTM layer over whole sequences, as one scan over the steps of a cell per direction.
 
-    The hand-written recurrence that it replaces (ziggurat.model.recurrence) writes into buffers, which a graph cannot.
+    The hand-written recurrence that it replaces (ziggurat.model.lstm) writes into buffers, which a graph cannot.
 
     Args:
         layer: the layer whose cells are used.

@@ -15,11 +15,10 @@ from torch.nn import functional as F
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.exchange.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
-from ziggurat.exchange.onnx_graphs import Port
+from ziggurat.exchange.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE, Port
 from ziggurat.model.run_folder import CONFIG_FILE
-from ziggurat.system.checksums import check_folder
 from ziggurat.system.errors import CheckpointError, ConfigError, printable
+from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import Form, read_json
 from ziggurat.translate.translator import Translator
 

@@ -13,14 +13,16 @@ from ziggurat.config import Experiment, dump
 from ziggurat.config.load import change_section
 from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import copy_tokenizers
-from ziggurat.exchange.argos import argos_reasons, write_argos
-from ziggurat.exchange.argos_translator import ArgosTranslator
+from ziggurat.exchange.argos import ArgosTranslator, PackageChoices, argos_reasons, write_argos
 from ziggurat.exchange.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2, write_shortlist_map
-from ziggurat.exchange.huggingface import huggingface_reasons, huggingface_rules, write_huggingface
-from ziggurat.exchange.huggingface_translator import HuggingFaceTranslator
+from ziggurat.exchange.huggingface import (
+    HuggingFaceTranslator,
+    huggingface_reasons,
+    huggingface_rules,
+    write_huggingface,
+)
 from ziggurat.exchange.onnx import write_onnx
 from ziggurat.exchange.onnx_runtime import load_onnx
-from ziggurat.exchange.package import PackageChoices
 from ziggurat.exchange.plain import ExportedModel, SearchRules, not_plain, unlike_plain
 from ziggurat.model.directory import fill_model_directory
 from ziggurat.model.run_folder import CONFIG_FILE

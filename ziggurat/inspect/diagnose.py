@@ -12,21 +12,20 @@ import torch
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.pruning import LeftOut, unprunable
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.inspect.layer_worth import layer_measures, passes_needed, pruning_order
-from ziggurat.model.directory import OpenedModel, open_model
+from ziggurat.model.directory import OpenedModel, open_model, refuse_other_vocabulary
 from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders, locked
-from ziggurat.model.vocabularies import refuse_other_vocabulary
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.threads import share_cores
 from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.depth_records import measured, probe_batches, record_of
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
-from ziggurat.train.directions import directions_of
 from ziggurat.train.objective import probe_loss, settle_precision
-from ziggurat.translate.lines import TranslationWarning, translate_tagged
+from ziggurat.train.validate import directions_of
+from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import load_translator
 
 
@@ -48,7 +47,7 @@ def diagnose(
     Args:
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
-        device: see ziggurat.model.device.usable_device.
+        device: see ziggurat.model.directory.usable_device.
         layers: also measure what each layer is worth (ziggurat.inspect.layer_worth), which takes many passes.
         translate: with `layers`, also translate so many sentences of the dev set without the layers worth least, for
             the record's `pruning_bleu` [n] by stack.

@@ -19,12 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ziggurat.data.collate import Batch
-from ziggurat.model.attention.values import ValueResidual
+from ziggurat.data.loader import Batch
+from ziggurat.model.attention.multihead import ValueResidual
 from ziggurat.model.residual.base import NoSkip
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder
-from ziggurat.train.diagnosis.hooks import STACKS, eagerly
+from ziggurat.train.diagnosis.gradients import STACKS, eagerly
 from ziggurat.train.diagnosis.probe import Loss
 
 LAYER_MEASURES = (
@@ -125,7 +125,7 @@ class _Watched(nn.Module):
         return y
 
     def sublayers(self) -> list[Callable[[Tensor, Any], Tensor]]:
-        """See ziggurat.model.layers.TransformerLayer."""
+        """See ziggurat.model.transformer.TransformerLayer."""
         self.states = []
         return [self._kept(unit) for unit in cast(Any, self.layer).sublayers()]
 
@@ -149,7 +149,7 @@ class _LeftOut(nn.Module):
         return x
 
     def sublayers(self) -> list[Callable[[Tensor, Any], Tensor]]:
-        """See ziggurat.model.layers.TransformerLayer."""
+        """See ziggurat.model.transformer.TransformerLayer."""
         return [self.forward] * self.units
 
 

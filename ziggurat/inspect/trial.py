@@ -4,32 +4,42 @@ Depth, methods, initialisation, optimiser, dropout and peak rate are those of th
 where that saves time, batches are small, and the warm-up is squeezed into the trial. experiments/depth-check compares
 the verdicts with real runs. At initialisation plain post-norm hardly differs from its remedies; after a few dozen
 updates it does.
+
+Finished trainings of a sweep, kept in a file, so that a sweep that was cut off goes on from them.
+
+A training is known by a digest of all that its loss depends on: the configuration at its size and rate, the data, the
+options of the trial, the device, and the versions of this toolkit and of PyTorch. The file is JSON and is written anew,
+whole, after each training.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from pydantic import Field
 
+from ziggurat import __version__
 from ziggurat.config import DataConfig, Experiment, ModelConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
 from ziggurat.data.batching import round_up
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.folder_kinds import MANIFEST
-from ziggurat.data.loader import LoaderState
+from ziggurat.data.loader import Batch, LoaderState
 from ziggurat.data.prepare import prepare
-from ziggurat.model.device import random_state_kept, usable_device
-from ziggurat.model.vocabularies import refuse_two_vocabularies
+from ziggurat.model.directory import random_state_kept, refuse_two_vocabularies, usable_device
+from ziggurat.system.files import content_checksum, write_atomically
+from ziggurat.system.small_files import Form, json_safe, read_json
 from ziggurat.system.threads import share_cores
 from ziggurat.train.diagnosis.probe import measure
 from ziggurat.train.feeding import loader_of
@@ -257,3 +267,60 @@ def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
         data = DataConfig.model_validate(changes)
         prepare(data)
         yield Store.open(data.store), f"the embedded language pair, since {store} is not prepared"
+
+
+_FORMAT: Literal[1] = 1
+
+
+class KeptTrials:
+    """The losses of finished trainings, in memory and, if there is a path, in a JSON file.
+
+    Attributes:
+        path: the file; None: nothing is kept.
+        found: number of losses that were taken from the file instead of training.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the file, if there is one. Raises DataError where it is damaged or of another kind."""
+        self.path, self.found = path, 0
+        self._losses: dict[str, float | None] = {}
+        if path is not None:
+            remedy = "remove it to train everything anew"
+            with contextlib.suppress(FileNotFoundError):
+                self._losses = dict(read_json(path, _Document, remedy=remedy).losses)
+
+    def loss(self, experiment: Experiment, store: Store, options: TrialOptions, compute: Callable[[], float]) -> float:
+        """Return the loss of a training: the one that is kept, or else that of `compute`, which is kept from now on."""
+        if self.path is None:
+            return compute()
+        key = trial_digest(experiment, store, options)
+        if key in self._losses:
+            self.found += 1
+            kept = self._losses[key]
+            return math.inf if kept is None else kept
+        loss = compute()
+        self._losses[key] = json_safe(loss)
+        document: dict[str, Any] = {"format": _FORMAT, "losses": self._losses}
+        write_atomically(self.path, (json.dumps(document, indent=1) + "\n").encode())
+        return loss
+
+
+def trial_digest(experiment: Experiment, store: Store, options: TrialOptions) -> str:
+    """Return the digest of everything that the loss of a trial depends on (ziggurat.inspect.trial.run_trial)."""
+    tried = trial_experiment(experiment, store, options)
+    return content_checksum(
+        {
+            "experiment": tried.model_dump(mode="json", include={"data", "model", "training"}),
+            "store": store.fingerprint,
+            "options": asdict(options),
+            "device": str(usable_device(experiment.training.device, "training.device")),
+            "versions": [__version__, torch.__version__],
+        }
+    )
+
+
+class _Document(Form):
+    """Form of the file: digest of a training -> its loss, null where it failed."""
+
+    format: Literal[1]
+    losses: dict[str, float | None] = Field(max_length=100_000)

@@ -23,13 +23,12 @@ from ziggurat.model.attention.kinds import ENCODER_ATTENTION, decoder_layer
 from ziggurat.model.init.admin import constant_omega
 from ziggurat.model.init.schemes import ModelDepth, initialise
 from ziggurat.model.init.transfer import Scale, scales
-from ziggurat.model.layers import EncoderLayer
-from ziggurat.model.parts import Embeddings, StackParts, memory_mixtures
+from ziggurat.model.kinds import Embeddings, StackParts, memory_mixtures
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.rnmt import build_rnmt
 from ziggurat.model.roles import Role, Slot, assign_roles, place_of
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.model.transformer import Decoder, Encoder
+from ziggurat.model.transformer import Decoder, Encoder, EncoderLayer
 from ziggurat.system.errors import ConfigError
 
 

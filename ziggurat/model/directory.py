@@ -1,25 +1,37 @@
-"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read."""
+"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read.
+
+The dev score of a run's averaged model: where it is worse than `best`, `best` is the one taken by default.
+
+averaged/validation.json   metric, value (null: not measured), rival (`best` or `last`), rival_value, checksum
+
+The device of a model, by the name that a setting gives, and torch's random state there.
+
+Checks that vocabularies fit weights: one for a shared embedding, and ids of text as weights learnt them.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.lora import without_lora
+from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
 from ziggurat.data.folder_kinds import folder_kind
-from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers
-from ziggurat.model.averaged import AVERAGED, SCORE_FILE, passed_over
+from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
-from ziggurat.model.device import usable_device
 from ziggurat.model.grow import at_depth
 from ziggurat.model.low_rank_updates import base_file, with_base
 from ziggurat.model.prune import prune, pruned_experiment
@@ -37,12 +49,125 @@ from ziggurat.model.run_folder import (
 )
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import check_fit, load_weights, read_tensors, write_tensors
-from ziggurat.system.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
-from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.system.files import fingerprint, holds_only, write_atomically
-from ziggurat.system.temporary import TEMPORARY
-from ziggurat.system.workspace import building, recover, tidy
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, refuse_passing
+from ziggurat.system.files import (
+    CHECKSUMS_FILE,
+    check_file,
+    check_folder,
+    content_checksum,
+    fingerprint,
+    has_checksum,
+    holds_only,
+    write_atomically,
+    write_checksums,
+)
+from ziggurat.system.small_files import parse_json, read_bounded
+from ziggurat.system.staging import TEMPORARY, building, recover, tidy
 from ziggurat.system.yaml_text import changed, shown
+
+AVERAGED = "averaged"
+"""Folder of a run with its averaged model."""
+SCORE_FILE = "validation.json"
+"""File in it; an average that was made by hand has none, and is taken."""
+
+
+@dataclass(frozen=True)
+class AverageScore:
+    """An averaged model beside the checkpoint that is taken where there is no average.
+
+    Attributes:
+        metric: `training.validation.metric`.
+        value: the averaged model's; None: not measured, or not a finite number.
+        rival: name of the checkpoint: `best` or, where none is kept, `last`.
+        rival_value: its value.
+    """
+
+    metric: str
+    value: float | None
+    rival: str
+    rival_value: float
+
+    @property
+    def worse(self) -> bool:
+        """True where the rival is to be taken."""
+        if self.value is None or not math.isfinite(self.value):
+            return True
+        return self.value > self.rival_value if self.metric == "loss" else self.value < self.rival_value
+
+    def said(self) -> str:
+        """Return both values in words: `dev loss 4.1012, best 3.2034`."""
+        digits = 4 if self.metric == "loss" else 2
+        value = "not known" if self.value is None else f"{self.value:.{digits}f}"
+        return f"dev {self.metric} {value}, {self.rival} {self.rival_value:.{digits}f}"
+
+
+def write_score(folder: Path, score: AverageScore) -> None:
+    """Write the score of the averaged model in `folder`, atomically. Raises OSError."""
+    finite = score.value is not None and math.isfinite(score.value)
+    document = {**asdict(score), "value": score.value if finite else None}
+    document["checksum"] = content_checksum(document)
+    write_atomically(folder / SCORE_FILE, json.dumps(document, indent=1).encode() + b"\n")
+
+
+def passed_over(run: Path) -> str:
+    """Return why a run's averaged model is not taken by default, in words; "": it is, or there is none.
+
+    Raises CheckpointError: its score is damaged.
+    """
+    path = run / AVERAGED / SCORE_FILE
+    try:
+        document = parse_json(read_bounded(path, error=CheckpointError), str(path), error=CheckpointError)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        refuse_passing(path, error)
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    try:
+        if not has_checksum(document):
+            raise ValueError
+        score = AverageScore(*(document[key] for key in ("metric", "value", "rival", "rival_value")))
+        return f"{AVERAGED}/ is worse: {score.said()}; `--which {AVERAGED}` takes it" if score.worse else ""
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CheckpointError(
+            f"{path}: damaged; name the weights to take (`--which {AVERAGED}`, `--which best`), or remove the file, "
+            f"and {AVERAGED}/ is taken whatever its score"
+        ) from None
+
+
+def usable_device(name: str, setting: str) -> torch.device:
+    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
+
+    On a GPU cuDNN's kernel for attention is switched off. Raises ConfigError, which names `setting`, when the device
+    cannot be used.
+    """
+    if name == "auto":
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        device = _named(name, setting)
+    if device.type == "cuda":
+        # On Hopper and Blackwell it is torch's first choice (2.11 and later, with CUDA 13). It makes a plan for each
+        # new shape (others measured 25 ms to half a second), and batches have thousands of shapes; it refuses a bias
+        # that needs a gradient, as relative positions do; and with a bias its gradients may be NaN
+        # (github.com/pytorch/pytorch/issues/196678).
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    return device
+
+
+def _named(name: str, setting: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        # torch.device accepts the name of a GPU that is not there; only its memory tells.
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"`{setting}: {name}` cannot be used: {reason}; `cpu` always can") from None
+    return device
+
+
+def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context that restores torch's random state, on the CPU and on `device`, at its end."""
+    # Of all GPUs, fork_rng's default, some are those of other processes.
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 @dataclass(frozen=True)
@@ -132,7 +257,7 @@ def write_model_directory(
 ) -> None:
     """Write a model directory; it appears whole or not at all, and replaces one that was there.
 
-    `again` says how to get the folder anew (ziggurat.system.checksums.write_checksums). Raises DataError: the folder
+    `again` says how to get the folder anew (ziggurat.system.files.write_checksums). Raises DataError: the folder
     cannot be made, or another process is building it.
     """
     with building(directory) as folder:
@@ -142,9 +267,9 @@ def write_model_directory(
 def fill_model_directory(
     folder: Path, tensors: Mapping[str, Tensor], experiment: Experiment, vocabularies: Path, *, again: str
 ) -> None:
-    """Write the files of a model directory into `folder`, which ziggurat.system.workspace.building has made.
+    """Write the files of a model directory into `folder`, which ziggurat.system.staging.building has made.
 
-    The list of their checksums comes last; for `again` see ziggurat.system.checksums.write_checksums.
+    The list of their checksums comes last; for `again` see ziggurat.system.files.write_checksums.
     """
     copy_tokenizers(vocabularies, folder)
     write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
@@ -161,7 +286,7 @@ def open_model(
         path: the folder.
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
             where an average that is worse than `best` on the dev set comes last.
-        device: where to put the model; see ziggurat.model.device.usable_device.
+        device: where to put the model; see ziggurat.model.directory.usable_device.
         without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.pruning).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
@@ -272,3 +397,35 @@ def weights_origin(path: Path, weights_file: Path, which: str | None = None) -> 
         said = [folder.name, *said]
     why = passed_over(path) if which is None and folder.name != AVERAGED else ""
     return f"{path}: {', '.join(said) or 'model directory'}" + (f" ({why})" if why else "")
+
+
+Sides = tuple[Tokenizer, Tokenizer]
+"""Tokenizers of source and target."""
+
+
+def refuse_other_vocabulary(its: Sides, others: Sides, name: str, other: str, way_out: str) -> None:
+    """Raise ConfigError when a text has other ids with `others` than with `its`, or is normalised in another way.
+
+    The message calls their owners `name` and `other`. Equal pieces do not tell of the normalisation: it is no part of a
+    SentencePiece file.
+    """
+    for side, mine, theirs in zip(("source", "target"), its, others, strict=True):
+        if not same_vocabulary(mine, theirs):
+            raise ConfigError(f"{name}: its {side} vocabulary is not that of {other}; {way_out}")
+        if mine.unicode != theirs.unicode:
+            raise ConfigError(
+                f"{name}: its text is normalised by `data.unicode: {mine.unicode}`, but that of {other} by "
+                f"`{theirs.unicode}`; {way_out}"
+            )
+
+
+def refuse_two_vocabularies(config: ModelConfig, source: Tokenizer, target: Tokenizer) -> None:
+    """Raise ConfigError where one row of a shared embedding would stand for one piece here and another there.
+
+    Equal sizes do not tell: two vocabularies that were trained apart have the same one by default.
+    """
+    if config.embedding.sharing == "all" and source is not target and not same_vocabulary(source, target):
+        raise ConfigError(
+            "`model.embedding.sharing: all` needs one vocabulary for both sides, but the data have two; use `decoder`, "
+            "or prepare the data with a joint vocabulary"
+        )

@@ -15,9 +15,8 @@ from torch import Tensor
 from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
 from ziggurat.config.model import ModelConfig
-from ziggurat.model.layers import AnyDecoderLayer, EncoderLayer
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.model.transformer import Decoder, Encoder
+from ziggurat.model.transformer import AnyDecoderLayer, Decoder, Encoder, EncoderLayer
 from ziggurat.system.errors import ConfigError
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")

@@ -2,24 +2,48 @@
 
 What a configuration must know (paper, options, notices) is on the kind's row in ziggurat.config.kinds. The table of
 attention is in ziggurat.model.attention.kinds, that of initialisation in ziggurat.model.init.schemes.
+
+Makers of a model's parts from its configuration.
+
+Configuration objects end here: the modules of ziggurat.model are given numbers and makers only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Literal, assert_never
 
+import torch
 from torch import nn
 
-from ziggurat.config.kinds import HistoryKind, ResidualKind
+from ziggurat.config.kinds import RESIDUALS, HistoryKind, ResidualKind
+from ziggurat.config.model import ModelConfig, StackConfig
+from ziggurat.model.attention.multihead import LinearMaker
+from ziggurat.model.dropout import Dropout, StochasticBranch
+from ziggurat.model.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
+from ziggurat.model.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.model.history import kinds as history
 from ziggurat.model.history.attention_residuals import AttentionResiduals, BlockAttentionResiduals
 from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.mudd import Mudd
+from ziggurat.model.history.transparent import Transparent
+from ziggurat.model.init.transfer import branch_factor, output_factor
+from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import Residual, ResidualOptions, SublayerPosition
-from ziggurat.model.residual.streams import SiameseEnd
+from ziggurat.model.residual.base import (
+    Residual,
+    ResidualOptions,
+    ScaledNorm,
+    ShiftedLinear,
+    ShiftScale,
+    SublayerPosition,
+)
+from ziggurat.model.residual.kinds import SiameseEnd
+from ziggurat.model.transformer import StackWiring
+from ziggurat.system.errors import ConfigError
 
 Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector", "norm_constant"]
 """The way in which ziggurat.exchange.fold makes a stack plain.
@@ -117,3 +141,211 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
     "block_attention_residuals": HistoryRow(BlockAttentionResiduals, lambda layer, period: "shared"),
     "mudd": HistoryRow(Mudd, lambda layer, period: "shared"),
 }
+
+
+class Embeddings:
+    """Makes the parts outside the stacks: token embeddings, positions, output projection.
+
+    Args:
+        config: the architecture.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
+        shared = config.embedding.shared_bias
+        self.bias = nn.Parameter(torch.empty(config.d_model)) if shared else None
+
+    def tokens(
+        self, source_size: int, target_size: int, hidden: int
+    ) -> tuple[nn.Embedding, nn.Embedding, OutputProjection]:
+        """Return source and target embeddings and the projection from states of width `hidden`.
+
+        Raises ConfigError when `sharing: all` meets vocabularies of different size.
+        """
+        config = self.config
+        sharing = config.embedding.sharing
+        if sharing == "all" and source_size != target_size:
+            raise ConfigError(
+                f"`model.embedding.sharing: all` needs one vocabulary for both sides, but the source has "
+                f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary"
+            )
+        target = nn.Embedding(target_size, config.d_model)
+        source = target if sharing == "all" else nn.Embedding(source_size, config.encoder_width)
+        weight = nn.Parameter(torch.empty(target_size, hidden)) if sharing == "none" else target.weight
+        bias = nn.Parameter(torch.empty(target_size)) if config.embedding.output_bias else None
+        return source, target, OutputProjection(weight, bias)
+
+    def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
+        """Return the embedding of one side, positions included."""
+        config, width = self.config.embedding, tokens.embedding_dim
+        positions: SinusoidalPositions | LearnedPositions | None
+        match config.positions:
+            case "sinusoidal":
+                positions = SinusoidalPositions(width)
+            case "learned":
+                positions = LearnedPositions(width, config.max_positions)
+            case "rotary" | "none":  # rotary positions belong to attention
+                positions = None
+            case _:
+                assert_never(config.positions)
+        scale = math.sqrt(width) if config.scale else 1.0
+        dropout = Dropout(self.config.dropout.embedding)
+        return InputEmbedding(tokens, positions, scale, dropout, bias=self.bias, zero_start=zero_start)
+
+
+class StackParts:
+    """Makes the parts of one stack of Transformer layers.
+
+    Args:
+        config: the architecture.
+        decoder: whether the stack is the decoder.
+    """
+
+    def __init__(self, config: ModelConfig, *, decoder: bool) -> None:
+        self.config = config
+        self.decoder = decoder
+        self.stack: StackConfig = config.decoder if decoder else config.encoder
+        self.d_model = config.d_model if decoder else config.encoder_width
+        self.d_ff = config.d_ff if decoder else config.encoder_d_ff
+        self.heads = config.heads if decoder else config.encoder_heads
+        self.kinds: tuple[ResidualKind, ...] = config.residuals(decoder=decoder)
+        self.row: ResidualRow = RESIDUAL[self.kinds[-1]]  # the stack ends as its top layers do
+        self.linear: LinearMaker = ShiftedLinear if self.row.shifted else Linear
+        self.linear_without_bias: LinearMaker = self.linear if self.row.shifted else partial(Linear, bias=False)
+
+    def norm(self, width: int | None = None) -> nn.Module:
+        """Return a normalisation of the stream, or of something of another width."""
+        width = width or self.d_model
+        epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
+        match self.config.norm:
+            case "layer":
+                return nn.LayerNorm(width, eps=epsilon)
+            case "rms":
+                return nn.RMSNorm(width, eps=epsilon)
+            case _:
+                assert_never(self.config.norm)
+
+    @property
+    def normed_linear(self) -> LinearMaker | None:
+        """Makes the last map of a sub-layer with a norm before it (Sub-LN); None: it has none."""
+        return self._normed_linear if self.row.inner_norm else None
+
+    def _normed_linear(self, width_in: int, width_out: int, *, bias: bool = True) -> NormedLinear:
+        return NormedLinear(self.norm(width_in), width_in, width_out, bias=bias)
+
+    def residuals(self, layer: int, attentions: Sequence[bool]) -> list[Residual]:
+        """Return the Residuals of layer `layer`, from 1; `attentions` is True for each attention sub-layer."""
+        wiring, kind = self.config.wiring, self.kinds[layer - 1]
+        options = ResidualOptions(
+            self.d_model,
+            partial(self._branch_dropout, layer),
+            self.norm,
+            omega_trainable=wiring.omega_trainable,
+            layer_scale=wiring.layer_scale,
+            streams=wiring.streams,
+            dynamic=wiring.dynamic,
+            mixing=wiring.mixing,
+            stream_start=wiring.stream_start,
+            branch=branch_factor(self.config, self.decoder),
+        )
+        made = [
+            RESIDUAL[kind].make(
+                SublayerPosition(
+                    self.decoder,
+                    layer,
+                    number,
+                    len(attentions),
+                    attention,
+                    self.config.planned_encoder_layers,
+                    self.config.planned_decoder_layers,
+                ),
+                options,
+            )
+            for number, attention in enumerate(attentions)
+        ]
+        if wiring.gpas and "wiring.gpas" in RESIDUALS[kind].options:
+            gate = nn.Parameter(torch.zeros(1))  # one for the layer, as in the authors' code
+            for residual in made:
+                residual.gate = gate
+        return made
+
+    def _branch_dropout(self, layer: int) -> nn.Module:
+        dropout, config = Dropout(self.config.dropout.residual), self.config.dropout
+        if not config.sublayer:
+            return dropout
+        # The final depth, so that growing does not change the rates of the layers that are there. A model may be deeper
+        # than was planned, as `ziggurat grow` leaves it.
+        planned = self.config.planned_decoder_layers if self.decoder else self.config.planned_encoder_layers
+        rate = config.sublayer * layer / max(planned, self.stack.layers)
+        return StochasticBranch(dropout, rate, config.sublayer_unit)
+
+    def feed_forward(self) -> nn.Module:
+        """Return a feed-forward network."""
+        config, dropout = self.config, Dropout(self.config.dropout.activation)
+        if config.activation == "swiglu":
+            return GatedFeedForward(
+                self.d_model,
+                self.d_ff,
+                dropout,
+                linear=self.linear_without_bias,
+                out=partial(self._normed_linear, bias=False) if self.row.inner_norm else None,
+                shifted=self.row.shifted,
+            )
+        return FeedForward(
+            self.d_model,
+            self.d_ff,
+            config.activation,
+            dropout,
+            linear=self.linear,
+            out=self.normed_linear,
+            shifted=self.row.shifted,
+        )
+
+    def wiring(self, sublayers: int) -> StackWiring:
+        """Return the wiring of a stack whose layers have `sublayers` sub-layers each."""
+        options, row = self.config.combination, self.row
+        split = options.splits(self.stack.history)
+        history = HistoryOptions(
+            units=self.stack.layers * (sublayers if split else 1),
+            d_model=self.d_model,
+            norm=self.norm,
+            dropout=partial(Dropout, options.dropout),
+            norm_at=self.config.history_norm(decoder=self.decoder),
+            start=options.start,
+            learnable=options.learnable,
+            normalize_embedding=options.normalize_embedding,
+            softmax=options.softmax,
+            window=options.window,
+            groups=options.groups,
+            period=options.period_of(self.stack.history),
+            dilation=options.dilation,
+        )
+        return StackWiring(
+            history=HISTORY[self.stack.history].make(history),
+            entry_norm=self.norm() if RESIDUAL[self.kinds[0]].entry_norm else None,
+            final_norm=self._end(RESIDUAL[self.config.residual] if row.ends_as_model else row),
+            streams=self.config.wiring.streams if row.streams == "option" else row.streams,
+            end=None if row.end is None else row.end(self.norm),
+            split=split,
+            layer_drop=self.stack.layer_drop,
+        )
+
+    def _end(self, row: ResidualRow) -> nn.Module | None:
+        """Return the module that ends a stack: a norm, Fixup's shift (and, on the encoder, scale), or nothing."""
+        if row.shifted:
+            return ShiftScale(scaled=not self.decoder)
+        if not row.final_norm:
+            return None
+        factor = output_factor(self.config) if self.decoder else None
+        return self.norm() if factor is None else ScaledNorm(self.norm(), factor)
+
+
+def memory_mixtures(config: ModelConfig, *, sources: int, readers: int) -> Transparent | None:
+    """Return the module that mixes the encoder's states into the memory; None: the memory is the encoder's output."""
+    match config.memory:
+        case "top":
+            return None
+        case "transparent":
+            return Transparent(sources, readers, config.dropout.transparent)
+        case _:
+            assert_never(config.memory)

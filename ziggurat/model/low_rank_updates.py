@@ -21,7 +21,7 @@ from ziggurat.model.build import model_slots
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear
 from ziggurat.model.low_rank import LowRank
-from ziggurat.model.residual.fixup import ShiftedLinear
+from ziggurat.model.residual.base import ShiftedLinear
 from ziggurat.model.roles import Role, Slot
 from ziggurat.model.run_folder import BASE, MODEL_FILE, read_meta, run_of
 from ziggurat.model.seq2seq import Seq2Seq

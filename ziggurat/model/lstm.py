@@ -1,17 +1,270 @@
-"""Layer-normalised LSTM layers of one or two directions (RNMT+, Chen et al. 2018, section 3; Ba et al. 2016)."""
+"""Layer-normalised LSTM layers of one or two directions (RNMT+, Chen et al. 2018, section 3; Ba et al. 2016).
+
+Recurrences over whole sequences, with backward passes written by hand: of layer-normalised LSTM layers, and of cells
+that keep a part of themselves at every step (`decayed_sum`).
+
+In an LSTM, what does not depend on the step before is one matrix product over all steps: the input's part of the
+gates, and in the backward pass the gradients of weights and input, as cuDNN does for a plain LSTM (Appleyard et al.
+2016). What is left to a step is about ten kernels in either pass, for all gates and both directions at once. Sums and
+gates are computed in the dtype of the gains (fp32 under autocast), products in that of input and weights.
+
+The passes are torch operators, opaque to torch.compile: a compiled layer holds one call of them, not a loop
+unrolled over the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler,
+more than a second, when an operator is first called.
+
+Shapes: T steps, B batch, D directions, I width of the input, C width of the cells.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.model.linear import linear
-from ziggurat.model.recurrence import CELL_CLIP, EPSILON, recur
+from ziggurat.model.linear import linear, product
 from ziggurat.model.roles import Role, Slot
+
+CELL_CLIP = 10.0
+"""Cells are clipped to [-10, 10] (lingvo's cell_value_cap)."""
+EPSILON = 1e-8
+"""Of the gates' normalisation (lingvo's layer_norm_epsilon)."""
+
+
+def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int) -> Tensor:
+    """Return the outputs [T + 1, B, D, C] of D cells over T steps; those before the first step are 0.
+
+    Args:
+        x: [D, T * B, I], what each direction reads, step by step.
+        weights: D matrices [4 * C, I + C], whose rows are those of the gates g, i, f, o.
+        gain: [D, 4, C].
+        bias: [D, 4, C].
+        batch: B.
+
+    ziggurat.model.lstm.LstmCell has the equations.
+    """
+    if torch.is_autocast_enabled(x.device.type):
+        narrow = torch.get_autocast_dtype(x.device.type)
+        x, weights = x.to(narrow), [weight.to(narrow) for weight in weights]
+    outputs: Tensor = torch.ops.ziggurat.lstm(x, list(weights), gain, bias, batch)[0]
+    return outputs
+
+
+def _forward(
+    x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return outputs and cells [T + 1, B, D, C], gates [T, B, D, 4, C] and these before normalisation."""
+    width = gain.shape[-1]
+    outputs, cells, gates, sums = _empty(x, gain, batch)
+    rows = sums.flatten(0, 1).flatten(2)
+    for direction, weight in enumerate(weights):
+        rows[:, direction] = product(x[direction], weight[:, :-width])
+    recurrent = _recurrent(weights, width).transpose(1, 2)
+    m, c, a = outputs.unbind(), cells.unbind(), gates.unbind()
+    g, i, f, o = (gate.unbind() for gate in gates.unbind(3))
+    sigmoids = gates[:, :, :, 1:].unbind()
+    m[0].zero_()
+    c[0].zero_()
+    for t, total in enumerate(sums.unbind()):
+        if t:  # before the first step, the state is 0
+            total.flatten(2).transpose(0, 1).baddbmm_(m[t].to(x.dtype).transpose(0, 1), recurrent)
+        normed = torch.native_layer_norm(total.to(gain.dtype), (width,), None, None, EPSILON)[0]
+        torch.addcmul(bias, normed, gain, out=a[t])
+        g[t].tanh_()
+        sigmoids[t].sigmoid_()
+        torch.mul(i[t], g[t], out=c[t + 1]).addcmul_(f[t], c[t]).clamp_(-CELL_CLIP, CELL_CLIP)
+        torch.mul(o[t], c[t + 1], out=m[t + 1])
+    return outputs, cells, gates, sums
+
+
+def _backward(
+    into_outputs: Tensor,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    gain: Tensor,
+    outputs: Tensor,
+    cells: Tensor,
+    gates: Tensor,
+    sums: Tensor,
+) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+    """Return the gradients of `x`, `weights`, `gain` and `bias`, given that of the outputs."""
+    width = gain.shape[-1]
+    normed, _, scale = torch.native_layer_norm(sums.to(gain.dtype), (width,), None, None, EPSILON)
+    slopes = _slopes(gates, cells)
+    kept = (cells[1:].abs() < CELL_CLIP).unbind()  # a clipped cell passes nothing on
+    recurrent = _recurrent(weights, width)
+    into_gates, into_sums = torch.empty_like(gates), torch.empty_like(sums)
+    zero, one = torch.zeros_like(scale[0]), torch.ones_like(scale[0])
+    dm, dc = into_outputs.clone().unbind(), torch.zeros_like(cells[0])
+    f, o = gates[:, :, :, 2].unbind(), gates[:, :, :, 3].unbind()
+    of_cell, of_output = slopes[:, :, :, :3].unbind(), slopes[:, :, :, 3].unbind()
+    into_cell, into_output = into_gates[:, :, :, :3].unbind(), into_gates[:, :, :, 3].unbind()
+    for t, (da, z, r, ds) in reversed(list(enumerate(zip(into_gates, normed, scale, into_sums, strict=True)))):
+        dc.addcmul_(dm[t + 1], o[t]).mul_(kept[t])
+        torch.mul(of_cell[t], dc.unsqueeze(2), out=into_cell[t])
+        torch.mul(of_output[t], dm[t + 1], out=into_output[t])
+        # The kernel is given what is normalised already, so mean 0 and scale 1; the true scale is a factor.
+        dz = torch.ops.aten.native_layer_norm_backward(
+            da * gain, z, (width,), zero, one, None, None, [True, False, False]
+        )[0]
+        torch.mul(dz, r, out=ds)
+        if t:
+            _add_product(dm[t].transpose(0, 1), ds.flatten(2).transpose(0, 1), recurrent)
+            dc.mul_(f[t])
+    into_x, into_weights = _into_products(into_sums, x, weights, outputs)
+    return into_x, into_weights, (into_gates * normed).sum((0, 1)), into_gates.sum((0, 1))
+
+
+def _empty(x: Tensor, gain: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return room for what the forward pass returns."""
+    directions, four, width = gain.shape
+    steps = x.shape[1] // batch
+    states, gates = (steps + 1, batch, directions, width), (steps, batch, directions, four, width)
+    return gain.new_empty(states), gain.new_empty(states), gain.new_empty(gates), x.new_empty(gates)
+
+
+def _recurrent(weights: Sequence[Tensor], width: int) -> Tensor:
+    """Return the parts of the matrices that meet the outputs, [D, 4 * C, C]."""
+    return torch.stack([weight[:, -width:] for weight in weights])
+
+
+def _slopes(gates: Tensor, cells: Tensor) -> Tensor:
+    """Return the derivatives of the new cell by the sums of g, i and f, and that of the output by the sum of o."""
+    slopes = torch.empty_like(gates)
+    into_g, into_i, into_f, into_o = slopes.unbind(3)
+    g, i, f, o = gates.unbind(3)
+    torch.ops.aten.tanh_backward(i, g, grad_input=into_g)
+    torch.ops.aten.sigmoid_backward(g, i, grad_input=into_i)
+    torch.ops.aten.sigmoid_backward(cells[:-1], f, grad_input=into_f)
+    torch.ops.aten.sigmoid_backward(cells[1:], o, grad_input=into_o)
+    return slopes
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a b to `total` in place."""
+    if total.dtype == a.dtype:
+        total.baddbmm_(a, b)
+    else:
+        total.add_(torch.bmm(a, b))
+
+
+def _into_products(
+    into_sums: Tensor, x: Tensor, weights: Sequence[Tensor], outputs: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradients of `x` and `weights`: products over all steps at once."""
+    into_x, into_weights = torch.empty_like(x), [torch.empty_like(weight) for weight in weights]
+    width = outputs.shape[-1]
+    rows = into_sums.flatten(0, 1).flatten(2)
+    before = outputs[:-1].flatten(0, 1).to(x.dtype)
+    for direction, weight in enumerate(weights):
+        d = rows[:, direction]
+        into_x[direction] = product(d, weight[:, :-width].t())
+        into_weights[direction][:, :-width] = product(d.t(), x[direction].t())
+        into_weights[direction][:, -width:] = product(d.t(), before[:, direction].t())
+    return into_x, into_weights
+
+
+def _forward_shapes(
+    x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _empty(x, gain, batch)
+
+
+def _backward_shapes(
+    into_outputs: Tensor, x: Tensor, weights: Sequence[Tensor], gain: Tensor, *kept: Tensor
+) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+    into_weights = [torch.empty_like(weight) for weight in weights]
+    return torch.empty_like(x), into_weights, torch.empty_like(gain), torch.empty_like(gain)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weights, gain, _, _ = inputs
+    ctx.set_materialize_grads(False)  # what is kept for the backward pass needs no gradients of zeros
+    ctx.save_for_backward(x, gain, *output, *weights)
+
+
+def _differentiate(ctx: Any, into_outputs: Tensor | None, *_: None) -> tuple[Any, ...]:
+    x, gain, outputs, cells, gates, sums, *weights = ctx.saved_tensors
+    if into_outputs is None:
+        return None, [None] * len(weights), None, None, None
+    return *torch.ops.ziggurat.lstm_backward(into_outputs, x, weights, gain, outputs, cells, gates, sums), None
+
+
+def decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
+    """Return c [batch, length, width] with c_j = keep_j * c_{j-1} + x_j and c before the first position 0.
+
+    `x` and `keep` have that shape and one dtype, which is also that of the sums.
+    """
+    c: Tensor = torch.ops.ziggurat.decayed_sum(x, keep)
+    return c
+
+
+def _decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
+    c = torch.empty_like(x)
+    steps = c.unbind(1)
+    for t, (gained, kept) in enumerate(zip(x.unbind(1), keep.unbind(1), strict=True)):
+        if t:
+            torch.addcmul(gained, kept, steps[t - 1], out=steps[t])
+        else:
+            steps[t].copy_(gained)
+    return c
+
+
+def _decayed_sum_backward(into_c: Tensor, keep: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `x` and `keep`: the first is a decayed sum too, from the last position to the first."""
+    into_x, into_keep = torch.empty_like(c), torch.empty_like(c)
+    steps, kept = into_x.unbind(1), keep.unbind(1)
+    for t, gradient in reversed(list(enumerate(into_c.unbind(1)))):
+        if t + 1 < len(steps):
+            torch.addcmul(gradient, kept[t + 1], steps[t + 1], out=steps[t])
+        else:
+            steps[t].copy_(gradient)
+    into_keep[:, :1] = 0.0
+    torch.mul(into_x[:, 1:], c[:, :-1], out=into_keep[:, 1:])
+    return into_x, into_keep
+
+
+def _keep_sums(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], output)
+
+
+def _differentiate_sums(ctx: Any, into_c: Tensor) -> tuple[Tensor, Tensor]:
+    into_x, into_keep = torch.ops.ziggurat.decayed_sum_backward(into_c, *ctx.saved_tensors)
+    return into_x, into_keep
+
+
+_LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
+_LIBRARY.define(
+    "lstm(Tensor x, Tensor[] weights, Tensor gain, Tensor bias, SymInt batch) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "lstm_backward(Tensor into_outputs, Tensor x, Tensor[] weights, Tensor gain, Tensor outputs, Tensor cells, "
+    "Tensor gates, Tensor sums) -> (Tensor, Tensor[], Tensor, Tensor)"
+)
+_LIBRARY.define("decayed_sum(Tensor x, Tensor keep) -> Tensor")
+_LIBRARY.define("decayed_sum_backward(Tensor into_c, Tensor keep, Tensor c) -> (Tensor, Tensor)")
+_LIBRARY.impl("lstm", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("lstm_backward", _backward, "CompositeExplicitAutograd")
+_LIBRARY.impl("decayed_sum", _decayed_sum, "CompositeExplicitAutograd")
+_LIBRARY.impl("decayed_sum_backward", _decayed_sum_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("ziggurat::lstm", _forward_shapes, lib=_LIBRARY)
+torch.library.register_fake("ziggurat::lstm_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_fake("ziggurat::decayed_sum", lambda x, keep: torch.empty_like(x), lib=_LIBRARY)
+torch.library.register_fake(
+    "ziggurat::decayed_sum_backward", lambda into_c, keep, c: (torch.empty_like(c), torch.empty_like(c)), lib=_LIBRARY
+)
+torch.library.register_autograd("ziggurat::lstm", _differentiate, setup_context=_keep, lib=_LIBRARY)
+torch.library.register_autograd("ziggurat::decayed_sum", _differentiate_sums, setup_context=_keep_sums, lib=_LIBRARY)
+
+STEP_BY_STEP: dict[Any, Callable[..., Any]] = {
+    torch.ops.ziggurat.lstm.default: _forward,
+    torch.ops.ziggurat.lstm_backward.default: _backward,
+    torch.ops.ziggurat.decayed_sum.default: _decayed_sum,
+    torch.ops.ziggurat.decayed_sum_backward.default: _decayed_sum_backward,
+}
+"""Operator -> what it does, for those who count the operators inside (ziggurat.inspect.cost)."""
 
 
 class LstmState(NamedTuple):

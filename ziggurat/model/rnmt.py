@@ -10,17 +10,14 @@ from torch import Tensor, nn
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.attention.additive import AdditiveAttention
-from ziggurat.model.attention.cache import KeptWeights, LiveMemory
-from ziggurat.model.attention.live import LiveBeams, RowMoves
-from ziggurat.model.attention.mask import Mask, padding_bias
+from ziggurat.model.attention.cache import KeptWeights, LiveBeams, LiveMemory, Mask, RowMoves, padding_bias
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.history.transparent import Transparent
+from ziggurat.model.kinds import Embeddings, memory_mixtures
 from ziggurat.model.linear import Linear, linear
 from ziggurat.model.lstm import LstmLayer, LstmState, StepOrder, step_order
-from ziggurat.model.parts import Embeddings, memory_mixtures
-from ziggurat.model.recompute import Recomputing
 from ziggurat.model.roles import Role, Slot, linear_slots
-from ziggurat.model.seq2seq import Memory, Seq2Seq, StepwiseDecoder
+from ziggurat.model.seq2seq import Memory, Recomputing, Seq2Seq, StepwiseDecoder
 
 
 class RnmtLayer(nn.Module):

@@ -14,13 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from ziggurat.serve.lines import Asked, Lines
-from ziggurat.serve.pool import Model
+from ziggurat.serve.pool import Asked, Lines, Model
 from ziggurat.serve.queue import Late, QueueFull, SearchOptions
 from ziggurat.serve.soft_terms import constrained
 from ziggurat.serve.text.alignment import rendered
 from ziggurat.serve.text.glossary import Term
-from ziggurat.serve.text.work import Rendered, Sentence, Work
+from ziggurat.serve.text.sentences import Rendered, Sentence, Work
 from ziggurat.system.errors import DataError
 from ziggurat.translate.results import Hypothesis, Translation
 

@@ -13,8 +13,8 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from ziggurat.serve.app import BYTES_PER_SECOND, DISCARDED, LINGER, Underway
 from ziggurat.serve.config import LimitsConfig
-from ziggurat.serve.middleware import BYTES_PER_SECOND, DISCARDED, LINGER, Underway
 
 HEAD = 1 << 16
 """Most bytes of a request's first line and headers."""

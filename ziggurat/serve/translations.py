@@ -1,30 +1,158 @@
-"""Services behind every interface of a server: translations of texts, the language of a text, who may ask."""
+"""Services behind every interface of a server: translations of texts, the language of a text, who may ask.
+
+Detection of the language of a text, among those that a server translates.
+
+What a request wants of the translations of its texts, and what it gets.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
+from ziggurat.config.notices import main_language
+from ziggurat.data.cleaning.languages import MOST_CHARACTERS, identifier
 from ziggurat.serve.access import Access
 from ziggurat.serve.asking import Asking, Recorded
 from ziggurat.serve.config import LimitsConfig
-from ziggurat.serve.detection import Detector
-from ziggurat.serve.lines import Asked
-from ziggurat.serve.pool import Model, ModelPool
+from ziggurat.serve.pool import Asked, Model, ModelPool
+from ziggurat.serve.queue import SearchOptions
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.glossary import Tally, Terms
-from ziggurat.serve.text.paragraphs import AlignedText, sentence_count
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.markup import Rules, html, xml
+from ziggurat.serve.text.paragraphs import AlignedText, aligned_text, sentence_count
+from ziggurat.serve.text.sentences import Options, Outcome, Work
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.wanted import TextTranslation, Wanted, work_of
 from ziggurat.system.errors import DataError
+
+_SURE = 50.0  # per cent
+
+
+class Detector:
+    """A detector of languages, by py3langid.
+
+    Args:
+        codes: the languages that it may find, as the models call them. One that py3langid does not know is found only
+            where no other is left.
+    """
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        self._codes = list(codes)
+        known = set(identifier(None).labels)
+        self._of: dict[str, list[str]] = {}  # code of py3langid -> those of the models
+        for code in self._codes:
+            if main_language(code) in known:
+                self._of.setdefault(main_language(code), []).append(code)
+
+    def rank(self, text: str, among: Sequence[str] | None = None) -> list[tuple[str, float]]:
+        """Return the languages that `text` may have, the likeliest first, each with its confidence from 0 to 100.
+
+        Only those of `among`, where it is given. A text without letters, or in none of the languages that py3langid
+        knows, gives all languages with confidence 0, in the order of the models. Where py3langid does not know one of
+        them, the text may be in none of the others: their confidence is then the share among all languages that it
+        knows, since among few, and most of all one, something would always win.
+        """
+        wanted = [code for code in self._codes if among is None or code in among]
+        names = {name: [code for code in codes if code in wanted] for name, codes in self._of.items()}
+        names = {name: codes for name, codes in names.items() if codes}
+        found: list[tuple[str, float]] = []
+        if names and any(map(str.isalpha, text)):
+            every = sum(map(len, names.values())) == len(wanted)
+            ranked = identifier(tuple(sorted(names)) if every else None).rank(text[:MOST_CHARACTERS])
+            found = [(code, round(100 * float(share), 1)) for name, share in ranked for code in names.get(name, ())]
+        return found + [(code, 0.0) for code in wanted if code not in {code for code, _ in found}]
+
+    def source(self, text: str, sources: Sequence[str], target: str) -> tuple[str, float]:
+        """Return the language that `text` has, which is to be translated into `target`, with its confidence.
+
+        One of `sources`, the languages that lead there. The target itself, whose text is not translated, only where the
+        detector is at least half sure of it: never because it knows no other, or of a text that tells nothing.
+        """
+        ranks = self.rank(text, [*sources, target])
+        return next((code, share) for code, share in ranks if code != target or share >= _SURE)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Wishes of a request beside the best translations.
+
+    Attributes:
+        markup: the rules of its tags; None: plain text.
+        more: further translations of each text; none of markup.
+        alignments: links between the words of text and translation.
+        scores: the log-probability of each token.
+        prefix: what the translation must begin with; of one sentence.
+        complete: the prefix ends with a whole word.
+        next_words: further translations differ in the word after the prefix; of one sentence.
+        terms: a glossary.
+        split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never (`none`).
+    """
+
+    markup: Rules | None = None
+    more: int = 0
+    alignments: bool = False
+    scores: bool = False
+    prefix: str = ""
+    complete: bool = False
+    next_words: bool = False
+    terms: Terms | None = None
+    split: Literal["lines", "sentences", "none"] = "lines"
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is about one sentence and how its translation begins."""
+        return bool(self.prefix) or self.next_words
+
+    @property
+    def options(self) -> SearchOptions:
+        """The options of its sentences."""
+        return SearchOptions(
+            n_best=self.more + 1,
+            # Hard terms are put back by the alignment where a translation has lost them.
+            alignments=self.alignments or self.markup is not None or (self.terms is not None and self.terms.hard),
+            scores=self.scores,
+            prefixed=bool(self.prefix),
+            complete=self.complete and bool(self.prefix),
+            next_words=self.next_words,
+        )
+
+
+@dataclass(frozen=True)
+class TextTranslation:
+    """The translation of a text.
+
+    Attributes:
+        source: the text.
+        best: the translation; of markup without sentences.
+        others: further ones, none like the best or like each other.
+        ranks: which of its sentences' translations, from 1, each of `others` is made of.
+        recorded: the translations of its sentences; None: it is in the target language already.
+        tally: what came of the glossary.
+    """
+
+    source: str
+    best: AlignedText
+    others: list[AlignedText] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    recorded: Recorded | None = None
+    tally: Tally = field(default_factory=Tally)
+
+
+def work_of(text: str, options: Options, wanted: Wanted) -> Work[AlignedText]:
+    """Return the work of translating a text; of markup the result has no sentences."""
+    if wanted.markup is None:
+        outcome: Outcome[AlignedText] = yield from aligned_text(text, options, lines=wanted.split == "lines")
+        return outcome.value
+    marked = yield from (xml if wanted.markup.xml else html)(text, options, wanted.markup)
+    return AlignedText(marked.value, [], [])
+
 
 Value = TypeVar("Value")
 

@@ -2,24 +2,47 @@
 
 Among the modules about files and folders, in order of use: compressed (reading), temporary (names and locks), files,
 staging and workspace (the same for folders), checksums, folder_kinds.
+
+Checksums of a folder's files: written last, and compared by every reader before it parses a file.
+
+checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content of
+                 config.yaml, so that an edit can be named), checksum (of all this)
+
+Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files or silently read wrong
+numbers from them. A folder without checksums.json, written by another program, is opened
+unchecked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import glob
+import json
 import os
-from collections.abc import Iterator
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from re import Pattern
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import xxhash
+from yaml import YAMLError
 
 from ziggurat.system.compressed import compression_of
-from ziggurat.system.errors import DataError, refuse_passing, written_whole
-from ziggurat.system.small_files import check_regular
-from ziggurat.system.temporary import make_temporary, remove_dead, sync_folder
+from ziggurat.system.errors import (
+    CheckpointError,
+    DataError,
+    ZigguratError,
+    other_format,
+    printable,
+    refuse_passing,
+    written_whole,
+)
+from ziggurat.system.small_files import check_regular, read_bounded
+from ziggurat.system.staging import make_temporary, remove_dead, sync_folder
+from ziggurat.system.yaml_text import MAX_YAML_BYTES, changed, parse_yaml, shown
 
 
 def find_files(pattern: str, key: str) -> list[Path]:
@@ -85,7 +108,7 @@ def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` at the end of the block; after an error no trace of it is left.
 
     A killed process leaves a temporary file, which the next writer of `path` removes. `sweeps` is False in folders with
-    very many files, where looking for it would take long; there ziggurat.system.workspace.sweep does so once.
+    very many files, where looking for it would take long; there ziggurat.system.staging.sweep does so once.
     """
     if sweeps:
         remove_dead(path)
@@ -118,3 +141,187 @@ def _umask() -> int:
 
 # Read once, at import: setting the mask affects files that other threads create meanwhile.
 _UMASK = _umask()
+
+
+CHECKSUMS_FILE = "checksums.json"
+"""Name of the file; it lists every other file of its folder, not those in folders within."""
+CHECKSUMS_FORMAT = 1
+_CONFIG = "config.yaml"  # text that people edit, so changes are named by key
+_MOST_BYTES = 1 << 24  # of checksums.json itself: enough for 100,000 files
+_SETTLED_SECONDS = 2.0  # since the last change of a file, until its fingerprint may be remembered
+
+
+def write_checksums(
+    folder: Path, again: str, *, only: Pattern[str] | None = None, known: Mapping[str, str] | None = None
+) -> None:
+    """Write checksums.json, the last file of `folder`, with all its files or those whose whole name matches `only`.
+
+    Args:
+        folder: complete except for this file.
+        again: how to write the folder again, for messages about damage: `average the run again: ziggurat average
+            runs/a`.
+        only: names to list; None: all that do not begin with a dot.
+        known: fingerprints by name, of files that need not be read.
+
+    Raises OSError, DataError: a file cannot be read, or the list cannot be written.
+    """
+    wanted = only or re.compile(r"[^.].*")  # names that begin with a dot are locks and temporary files
+    present = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE)
+    names = [name for name in present if wanted.fullmatch(name)]
+    document: dict[str, Any] = {
+        "format": CHECKSUMS_FORMAT,
+        "again": again,
+        "files": {
+            name: {
+                "bytes": (folder / name).stat().st_size,
+                "xxh3_128": (known or {}).get(name) or fingerprint(folder / name),
+            }
+            for name in names
+        },
+    }
+    if _CONFIG in names:
+        document["config"] = parse_yaml((folder / _CONFIG).read_text("utf-8"), str(folder / _CONFIG))[0]
+    document["checksum"] = content_checksum(document)
+    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    write_atomically(folder / CHECKSUMS_FILE, content)
+
+
+def made_by(*words: object) -> str:
+    """Return the `again` of a folder written by a verb of ziggurat; `words` are its command, quoted for the shell."""
+    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder anew"
+
+
+def check_folder(folder: Path) -> frozenset[str]:
+    """Compare every file of `folder` with its checksum; return the names listed, none where there is no list.
+
+    Raises CheckpointError naming the first file that is missing or changed, and the way out.
+    """
+    document = _listed(folder)
+    for name in document["files"]:
+        _check(folder / name, document)
+    return frozenset(document["files"])
+
+
+def check_file(path: Path) -> None:
+    """Compare one file with its checksum, if its folder lists it. Raises CheckpointError as `check_folder` does."""
+    document = _listed(path.parent)
+    if path.name in document["files"]:
+        _check(path, document)
+
+
+def content_checksum(document: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON document without its key `checksum`."""
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return str(xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest())
+
+
+def has_checksum(document: Mapping[str, Any]) -> bool:
+    """Return True if the `checksum` in a JSON document is that of its content."""
+    return bool(document.get("checksum") == content_checksum(document))
+
+
+def is_intact(path: Path, expected: str) -> bool:
+    """Return True if the file's fingerprint is `expected`; an unchanged file is read only once in a process.
+
+    Raises DataError when it cannot be read.
+    """
+    try:
+        before = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns)
+    if identity not in _intact:
+        found = fingerprint(path)
+        # The clock of a file system ticks a few hundred times a second: a file written a moment ago may change again
+        # within the same tick, and its time would not show that.
+        if time.time() - max(before.st_mtime, before.st_ctime) < _SETTLED_SECONDS:
+            return found == expected
+        _intact[identity] = found
+    return _intact[identity] == expected
+
+
+_intact: dict[tuple[int, int, int, int, int], str] = {}
+"""Identity of a file -> its fingerprint, for files read in this process, so that none is read twice."""
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's checksums.json, without it a list of no files.
+
+    Raises CheckpointError: the list itself is damaged.
+    """
+    path = folder / CHECKSUMS_FILE
+    try:
+        content = read_bounded(path, _MOST_BYTES, error=CheckpointError)
+    except FileNotFoundError:
+        return {"files": {}}
+    try:
+        document: dict[str, Any] = json.loads(content)
+        if not {"again", "files", "checksum"} & document.keys():
+            return {"files": {}}  # another program's file of this name
+        whole = has_checksum(document)
+        newer = whole and document["format"] != CHECKSUMS_FORMAT
+        if whole and not newer:
+            whole = all(_is_entry(name, entry) for name, entry in document["files"].items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = newer = False
+    if newer:
+        raise CheckpointError(other_format(path, document["format"], CHECKSUMS_FORMAT, "update ziggurat"))
+    if not whole:
+        raise CheckpointError(
+            f"{path}: damaged, so nothing says whether the files beside it are whole; write the folder again, or "
+            "remove this file to open it unchecked"
+        )
+    return document
+
+
+def _is_entry(name: str, entry: Mapping[str, Any]) -> bool:
+    """Return True if an entry of the list is well-formed and names a file in the folder itself."""
+    inside = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    return inside and type(entry["bytes"]) is int and isinstance(entry["xxh3_128"], str)
+
+
+def _check(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless the size and content of `path` are those in the list."""
+    entry, again = document["files"][path.name], f"; {printable(str(document['again']), 400)}"
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: missing or unreadable ({error.strerror}){again}") from None
+    if not path.is_file():  # reading a pipe would wait for ever
+        raise CheckpointError(f"{path}: not a file{again}")
+    try:
+        if size == entry["bytes"] and is_intact(path, entry["xxh3_128"]):
+            return
+    except DataError as error:
+        raise CheckpointError(f"{error}{again}") from None
+    if path.name == _CONFIG:
+        _refuse_edit(path, document)
+        return
+    what = f"{size:,} bytes instead of {entry['bytes']:,}" if size != entry["bytes"] else "wrong checksum"
+    raise CheckpointError(f"{path}: damaged or changed since it was written ({what}){again}")
+
+
+def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise CheckpointError naming the keys that an edit of the configuration changed; edited comments are allowed."""
+    try:
+        found = parse_yaml(read_bounded(path, MAX_YAML_BYTES).decode("utf-8"), str(path))[0]
+    except (ZigguratError, YAMLError, OSError, ValueError, RecursionError) as error:
+        said = str(error) if isinstance(error, ZigguratError) else f"{path}: not readable as text"
+        raise CheckpointError(f"{said}; the file was changed since it was written; {document['again']}") from None
+    if not (changes := changed(document.get("config"), found)):
+        return
+    # The way out depends on what was edited: the search can be set on the command line, the sections of the weights and
+    # the vocabularies cannot be changed at all, anything else may stay.
+    ways = "put the old values back"
+    searched = [change for change in changes if change.startswith("decoding.")]
+    if searched:
+        key, _, values = searched[0].removeprefix("decoding.").partition(": ")
+        setting = f"{key}={values.rpartition(' -> ')[2]}"
+        ways += f", and give settings of the search with the command (`ziggurat translate {path.parent} {setting}`)"
+    if any(change.startswith("model.") for change in changes):
+        ways += "; the weights are those of the old `model` section and compute something else with another"
+    elif any(change.startswith("data.") and not change.startswith("data.store:") for change in changes):
+        ways += "; the vocabularies are those of the old `data` section"
+    else:
+        ways += f"; if the edit is to stay, remove {path.with_name(CHECKSUMS_FILE)}: the folder then opens unchecked"
+    raise CheckpointError(f"{path}: edited since it was written ({shown(changes)}); {ways}")

@@ -1,4 +1,16 @@
-"""Building of folders: one process builds the next content beside a folder, which gets its name when all is on disk.
+"""Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
+
+ziggurat.system.staging has the protocol and the layout on disk; here are the operations for the rest of the package:
+`building` writes a folder, `recover` and `tidy` repair what a killed process left, `discard` deletes, `sweep` removes
+temporary files and folders.
+
+Temporary files: their names, and a lock that tells whether the writer lives.
+
+A file on its way to NAME is called `.NAME.<8 letters>.tmp` and locked (flock) while its writer lives: the kernel
+releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow
+the same pattern (ziggurat.system.staging). In order: locks, temporary files, putting content on the disk.
+
+Building of folders: one process builds the next content beside a folder, which gets its name when all is on disk.
 
 While NAME is built, `.NAME.building.tmp` lies beside it:
 
@@ -16,13 +28,173 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
 import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from ziggurat.system.errors import DataError
+from ziggurat.system.errors import DataError, written_whole
 from ziggurat.system.small_files import check_name
-from ziggurat.system.temporary import is_same, lock_missing, sync_folder, sync_tree, try_lock
+
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<kind>[a-z0-9_]{8})\.tmp", re.DOTALL)
+"""Names of temporary files (`kind` is tempfile.mkstemp's random part) and folders (`kind` is a word)."""
+
+_WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file until its last descriptor is closed; return False when another process holds it.
+
+    Raises OSError where the file system has no locks (lock_missing). The file must be open for writing: NFS implements
+    flock by byte-range locks, which need that, and which do not lock folders across machines.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def lock_missing(path: Path, error: OSError) -> DataError:
+    """Return the error to raise when `path` cannot be locked although no process holds it, with the way out."""
+    if error.errno in _WITHOUT_LOCKS:
+        return DataError(
+            f"{path}: the file system there cannot lock files ({error.strerror}); without locks two processes could "
+            "write the same folder at once. Mount it with locks (NFS without `nolock`, Lustre with `-o flock`), or put "
+            "the folder on another file system"
+        )
+    return DataError(f"{path}: cannot be locked: {error.strerror or error}")
+
+
+@contextlib.contextmanager
+def locked(file: Path, how: int, busy: str) -> Iterator[None]:
+    """Context that holds the lock of a file, made where it is missing; not of a folder, which NFS locks on one machine.
+
+    Args:
+        file: the file.
+        how: LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is an error, else it is waited for.
+        busy: what the error then says.
+
+    Raises DataError: another process holds it, or the file system has no locks.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, how)
+        except BlockingIOError:
+            raise DataError(busy) from None
+        except OSError as error:
+            raise lock_missing(file.parent, error) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def held(file: Path) -> bool:
+    """Return whether a process holds the lock of a file, for itself alone; False where that cannot be known."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def is_same(path: Path, descriptor: int) -> bool:
+    """Return True if `path` is (still) the file or folder that `descriptor` refers to."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def make_temporary(path: Path) -> tuple[int, Path]:
+    """Create a temporary file beside `path` and lock it; return its descriptor, open for writing, and its name.
+
+    Raises OSError when it cannot be created.
+    """
+    while True:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        try:
+            held = try_lock(descriptor)
+        except OSError:  # no locks here, so no other process can lock it and remove it either
+            return descriptor, Path(name)
+        # Between creation and locking, another process may have taken it for a dead writer's and removed it.
+        if held and is_same(Path(name), descriptor):
+            return descriptor, Path(name)
+        os.close(descriptor)
+
+
+def remove_dead(path: Path) -> None:
+    """Remove the temporary files of `path` whose writers are dead."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            match = TEMPORARY.fullmatch(entry.name)
+            if match is not None and match["name"] == path.name:
+                remove_if_dead(Path(entry.path))
+
+
+def remove_if_dead(file: Path) -> None:
+    """Remove a temporary file whose writer is dead; anything that cannot be locked or is not a regular file stays."""
+    try:
+        if not stat.S_ISREG(os.lstat(file).st_mode):
+            return
+        # Anybody can give a link or a pipe such a name: do not follow the one, do not wait for the other.
+        descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        # The name may belong to a new file by now, which its writer has not locked yet.
+        if try_lock(descriptor) and is_same(file, descriptor):
+            file.unlink()
+    except OSError:  # no locks, or no permission to remove it
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the folder's entries to the disk, where file system and permissions allow it. Raises OSError (EIO)."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # a folder with permission to write but not to read
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Network file systems that cannot sync folders answer with these numbers, as they do for locks.
+        if error.errno not in _WITHOUT_LOCKS | {errno.EBADF}:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Write all files and folders under `folder` to the disk, whoever wrote them. Raises OSError."""
+    for place, _, files in os.walk(folder):
+        for name in files:
+            path = Path(place, name)
+            if path.is_symlink() or not path.is_file():
+                continue
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_folder(Path(place))
+
 
 BUILDING, DELETING = "building", "deleting"
 """Kinds of folders on their way in and out: words of eight letters, to fit the names of temporary files."""
@@ -198,3 +370,108 @@ def cannot_be_made(target: Path, error: OSError) -> DataError:
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         where = f". Folders are built beside their place, so {parent} must be writable"
     return DataError(f"{target}: cannot be made: {error.strerror or error}{where}")
+
+
+_WAIT_SECONDS = 1.0
+
+
+@contextlib.contextmanager
+def building(target: Path) -> Iterator[Path]:
+    """Yield an empty folder that replaces `target` when the block ends without an error.
+
+    The content is on the disk before the folder gets its name. After an error nothing of it is left, and `target` is
+    unchanged.
+
+    Raises:
+        DataError: another process is building the same folder, or it cannot be created or put in place.
+    """
+    with written_whole(target):
+        try:
+            staging = Staging(target)
+        except OSError as error:
+            raise cannot_be_made(target, error) from None
+        try:
+            yield staging.begin()
+            staging.put_in_place()
+        finally:
+            staging.close()
+
+
+def recover(target: str | Path) -> None:
+    """Put `target` back if a process was killed between the two renames that replace it; call this before reading.
+
+    If `target` exists, this costs one look. If a living process is between its renames, this waits for it.
+
+    Raises DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
+    """
+    path = real_path(Path(target))
+    end = time.monotonic() + _WAIT_SECONDS
+    while not path.exists():
+        aside = beside(path, BUILDING) / "old"
+        if not aside.exists():
+            return
+        try:
+            Staging(path).close()
+        except BeingBuiltError:  # a living process is between its two renames just now
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        except OSError as error:
+            raise DataError(
+                f"{path}: a process was killed while it replaced this folder, which lies at {aside} and cannot be "
+                f"put back ({error.strerror}); rename it back"
+            ) from None
+
+
+def tidy(target: str | Path) -> None:
+    """Put back or remove what a dead process left beside `target`, for verbs that may not need to write `target`.
+
+    Raises DataError: another process is building it, or the remains cannot be removed.
+    """
+    path = real_path(Path(target))
+    if not any(os.path.lexists(beside(path, kind)) for kind in (BUILDING, DELETING)):
+        return
+    try:
+        Staging(path).close()
+    except OSError as error:
+        raise DataError(f"{path}: what a killed process left beside it cannot be removed: {error}") from None
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder, after renaming it, so that a kill never leaves half of it under its name. Raises OSError.
+
+    It creates nothing, so it works on a full disk.
+    """
+    folder = real_path(folder)
+    doomed = beside(folder, DELETING)
+    remove(doomed)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path, *, deep: bool = False) -> None:
+    """Remove temporary files and folders of dead processes; those of living ones stay.
+
+    Args:
+        folder: a folder that only ziggurat writes: other programs use such names for temporary files as well.
+        deep: also in all folders under it.
+
+    Raises nothing: what cannot be removed does no harm.
+    """
+    for place, folders, files in os.walk(folder):
+        found = [*folders, *files]
+        folders[:] = [other for other in folders if deep and not TEMPORARY.fullmatch(other)]
+        for entry in found:
+            match = TEMPORARY.fullmatch(entry)
+            if match is None:
+                continue
+            path = Path(place, entry)
+            if path.is_symlink():  # it cannot be locked
+                continue
+            if not path.is_dir():
+                remove_if_dead(path)
+            elif match["kind"] == DELETING:
+                shutil.rmtree(path, ignore_errors=True)
+            elif match["kind"] == BUILDING:
+                with contextlib.suppress(DataError, OSError):
+                    Staging(Path(place, match["name"])).close()

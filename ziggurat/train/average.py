@@ -1,35 +1,178 @@
-"""Checkpoint averaging (Vaswani et al. 2017, section 6.1): the mean of the weights of several checkpoints."""
+"""Checkpoint averaging (Vaswani et al. 2017, section 6.1): the mean of the weights of several checkpoints.
+
+The average that a run makes when it has ended, and its score on the dev set, by which it is taken or passed over.
+
+Several checkpoints of a run, selected by count, by epochs or around the best one, to be averaged or scored.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
+from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.config.lora import without_lora
-from ziggurat.model.averaged import AVERAGED, AverageScore, write_score
-from ziggurat.model.directory import fill_model_directory, may_become_model_directory, read_weights, refuse_replacing
+from ziggurat.model.directory import (
+    AVERAGED,
+    AverageScore,
+    fill_model_directory,
+    may_become_model_directory,
+    read_weights,
+    refuse_replacing,
+    write_score,
+)
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     MODEL_FILE,
+    checkpoint_folders,
+    checkpoint_name,
     checkpoint_update,
     mend_links,
+    ranked,
     read_meta,
 )
-from ziggurat.system.checksums import made_by
-from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.system.staging import BeingBuiltError
-from ziggurat.system.workspace import building, sweep
+from ziggurat.system.errors import CheckpointError, ConfigError, ZigguratError, printable
+from ziggurat.system.files import made_by
+from ziggurat.system.staging import BeingBuiltError, building, discard, sweep
+from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import shown
 from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.growth import stage_experiment
+from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.run import changes_since
-from ziggurat.train.selection import CheckpointSelection, regular_checkpoints, selected_checkpoints
+from ziggurat.train.run_state import Progress
+from ziggurat.train.schedule import finished
+from ziggurat.train.setup import Setup
+
+
+@dataclass(frozen=True)
+class CheckpointSelection:
+    """Checkpoints as a user asks for them: `last:5`, `last-epochs:5` or `around-best:21`.
+
+    Attributes:
+        kind: `last` are the newest; `last-epochs` the newest of those that end an epoch; `around-best` the best by
+            `training.validation.metric`, with as many before it as after it.
+        count: how many; for `around-best` an odd number.
+    """
+
+    kind: str
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return the selection that the option `--checkpoints` names. Raises ConfigError."""
+        found = re.fullmatch(r"(last|last-epochs|around-best):([1-9][0-9]{0,5})", text)
+        if found is None:
+            raise ConfigError(
+                f"`--checkpoints {printable(text)}`: say `last:5` (the newest), `last-epochs:5` (the newest that end "
+                "an epoch) or `around-best:21` (the best and its neighbours)"
+            )
+        selection = cls(found[1], int(found[2]))
+        if selection.kind == "around-best" and selection.count % 2 == 0:
+            raise ConfigError(
+                f"`--checkpoints {selection}`: an odd number, since as many are before the best as after it"
+            )
+        return selection
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.count}"
+
+
+def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
+    """Return the checkpoints of the current stage that a run has however often it was stopped, oldest first.
+
+    These are the checkpoints that the count of updates or epochs asked for, not the clock, and, when training is over,
+    the last one, unless epochs alone count; where the model grew, those of its present depth. Raises CheckpointError
+    when the `meta.json` of one cannot be read.
+    """
+    return _regular({folder: read_progress(folder) for folder in checkpoint_folders(run)}, config)
+
+
+def selected_checkpoints(run: Path, config: TrainingConfig, selection: CheckpointSelection) -> list[Path]:
+    """Return the checkpoints of a run that `selection` names, oldest first.
+
+    Raises CheckpointError when fewer are kept, or when those around the best are not one after the other.
+    """
+    known = {folder: read_progress(folder) for folder in checkpoint_folders(run)}
+    folders = _regular(known, config)
+    if selection.kind == "around-best":
+        return _around_best(run, known, folders, selection.count, config.checkpoint)
+    if selection.kind == "last-epochs":
+        folders = [folder for folder in folders if known[folder].batch == 0]
+    if len(folders) < selection.count:
+        ends = ""
+        if selection.kind == "last-epochs":
+            ends = " that end an epoch (`training.checkpoint.every_epochs`)"
+        raise CheckpointError(
+            f"{run}: {len(folders)} of the {selection.count} checkpoints wanted{ends} are kept (those that an "
+            "interruption left or the clock asked for, and those of another depth, do not count); ask for fewer, or "
+            "raise `training.checkpoint.keep_last` and train on"
+        )
+    return folders[-selection.count :]
+
+
+def _regular(known: Mapping[Path, Progress], config: TrainingConfig) -> list[Path]:
+    if not known:
+        return []
+    newest, progress = list(known.items())[-1]
+    passing = {folder for folder, p in known.items() if folder.name in progress.interim or p.by_clock}
+    by_epochs = config.checkpoint.every_updates is None and config.checkpoint.every_epochs is not None
+    if finished(progress, config) is not None and not by_epochs:
+        passing.discard(newest)
+    return [folder for folder, p in known.items() if p.stage == progress.stage and folder not in passing]
+
+
+def _around_best(
+    run: Path, known: Mapping[Path, Progress], folders: list[Path], count: int, config: CheckpointConfig
+) -> list[Path]:
+    """Return the best checkpoint and its `count` - 1 neighbours."""
+    update = list(known.values())[-1].best_update if known else None
+    if update is None:
+        raise CheckpointError(f"{run}: no checkpoint is the best: none was validated")
+    place = next((n for n, folder in enumerate(folders) if folder.name == checkpoint_name(update)), None)
+    if place is None:
+        raise CheckpointError(
+            f"{run}: the best checkpoint, of update {update}, is not kept, or not one of those that count (of the "
+            "present depth, at a multiple of the updates or epochs between checkpoints)"
+        )
+    half, before, after = count // 2, place, len(folders) - 1 - place
+    fewer = min(before, after)
+    if fewer < half:
+        ways = [f"ask for `around-best:{2 * fewer + 1}`"] if fewer else []
+        ways += ["train on"] if after < half else []
+        if (config.keep_around_best or 0) < count:
+            ways.append(f"have a run keep them by `training.checkpoint.keep_around_best={count}`")
+        raise CheckpointError(
+            f"{run}: {before} checkpoints before the best one (update {update}) and {after} after it are kept, of "
+            f"{half} each: {', or '.join(ways or ['ask for others'])}"
+        )
+    window = folders[place - half : place + half + 1]
+    for first, second in pairwise(window):
+        if _apart(known[first], known[second], config):
+            raise CheckpointError(
+                f"{run}: checkpoints between {first.name} and {second.name}, near the best one, are not kept; ask for "
+                f"fewer, or have a run keep them by `training.checkpoint.keep_around_best={count}`"
+            )
+    return window
+
+
+def _apart(first: Progress, second: Progress, config: CheckpointConfig) -> bool:
+    """True when more updates or epochs are between two checkpoints than between two that follow each other."""
+    updates, epochs = config.every_updates, config.every_epochs
+    return (updates is not None and second.update - first.update > updates) or (
+        epochs is not None and second.epoch - first.epoch > epochs
+    )
+
 
 _PATIENCE_SECONDS = 60.0
 
@@ -119,3 +262,85 @@ def average_newest(run: Path, config: TrainingConfig, score: AverageScore | None
                 again = f"afterwards `ziggurat average {run} --checkpoints last:{wanted}` does it"
                 raise ConfigError(f"{error}; {again}") from None
             time.sleep(0.1)
+
+
+def remove_average(run: Path, log: RunLog) -> None:
+    """Remove the average of a run that goes on."""
+    if (run / AVERAGED).exists():
+        log.say("removing averaged/: it is of older checkpoints than the ones to come")
+        discard(run / AVERAGED)
+
+
+def average_ended(setup: Setup, p: Progress, log: RunLog, metrics: MetricsWriter) -> None:
+    """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says, and score it.
+
+    All processes call this. Until it is scored, the average is passed over: whatever ends the process meanwhile, no
+    worse model is handed on, and resuming does it again. Nothing that is in the way makes a failure of the run, whose
+    checkpoints are all there: it is logged. The learner has the averaged weights afterwards.
+    """
+    run, training, made = setup.run, setup.experiment.training, list[int]()
+    score = _not_measured(p, training) if setup.validator is not None else None
+    try:
+        # The others wait here, not in NCCL, whose watchdog would end them before long.
+        setup.processes.first_does(lambda: made.extend(average_newest(run, training, score)))
+    except (ZigguratError, OSError) as error:  # things that the user keeps there, a checkpoint damaged, a full disk
+        log.say(f"NOT AVERAGED: {error}", "bold red")
+        return
+    if not setup.processes.of_first(len(made)):
+        return
+    said = f"averaged checkpoints {', '.join(map(str, made))} into {run / AVERAGED}"
+    if score is None:
+        log.say(said)
+        return
+    try:
+        log.say(f"{said}{_measured(setup, p, score, metrics)}")
+    except (ZigguratError, OSError) as error:
+        log.say(f"{said}, NOT SCORED: {error}", "bold red")
+
+
+def _not_measured(p: Progress, config: TrainingConfig) -> AverageScore | None:
+    """Return a score without its value, beside what is taken without an average; None: that has no score."""
+    metric = config.validation.metric
+    if config.checkpoint.keep_best:
+        names = ranked(p.scores, smaller_is_better=metric == "loss")[:1]
+    else:
+        names = [name for name in (checkpoint_name(p.update),) if name in p.scores]
+    rival = "best" if config.checkpoint.keep_best else "last"
+    return AverageScore(metric, None, rival, p.scores[names[0]]) if names else None
+
+
+def _measured(setup: Setup, p: Progress, score: AverageScore, metrics: MetricsWriter) -> str:
+    """Score the averaged model by the metric that `best` is chosen by, keep the score beside it; return it in words.
+
+    Raises what keeps it from being scored, in all processes.
+    """
+    assert setup.validator is not None
+    began, folder, metric = time.perf_counter(), setup.run / AVERAGED, score.metric
+    setup.learner.take_weights(_read_by_all(setup, folder), str(folder))
+    with setup.learner.parallel.whole() as model:
+        result = setup.validator.measure(model, decode=metric != "loss")
+    assert result is not None  # nothing interrupts it
+    seconds = time.perf_counter() - began
+    metrics.write("average", p.update, {**result.record(), "seconds": seconds})
+    found = AverageScore(metric, result.metric(metric), score.rival, score.rival_value)
+    setup.processes.first_does(lambda: write_score(folder, found))
+    said = f": {result.line()}  [{duration(seconds)}]"
+    if found.worse:
+        said += (
+            f"; WORSE than {found.rival} ({found.said()}), which is taken unless `--which {AVERAGED}` says otherwise"
+        )
+    return said
+
+
+def _read_by_all(setup: Setup, folder: Path) -> Mapping[str, Tensor]:
+    """Return the weights of the averaged model in every process; raise in all of them what one cannot read."""
+    found: Mapping[str, Tensor] = {}
+    failed = ""
+    try:
+        found = read_weights(folder / MODEL_FILE)
+    except (ZigguratError, OSError) as error:
+        failed = str(error)
+    reasons = [reason for (reason,) in setup.processes.texts([failed]) if reason]
+    if reasons:
+        raise CheckpointError(reasons[0])
+    return found

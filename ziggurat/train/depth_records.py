@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.model.device import random_state_kept
+from ziggurat.data.loader import Batch
+from ziggurat.model.directory import random_state_kept
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.files import write_atomically
-from ziggurat.train.diagnosis.hooks import STACKS, layers_of
+from ziggurat.train.diagnosis.gradients import STACKS, layers_of
+from ziggurat.train.diagnosis.health import WARNINGS_FILE, RunWarning, Watch
 from ziggurat.train.diagnosis.perturbation import Snapshot
 from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
-from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, cut_records, read_records
-from ziggurat.train.diagnosis.views import heat_maps, scalars
-from ziggurat.train.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
+from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, cut_records, heat_maps, read_records, scalars
 from ziggurat.train.learner import Learner
 from ziggurat.train.memory import Shortage, within_memory
 from ziggurat.train.metrics import MetricsWriter, RunLog

@@ -14,10 +14,9 @@ import numpy as np
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.batching import round_up
-from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader, LoaderState
-from ziggurat.model.device import random_state_kept
+from ziggurat.data.loader import Batch, Loader, LoaderState
+from ziggurat.model.directory import random_state_kept
 from ziggurat.model.tensors import local
 from ziggurat.system.errors import ConfigError, TrainingError
 from ziggurat.train.feeding import loader_of

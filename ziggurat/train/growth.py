@@ -19,8 +19,8 @@ from ziggurat.model.directory import open_model, refuse_replacing, write_model_d
 from ziggurat.model.grow import Deepening, added_layers, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights, whole
-from ziggurat.system.checksums import made_by
 from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import made_by
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import updates_at_peak

@@ -20,8 +20,7 @@ from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import check_regular, parse_json
 from ziggurat.system.terminal import safe
-from ziggurat.train.tracking.tracker import draw
-from ziggurat.train.tracking.trackers import Listener
+from ziggurat.train.trackers import Listener, draw
 
 CLOCK_FIELDS = frozenset(
     (
@@ -119,7 +118,7 @@ class MetricsWriter:
             tracker.scalars(update, figures)
 
     def draw(self, name: str, update: int, rows: Sequence[Sequence[float | None]]) -> None:
-        """Pass a heat map of shares from 0 to 1 on to trackers, the top row first (ziggurat.train.tracking.tracker)."""
+        """Pass a heat map of shares from 0 to 1 on to trackers, the top row first (ziggurat.train.trackers)."""
         for tracker in self._working():
             tracker.image(update, name, partial(draw, rows))
 

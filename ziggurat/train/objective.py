@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.freezing import Frozen
 from ziggurat.config.train import LossConfig
-from ziggurat.data.collate import Batch
+from ziggurat.data.loader import Batch
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast.precision import maps_of, training_precision
@@ -35,8 +35,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.train.diagnosis.measures import inter_similarities
 from ziggurat.train.diagnosis.probe import Loss
-from ziggurat.train.guidance import with_guidance
-from ziggurat.train.loss import Labels, LossSums, sequence_loss
+from ziggurat.train.loss import Labels, LossSums, sequence_loss, with_guidance
 
 
 def as_trained(model: Seq2Seq, training: TrainingConfig, *, seed: int | None = None) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ziggurat.config.train import LossConfig
-from ziggurat.data.collate import Batch
+from ziggurat.data.loader import Batch
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 from ziggurat.train.loss import LossSums
@@ -47,7 +47,7 @@ class UpdateSize(NamedTuple):
 
 
 class Parallel:
-    """The gradients of one process; Replicated (DDP) and ziggurat.train.sharded (FSDP2) are for several.
+    """The gradients of one process; Replicated (DDP) and ziggurat.train.learner (FSDP2) are for several.
 
     All processes call every method, in the same order.
 

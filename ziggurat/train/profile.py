@@ -9,11 +9,11 @@ import torch
 
 from ziggurat.config import Experiment
 from ziggurat.config.modifiers import StageConfig
-from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
-from ziggurat.data.stages import CorpusMix
+from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.build import stack_residuals
-from ziggurat.model.device import random_state_kept
+from ziggurat.model.directory import random_state_kept
 from ziggurat.model.init.admin import profile_omega
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ziggurat.config.modifiers import StageConfig
+from ziggurat.data.batching import FIRST, stages_over
 from ziggurat.data.loader import LoaderState
-from ziggurat.data.stages import FIRST, stages_over
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Progress:
         schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
         interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
         by_clock: True when only the clock asked for this checkpoint (`every_minutes`).
-        window: sums of the updates since the last record (ziggurat.train.window.UpdateWindow).
+        window: sums of the updates since the last record (ziggurat.train.progress.UpdateWindow).
     """
 
     update: int = 0

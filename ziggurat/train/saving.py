@@ -1,8 +1,18 @@
-"""Saving while training: a thread writes the checkpoints of a run, one at a time."""
+"""Saving while training: a thread writes the checkpoints of a run, one at a time.
+
+Retention: checkpoints of a run are kept, deleted or set aside; leftovers of killed processes are removed.
+
+The check, beside training, that the store is whole.
+
+Comparing a large store with its checksums can take minutes, so training does not wait for it; but no weights that have
+seen the data are written to disk before the check is over.
+"""
 
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,17 +26,164 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.data.store_checks import StoreWatch
-from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_name, read_meta, write_meta
+from ziggurat.config.lifecycle import CheckpointConfig
+from ziggurat.data.corpus import Store
+from ziggurat.data.store_checks import StoreWatch, Verification
+from ziggurat.model.run_folder import (
+    CHECKPOINTS,
+    best_link,
+    checkpoint_folders,
+    checkpoint_name,
+    checkpoint_update,
+    link,
+    ranked,
+    read_meta,
+    write_meta,
+)
 from ziggurat.model.tensors import local
-from ziggurat.system.errors import CheckpointError, MachineError
-from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
+from ziggurat.system.errors import CheckpointError, DataError, MachineError
+from ziggurat.system.staging import discard, sweep, tidy
+from ziggurat.train.checkpoint import Checkpoint, read_progress, save_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.processes import Processes
-from ziggurat.train.retention import prune
 from ziggurat.train.run_state import Progress
-from ziggurat.train.store_check import StoreCheck
+
+
+def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
+    """Delete the checkpoints that `kept` does not ask for, and mend the links `best` and `best-DIRECTION`.
+
+    The newest always stays, and so does the one to roll back to. Checkpoints that the clock asked for do not take the
+    place of others: which updates they are of is chance, and the checkpoints of an average must not depend on it.
+
+    What `progress` notes of deleted checkpoints is removed.
+    """
+    folders = checkpoint_folders(run)
+    regular = [folder for folder in folders if folder.name not in progress.interim]
+    names = {folder.name for folder in folders}
+    best = ranked({n: s for n, s in progress.scores.items() if n in names}, smaller_is_better=smaller_is_better)
+    counted = [folder for folder in regular if not _by_clock(folder)]
+    staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
+    if kept.keep_around_best is not None:
+        staying |= _around_best(counted, best, kept.keep_around_best // 2)
+    for direction, scores in progress.direction_scores.items() if kept.keep_best_per_direction else ():
+        known = {name: score for name, score in scores.items() if name in names}
+        its_best = ranked(known, smaller_is_better=smaller_is_better)[: kept.keep_best_per_direction]
+        staying |= {folder for folder in folders if folder.name in its_best}
+        if its_best:
+            link(run / best_link(direction), run / CHECKPOINTS / its_best[0])
+    # The newest of all, and the newest of those that the clock did not ask for, which make up averages.
+    staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
+    if best and kept.keep_best:  # before the old target of the link is deleted, or a kill would leave it dangling
+        link(run / "best", run / CHECKPOINTS / best[0])
+    links = {
+        path: Path(os.readlink(path)).name for path in (run / "best", *run.glob(best_link("*"))) if path.is_symlink()
+    }
+    if not best:  # scores were forgotten: until there is a new best one
+        staying |= {folder for folder in folders if folder.name in links.values()}
+    if kept.keep_every is not None:
+        staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
+    going = [folder for folder in folders if folder not in staying]
+    gone = {folder.name for folder in going}
+    for path, target in links.items():  # of a run that was resumed, and keeps no best ones any more
+        if target in gone:
+            path.unlink()
+    for folder in going:
+        discard(folder)
+    progress.keep({folder.name for folder in staying})
+
+
+def _around_best(counted: list[Path], best: list[str], half: int) -> set[Path]:
+    """Return the best checkpoint with `half` as many on either side, and the newest, which the next best may follow."""
+    if not best:
+        return {*counted[-half:]}
+    before, after = ([f for f in counted if f.name < best[0]], [f for f in counted if f.name > best[0]])
+    return {*before[-half:], *(f for f in counted if f.name == best[0]), *after[:half], *counted[-half:]}
+
+
+def set_aside(run: Path, *, after: int) -> list[Path]:
+    """Rename the checkpoints newer than update `after` to `damaged-step-...`; return their new names.
+
+    For a run that resumes from `after` because newer ones are damaged: among the newest, they would push whole ones
+    out. The link `last` is mended too.
+    """
+    moved: list[Path] = []
+    for folder in checkpoint_folders(run):
+        if checkpoint_update(folder) > after:
+            damaged = folder.with_name(f"damaged-{folder.name}")
+            shutil.rmtree(damaged, ignore_errors=True)
+            os.replace(folder, damaged)
+            moved.append(damaged)
+    if folders := checkpoint_folders(run):
+        link(run / "last", folders[-1])
+    return moved
+
+
+def clear_leftovers(run: Path) -> None:
+    """Remove what killed processes have left in a run and beside it; only the holder of the run's lock may call this.
+
+    Raises DataError when another process is making this folder.
+    """
+    tidy(run)
+    sweep(run, deep=True)
+    for pattern in _UNLOCKED:
+        for path in run.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+_UNLOCKED = (
+    ".shared",  # ziggurat.train.run.refuse_unshared
+    ".*.linking_.tmp",  # ziggurat.model.run_folder.link
+)
+"""Temporary files without locks of their own: only the lock of the run tells that their writers are dead."""
+
+
+def _by_clock(folder: Path) -> bool:
+    try:
+        return read_progress(folder).by_clock
+    except CheckpointError:
+        return False  # damaged: kept like any other
+
+
+class StoreCheck:
+    """The comparison of a store with its checksums, in all processes: damage found by one ends the run in all.
+
+    Args:
+        store: just opened.
+        processes: all that train on it; each compares the files as it sees them.
+
+    Raises DataError when damage was found within the first second.
+    """
+
+    def __init__(self, store: Store, processes: Processes) -> None:
+        self._store, self._processes, self._confirmed = store, processes, False
+        self._verification = Verification(store)
+
+    def poll(self) -> None:
+        """Raise DataError, as `confirm` does, if damage was found so far; all processes call this together."""
+        if self._confirmed:
+            return
+        found = self._verification
+        pending, damaged = self._processes.largest([not found.done, found.damaged])
+        if damaged or not pending:
+            self.confirm()
+
+    def confirm(self) -> None:
+        """Wait until the store is known to be whole; all processes call this together.
+
+        Raises DataError in all of them when one found damage; that one's message names the file.
+        """
+        if self._confirmed:
+            return
+        # Agree before anything is raised: processes that went on would wait for the others in vain.
+        (damaged,) = self._processes.largest([self._verification.found_damage()])
+        if damaged:
+            self._verification.wait()  # raises in the process that found it
+            raise DataError(f"{self._store.path}: damaged, as another process found; its message names the file")
+        self._confirmed = True
 
 
 class Buffers:

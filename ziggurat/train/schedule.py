@@ -12,8 +12,8 @@ from ziggurat.config.lifecycle import CheckpointConfig, StopConfig, ValidationCo
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.data.loader import LoaderState
-from ziggurat.system.duration import duration
 from ziggurat.system.errors import ConfigError
+from ziggurat.system.terminal import duration
 from ziggurat.train.run_state import Progress
 
 

@@ -19,9 +19,8 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.model.device import usable_device
+from ziggurat.model.directory import refuse_other_vocabulary, refuse_two_vocabularies, usable_device
 from ziggurat.model.run_folder import BASE
-from ziggurat.model.vocabularies import refuse_other_vocabulary, refuse_two_vocabularies
 from ziggurat.system.errors import CheckpointError, ConfigError, printable
 from ziggurat.system.threads import share_cores
 from ziggurat.system.yaml_text import shown
@@ -29,18 +28,17 @@ from ziggurat.train.checkpoint import Checkpoint, latest_checkpoint, same_for_al
 from ziggurat.train.feeding import loader_of
 from ziggurat.train.fitting import fit_batches, refuse_too_large
 from ziggurat.train.graphs import refuse_unrecordable
-from ziggurat.train.guidance import refuse_without_links
 from ziggurat.train.learner import Learner
+from ziggurat.train.loss import refuse_without_links
 from ziggurat.train.memory import give_back_freed_memory, keep_freed_memory
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.objective import settle_precision
 from ziggurat.train.processes import Processes
-from ziggurat.train.retention import set_aside
 from ziggurat.train.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
 from ziggurat.train.run_state import Progress
+from ziggurat.train.saving import StoreCheck, set_aside
 from ziggurat.train.schedule import initial_progress, refuse_endless
-from ziggurat.train.store_check import StoreCheck
-from ziggurat.train.tracking.trackers import refuse_missing_trackers
+from ziggurat.train.trackers import refuse_missing_trackers
 from ziggurat.train.validate import Validator, settings_of_scores
 
 

@@ -19,6 +19,7 @@ from ziggurat.system.terminal import say_at_once, stop_signals
 _PATIENCE_SECONDS = 30.0
 """Time for a process whose launcher is gone to end: as long as torchrun itself waits between SIGTERM and SIGKILL."""
 
+
 _HEARD = "finishing this update, then a checkpoint (a validation is left for later); a second signal stops at once"
 
 
@@ -73,10 +74,9 @@ class GracefulStop:
             say_at_once(f"\n{signal.Signals(number).name}: {_HEARD}\n")
 
 
-# Processes whose launcher has died.
-
 _watching: list[int] = []
 """Number of the process whose launcher is being watched: its own or, after a fork, that of its parent."""
+
 
 _GONE: list[str] = []
 """The reason to stop, once the launcher is gone."""

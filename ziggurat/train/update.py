@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ziggurat.data.collate import Batch
+from ziggurat.data.loader import Batch
 from ziggurat.model.tensors import is_cut_up, whole
 from ziggurat.train.memory import Shortage
 from ziggurat.train.optim import Optimiser

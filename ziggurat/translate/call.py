@@ -1,4 +1,10 @@
-"""One call of a translator: its settings, and its lines of text as sentences of a search."""
+"""One call of a translator: its settings, and its lines of text as sentences of a search.
+
+Words in pieces: where one ends and another may begin.
+
+SentencePiece marks the beginning of a word with `▁`; punctuation and scripts without blanks have no such mark. Of text
+that was segmented before, each piece counts as a word. Neither PyTorch nor CTranslate2 is needed here.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +19,15 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
-from ziggurat.translate.assembler import SourcePart
-from ziggurat.translate.hypotheses import IdHypothesis
+from ziggurat.translate.choice import RuleOptions, SamplingOptions, SearchSettings, Sentence
+from ziggurat.translate.hypotheses import IdHypothesis, SourcePart
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.lines import Notices, check_tag, count_untagged, in_parts
-from ziggurat.translate.request import RuleOptions, SamplingOptions, SearchSettings, Sentence
+from ziggurat.translate.results import Notices, boundary_ids, check_tag, count_untagged, ends_in_word, in_parts
 from ziggurat.translate.scorers import Scorer
 from ziggurat.translate.search import search_by_steps
 from ziggurat.translate.terminology import Terminology, phrase_ids
-from ziggurat.translate.words import boundary_ids, ends_in_word
+
+# A byte may be part of a letter, a mark belongs to the letter before it.
 
 
 @dataclass(frozen=True)

@@ -6,21 +6,16 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
 
 from ziggurat.config import DecodingConfig, ModelConfig
 from ziggurat.system.errors import CheckpointError, ConfigError, printable
 from ziggurat.system.small_files import Form, read_json
-from ziggurat.system.workspace import recover
-
-if TYPE_CHECKING:
-    from ziggurat.translate.served import ServedTranslator
-    from ziggurat.translate.translator import Translator
+from ziggurat.system.staging import recover
 
 ENGINES = ("auto", "torch", "ctranslate2")
 
@@ -151,20 +146,3 @@ def read_report(folder: Path) -> ExportReport:
         return read_json(path, ExportReport, error=CheckpointError, remedy=again)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: missing; {again}") from None
-
-
-def tells_alignments(translator: Translator | ServedTranslator) -> bool:
-    """Return whether the translations of this translator come with alignments.
-
-    A word is translated to see: whether there are attention weights depends on every model of an ensemble, and of an
-    export on the version that wrote it.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
-            best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
-    except ConfigError:
-        return False
-    finally:
-        translator.notices.clear()
-        translator.notices.told.clear()
-    return best.alignment is not None

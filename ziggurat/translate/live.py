@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ziggurat.translate.assembler import Assembler, SourcePart
 from ziggurat.translate.call import LineExtras
-from ziggurat.translate.hypotheses import IdHypothesis
-from ziggurat.translate.request import Sentence
+from ziggurat.translate.choice import Sentence
+from ziggurat.translate.hypotheses import Assembler, IdHypothesis, SourcePart
 from ziggurat.translate.results import Translation
 from ziggurat.translate.search import Search
 from ziggurat.translate.translator import Translator

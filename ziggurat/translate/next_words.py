@@ -13,11 +13,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from ziggurat.translate.assembler import Assembler
 from ziggurat.translate.call import LineExtras, TranslationCall
-from ziggurat.translate.hypotheses import IdHypothesis
+from ziggurat.translate.choice import Sentence
+from ziggurat.translate.hypotheses import Assembler, IdHypothesis
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.request import Sentence
 from ziggurat.translate.results import Translation
 from ziggurat.translate.search import search
 from ziggurat.translate.translator import Translator

@@ -1,16 +1,285 @@
 """Results of a translator: translations with their hypotheses, scores of given targets, and their JSON lines.
 
 This module does not need PyTorch: an exported model gives the same results (ziggurat.translate.served).
+
+Lines of text on their way into and out of translation: one line in, exactly one line out.
+
+Lines are read from a stream, collected in windows, and split where they are too long for the model; at the end the
+parts of a line are joined. `Notices` counts the lines that were not translated in the ordinary way.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import lru_cache
+from itertools import takewhile
+from typing import Any, BinaryIO
 
-from ziggurat.translate.lines import join_parts
+import regex
+
+from ziggurat.data.subword import Tokenizer
+from ziggurat.data.vocabulary import language_tags
+from ziggurat.system.errors import ConfigError, DataError, printable
+
+Encode = Callable[[list[str]], list[list[int]]]
+"""Texts -> the pieces of each."""
+
+WINDOW_LINES = 2048
+"""Lines of a stream that are read, sorted by length and translated together."""
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is refused: segmenting it takes 80 times its size in memory, and seconds for each MiB."""
+
+UNSPACED_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+"""Scripts that write no blank between words, for a class of the `regex` module."""
+
+_WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+# NUL, and every character that ends a line for str.splitlines(), wc, an editor or JavaScript.
+_LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
+
+# After sentence-final punctuation with closing quotes or brackets: before a blank, or at once in scripts
+# without. At most four of them: a lookbehind without bounds takes quadratic time on a long row of quotes.
+_SENTENCE_END = regex.compile(
+    r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]{0,4})\s+|(?<=[。！？｡][」』”’）]{0,4})(?![。！？｡」』”’）])"""
+)
+_NO_BLANKS = rf"[{UNSPACED_SCRIPTS}。、！？｡」』）]"
+_ENDS_UNSPACED = regex.compile(_NO_BLANKS + r"\Z")
+_STARTS_UNSPACED = regex.compile(_NO_BLANKS)
+
+
+def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 byte stream as they arrive; `name` (a file, `standard input`) is for errors.
+
+    Only LF ends a line; one CR before it is removed, and so is a byte order mark at the start. The last line
+    may lack its LF. Raises DataError naming line (from 1) and byte (from 0) at the first line that is not
+    UTF-8 or is longer than 1 MiB; lines before it have been yielded.
+    """
+    offset = 0
+    # One byte more than allowed tells a line that is too long from one that just fits, and reads no further.
+    for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        if len(raw) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{name}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; is this text with LF at the end "
+                "of each line? If so, put a sentence or paragraph on each"
+            )
+        mark = len(_BYTE_ORDER_MARK) if number == 1 and raw.startswith(_BYTE_ORDER_MARK) else 0
+        try:
+            line = raw[mark:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            at = error.start + mark
+            found = raw[at : at + 4].hex(" ").upper()
+            hint = "convert it to UTF-8"
+            if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                hint = "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"
+            raise DataError(
+                f"{name}, line {number}: not valid UTF-8: {found} (byte {at} of the line, {offset + at} of the "
+                f"input, from 0); {hint}. Nothing after it was read"
+            ) from None
+        offset += len(raw)
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+def refuse_single(**given: Any) -> None:
+    """Raise TypeError where a single string was given instead of many: it would be taken letter by letter."""
+    for name, texts in given.items():
+        if isinstance(texts, str):
+            raise TypeError(f"{name}: give a list of texts, such as [text]: a string is a sequence of characters")
+
+
+def without_nul(texts: Sequence[str]) -> list[str]:
+    """Return `texts` with a blank in place of each NUL, which no training text has."""
+    return [text.replace("\0", " ") for text in texts]
+
+
+def one_line(text: str) -> str:
+    """Return `text` with one blank in place of every run of line ends or NULs, none at its beginning and end.
+
+    A model can generate any byte. Line ends are LF and CR, but also vertical tab, form feed, U+001C to
+    U+001E, U+0085, U+2028 and U+2029: some reader takes each of them for the end of a line, and lines would
+    shift.
+    """
+    return _LINE_ENDS.sub(" ", text).strip(" ") if _LINE_ENDS.search(text) else text
+
+
+def check_tag(tag: str | None, known: Collection[str]) -> None:
+    """Raise ConfigError for a tag that is none of those that a model knows; None stands for no tag."""
+    if tag is not None and tag not in known:
+        raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {', '.join(known) or 'none'}")
+
+
+def count_untagged(tagged: bool, texts: Sequence[str], known: Collection[str], notices: Notices) -> None:
+    """Count texts that are not tagged where the tags of a model name several languages: it chooses one by itself."""
+    languages = [] if tagged else language_tags(known)
+    if len(languages) > 1:
+        for _ in texts:
+            notices.add("untagged", f"a line without a tag, in whatever language: `tag` can be {', '.join(languages)}")
+
+
+def in_parts(
+    texts: Sequence[str], encode: Encode, limit: int, notices: Notices
+) -> Iterator[tuple[str, list[list[int]]]]:
+    """Yield each text as it is translated, with the pieces of its parts: none for a blank text, several for a long one.
+
+    `limit` is the most pieces of a part; `notices` counts blank and long texts.
+    """
+    clean = without_nul(texts)
+    for text, ids in zip(clean, encode(clean), strict=True):
+        # str.strip also removes the blanks that normalisation keeps, such as U+3000.
+        parts = split_long(text, ids, encode, limit) if text.strip() and ids else []
+        notices["blank_lines"] += not parts
+        if len(parts) > 1:
+            notices.add(
+                "long_lines",
+                f"a line of {len(ids)} pieces is translated in {len(parts)} parts of at most {limit} pieces "
+                "(`decoding.max_source_pieces`)",
+            )
+        yield text, parts
+
+
+def split_long(text: str, ids: list[int], encode: Encode, limit: int) -> list[list[int]]:
+    """Return `ids`, the pieces of `text`, as parts of at most `limit` pieces, each as long as fits.
+
+    Parts end at the end of a sentence; a sentence longer than `limit` is cut between words, a word longer
+    than `limit` between characters (never inside one: half a character's bytes mean nothing).
+    """
+    if len(ids) <= limit:
+        return [ids]
+    units: list[list[int]] = []
+    sentences = [s for s in _SENTENCE_END.split(text) if s.strip()]
+    for sentence, pieces in zip(sentences, encode(sentences), strict=True):
+        if len(pieces) <= limit:
+            units.append(pieces)
+        else:
+            units += _packed(_pieces_of_words(sentence, encode, limit), limit)
+    return list(_packed(units, limit))
+
+
+def _pieces_of_words(sentence: str, encode: Encode, limit: int) -> Iterator[list[int]]:
+    """Yield the pieces of each word, a long word in parts of at most `limit`."""
+    words = sentence.split()
+    for word, pieces in zip(words, encode(words), strict=True):
+        yield from _pieces_of_stretch(word, pieces, encode, limit)
+
+
+def _pieces_of_stretch(text: str, pieces: list[int], encode: Encode, limit: int) -> Iterator[list[int]]:
+    """Yield `pieces` of `text`, halved until they fit; the pieces of a single character are cut if they must be."""
+    if len(pieces) <= limit:
+        yield pieces
+    elif len(text) == 1:
+        for start in range(0, len(pieces), limit):
+            yield pieces[start : start + limit]
+    else:
+        halves = [text[: len(text) // 2], text[len(text) // 2 :]]
+        for half, its_pieces in zip(halves, encode(halves), strict=True):
+            yield from _pieces_of_stretch(half, its_pieces, encode, limit)
+
+
+def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
+    """Yield consecutive units joined to lists of at most `limit` pieces; no unit is longer than that."""
+    part: list[int] = []
+    for unit in units:
+        if part and len(part) + len(unit) > limit:
+            yield part
+            part = []
+        part = part + unit
+    if part:
+        yield part
+
+
+def join_parts(texts: Iterable[str]) -> str:
+    """Join the translations of a line's parts by blanks, and by nothing between letters of scripts without blanks."""
+    joined = ""
+    for text in filter(None, texts):
+        unspaced = _ENDS_UNSPACED.search(joined[-1:]) and _STARTS_UNSPACED.match(text)
+        joined += text if unspaced or not joined else f" {text}"
+    return joined
+
+
+def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Return an iterator over `lines` in lists of `size`; if `lines` raises an error, those before it come first.
+
+    Raises ConfigError at once for a size below 1.
+    """
+    if size < 1:
+        raise ConfigError(f"`window` must be at least 1, not {size}")
+    return _windows(lines, size)
+
+
+def _windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    window: list[str] = []
+    characters = 0
+    source = iter(lines)
+    while True:
+        try:
+            line = next(source, None)
+        except Exception:
+            if window:
+                yield window
+            raise
+        if line is None:
+            break
+        window.append(line)
+        characters += len(line)
+        if len(window) >= size or characters >= _WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window
+
+
+class TranslationWarning(UserWarning):
+    """Something in the input was not translated in the ordinary way; counted in `Translator.notices`."""
+
+
+class Notices(Counter[str]):
+    """Counts, by kind, of what was not translated in the ordinary way.
+
+    `told` has the message of the first of each kind that warns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, str] = {}
+
+    def add(self, kind: str, message: str) -> None:
+        """Count one; the first of its kind warns."""
+        self[kind] += 1
+        self._tell(kind, message)
+
+    def merge(self, counts: Mapping[str, int], told: Mapping[str, str]) -> None:
+        """Add the counts and messages of another process; only the first of a kind here warns."""
+        self.update(counts)
+        for kind, message in told.items():
+            self._tell(kind, message)
+
+    def _tell(self, kind: str, message: str) -> None:
+        if kind not in self.told:
+            self.told[kind] = message
+            warnings.warn(f"{message}; further ones are only counted", TranslationWarning, stacklevel=5)
+
+
+def translate_tagged(
+    translate: Callable[..., list[Translation]],
+    texts: Sequence[str],
+    tags: Sequence[str | None],
+    longest: Sequence[int] | None = None,
+) -> list[Translation]:
+    """Return the translations of texts with a tag each, in the same order.
+
+    `translate` is that of a translator, whose call has one tag for all of its texts; `longest` as there.
+    """
+    found: dict[int, Translation] = {}
+    for tag in dict.fromkeys(tags):
+        own = [number for number, its in enumerate(tags) if its == tag]
+        limits = None if longest is None else [longest[number] for number in own]
+        found.update(zip(own, translate([texts[number] for number in own], tag=tag, longest=limits), strict=True))
+    return [found[number] for number in range(len(texts))]
 
 
 @dataclass(frozen=True)
@@ -184,3 +453,35 @@ def _joined_alignment(parts: Sequence[Alignment]) -> Alignment | None:
         whole.hard.extend(first + place for place in part.hard)
         whole.source_tokens.extend(part.source_tokens)
     return whole
+
+
+_GOES_ON = regex.compile(rf"<0x[0-9A-F]{{2}}>|\p{{M}}|(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{N}}]")
+
+
+_LETTER = regex.compile(r"[\p{L}\p{N}\p{M}]")
+
+
+def begins_word(piece: str) -> bool:
+    """Return whether a piece ends the word before it: it begins another, or is none, as end-of-sentence."""
+    return _GOES_ON.match(piece) is None
+
+
+def ends_in_word(piece: str) -> bool:
+    """Return whether a piece ends with a letter or digit: after a bracket or a hyphen a word need not have a mark."""
+    return _LETTER.fullmatch(piece[-1:]) is not None
+
+
+def boundary_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the ids of a vocabulary whose pieces end the word before them; end-of-sentence is one of them."""
+    return _boundary_ids(tuple(tokenizer.pieces(range(tokenizer.size))), tokenizer.eos)
+
+
+@lru_cache(maxsize=4)  # 32,000 pieces take 20 ms, and a page asks for each word that is clicked
+def _boundary_ids(pieces: tuple[str, ...], eos: int) -> tuple[int, ...]:
+    ids = {number for number, piece in enumerate(pieces) if begins_word(piece)}
+    return tuple(sorted(ids | {eos}))
+
+
+def first_word(pieces: Sequence[str]) -> tuple[str, ...]:
+    """Return the pieces of the first word: at least one, and all that go on with it."""
+    return (*pieces[:1], *takewhile(lambda piece: not begins_word(piece), pieces[1:]))

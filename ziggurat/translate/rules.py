@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import NEVER
-from ziggurat.translate.request import SearchSettings, Sentence
 
 
 class Rules:

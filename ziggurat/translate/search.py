@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.system.errors import ConfigError, ZigguratError
-from ziggurat.translate.constrained import choice_of, searched_together
+from ziggurat.translate.choice import SearchSettings, Sentence, choice_of, searched_together
 from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
-from ziggurat.translate.request import SearchSettings, Sentence
 from ziggurat.translate.rules import Rules
 from ziggurat.translate.scorers import Scorer
 from ziggurat.translate.state import Admission, LiveSentence, SearchState, holes_filled, padded

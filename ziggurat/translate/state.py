@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import NEVER, RowTrack
-from ziggurat.translate.request import SearchSettings, Sentence
 
 
 class LiveSentence(NamedTuple):

@@ -11,7 +11,7 @@ import regex
 
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, printable
-from ziggurat.translate.lines import UNSPACED_SCRIPTS
+from ziggurat.translate.results import UNSPACED_SCRIPTS
 
 # In scripts without blanks a term may begin and end next to another letter.
 _LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")

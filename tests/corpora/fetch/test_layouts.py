@@ -14,9 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sacrebleu.dataset import fake_sgml, wmt_xml
 
-from ziggurat.corpora.fetch.entries import Corpus, Layout, Remote
-from ziggurat.corpora.fetch.layouts import Counts, read
-from ziggurat.corpora.fetch.xml_layouts import tmx_units, wmt_segments
+from ziggurat.corpora.fetch.layouts import Counts, read, tmx_units, wmt_segments
+from ziggurat.corpora.fetch.registry import Corpus, Layout, Remote
 from ziggurat.system.errors import DataError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\u2028\u2029"), max_size=30)

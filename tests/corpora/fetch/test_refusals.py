@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ziggurat.corpora.fetch.refusals import refuse_page
+from ziggurat.corpora.fetch.transfer import refuse_page
 from ziggurat.system.errors import DataError
 
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from tests.corpora.fetch import server as behaving
 from tests.corpora.fetch.server import Server, serving
-from ziggurat.corpora.fetch.part import Part
-from ziggurat.corpora.fetch.transfer import Network, _Redirects, download, read_small, size_of
+from ziggurat.corpora.fetch.transfer import Network, Part, _Redirects, download, read_small, size_of
 from ziggurat.system.errors import DataError
 
 TEXT = random.Random(1).randbytes(200_000)

@@ -18,11 +18,9 @@ import pytest
 
 from tests.killing import tree
 from ziggurat.corpora.jobs import launchers
-from ziggurat.corpora.jobs.launchers import processes, ray_actors
-from ziggurat.corpora.jobs.plan import fix_plan
-from ziggurat.corpora.jobs.run import JobOutcome, Work
-from ziggurat.corpora.jobs.shards import Shard
-from ziggurat.corpora.jobs.text import Line, Merged, run_text_job
+from ziggurat.corpora.jobs.launchers import Shard, processes, ray_actors
+from ziggurat.corpora.jobs.run import JobOutcome, Work, fix_plan
+from ziggurat.corpora.jobs.tasks import Line, Merged, run_text_job
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
 

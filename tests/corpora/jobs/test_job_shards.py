@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.corpora.jobs.shards import StageFiles, cut
+from ziggurat.corpora.jobs.launchers import StageFiles, cut
 from ziggurat.system.errors import DataError
 
 

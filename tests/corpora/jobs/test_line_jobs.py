@@ -17,15 +17,14 @@ from tests.cli.conftest import Ziggurat
 from tests.killing import tree
 from ziggurat.cli import alignment
 from ziggurat.cli import jobs as bulk
+from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.models import Identified, ModelChoice, opened
-from ziggurat.corpora.jobs.shards import StageFiles
-from ziggurat.corpora.jobs.text import Line
-from ziggurat.corpora.jobs.translation import Translating
+from ziggurat.corpora.jobs.tasks import Line, Translating
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.store_checks import differences
-from ziggurat.model.device import usable_device
-from ziggurat.system.checksums import CHECKSUMS_FILE
+from ziggurat.model.directory import usable_device
 from ziggurat.system.errors import CheckpointError, DataError
+from ziggurat.system.files import CHECKSUMS_FILE
 
 SHORT = ("max_length.limit=6", "min_length=0")
 

@@ -25,14 +25,13 @@ from tests.cli.conftest import Ziggurat, tiny_config
 from tests.killing import tree
 from ziggurat.config import Experiment, dump
 from ziggurat.config.data import DataConfig
+from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.preparation import prepare_job
 from ziggurat.corpora.jobs.run import Work
-from ziggurat.corpora.jobs.shards import StageFiles
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.comparisons import Comparisons, Traces
-from ziggurat.data.encoded import EncodedBlock, Lists, pack, unpack
-from ziggurat.data.encoding import compared
+from ziggurat.data.encoding import EncodedBlock, Lists, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.prepare import prepare
 from ziggurat.system.errors import DataError

@@ -22,12 +22,10 @@ from tests.corpora.synthesis.conftest import reverse as reverse
 from tests.killing import tree
 from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs import launchers
-from ziggurat.corpora.jobs.launchers import ray_actors
+from ziggurat.corpora.jobs.launchers import Manifest, Shard, ray_actors
 from ziggurat.corpora.jobs.preparation import prepare_job
 from ziggurat.corpora.jobs.run import Work
-from ziggurat.corpora.jobs.shards import Manifest, Shard
-from ziggurat.corpora.synthesis.filters import PairFilter
-from ziggurat.corpora.synthesis.plan import BackTranslationJob
+from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
 from ziggurat.corpora.synthesis.run import back_translate
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare

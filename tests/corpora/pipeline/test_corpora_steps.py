@@ -18,9 +18,9 @@ from ziggurat.corpora.pipeline.road import Road
 from ziggurat.corpora.pipeline.step import Selection, read_manifest
 from ziggurat.corpora.pipeline.store import read_of_store
 from ziggurat.corpora.pipeline.table import pipeline_of
-from ziggurat.data.cleaning.sketches import folded
-from ziggurat.system.checksums import content_checksum
+from ziggurat.data.cleaning.held_out import folded
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import content_checksum
 
 NOTHING = {"backward": None, "backtranslation": None, "distillation": None, "filter": None, "alignment": None}
 UNTIL_TEXT = Selection(last="monolingual")

@@ -10,13 +10,14 @@ import pytest
 
 from tests.corpora.pipeline.conftest import parsed, whole
 from ziggurat.corpora.jobs.run import JobOutcome
-from ziggurat.corpora.pipeline import dropped, synthesis
-from ziggurat.corpora.pipeline.dropped import dropped_notice, share_beyond
+from ziggurat.corpora.pipeline import synthesis
+from ziggurat.corpora.pipeline import synthesis as dropped
 from ziggurat.corpora.pipeline.road import Road
 from ziggurat.corpora.pipeline.summary import _notices
+from ziggurat.corpora.pipeline.synthesis import dropped_notice, share_beyond
 from ziggurat.corpora.pipeline.table import steps_of
-from ziggurat.corpora.synthesis.filters import PairFilter
-from ziggurat.corpora.synthesis.merge import Report
+from ziggurat.corpora.synthesis.plan import PairFilter
+from ziggurat.corpora.synthesis.run import Report
 
 
 class Words:

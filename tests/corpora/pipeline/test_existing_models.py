@@ -12,12 +12,11 @@ import pytest
 from tests.conftest import tiny_experiment
 from tests.corpora.pipeline.conftest import whole
 from tests.small import checkpoint_meta
-from ziggurat.cli.documents import _languages
 from ziggurat.cli.engine import ModelOptions
 from ziggurat.cli.perturbing import _source_language
+from ziggurat.cli.translation import _languages
 from ziggurat.config import Experiment, dump
-from ziggurat.corpora.pipeline.amounts import Amounts
-from ziggurat.corpora.pipeline.costs import Costs
+from ziggurat.corpora.pipeline.costs import Amounts, Costs
 from ziggurat.corpora.pipeline.road import Road
 from ziggurat.corpora.pipeline.summary import _models
 from ziggurat.corpora.pipeline.table import steps_of

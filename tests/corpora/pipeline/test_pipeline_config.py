@@ -14,15 +14,13 @@ import yaml
 
 from tests.corpora.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.load import dump, parse_as
-from ziggurat.config.pipeline import MODELS, PipelineConfig
-from ziggurat.config.pipeline_corpora import BitextConfig
+from ziggurat.config.pipeline import MODELS, BitextConfig, PipelineConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.corpora.jobs.models import job_decoding
 from ziggurat.corpora.jobs.run import JobOutcome
 from ziggurat.corpora.pipeline.embedded import EMBEDDED, embedded_text
-from ziggurat.corpora.pipeline.export import shipped
-from ziggurat.corpora.pipeline.models import experiment_of, in_fresh_state
+from ziggurat.corpora.pipeline.models import experiment_of, in_fresh_state, shipped
 from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.corpora.pipeline.table import pipeline_of, steps_of
 from ziggurat.corpora.pipeline.tags import refuse_any_language, refuse_tags_alone

@@ -16,16 +16,12 @@ from tests.conftest import tiny_experiment
 from tests.corpora.pipeline.conftest import parsed, whole
 from tests.small import checkpoint_meta
 from ziggurat.config import dump
-from ziggurat.config.filters import FilterConfig
+from ziggurat.config.data import FilterConfig
 from ziggurat.config.load import change_section
-from ziggurat.corpora.pipeline.amounts import Amounts, Lines, lines_of
-from ziggurat.corpora.pipeline.costs import Costs, cleaning
-from ziggurat.corpora.pipeline.done import lines_done, updates_done
+from ziggurat.corpora.pipeline.costs import Amounts, Costs, Lines, cleaning, lines_of
 from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.standing import StepState
-from ziggurat.corpora.pipeline.step import Done, Expected, Step
+from ziggurat.corpora.pipeline.step import Done, Expected, Spent, Step, StepState, lines_done, updates_done
 from ziggurat.corpora.pipeline.table import steps_of
-from ziggurat.corpora.pipeline.times import Spent
 from ziggurat.data.readers import CorpusReader
 from ziggurat.model.run_folder import write_meta
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from tests.killing import run_and_kill, tree
 from ziggurat.config.base import Section
-from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, PipelineEnd
-from ziggurat.corpora.pipeline.hashes import Fingerprints
+from ziggurat.corpora.pipeline.engine import TIMES, Fingerprints, Pipeline, PipelineEnd
 from ziggurat.corpora.pipeline.settings import settings_changed, settings_of
 from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
 from ziggurat.system.errors import ConfigError, DataError
@@ -490,11 +489,11 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
         read.append(path)
         return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
-    monkeypatch.setattr("ziggurat.corpora.pipeline.hashes.fingerprint", counting)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.engine.fingerprint", counting)
     first = Fingerprints(memory)
     assert [first.of(file), first.of(file)] == [xxhash.xxh3_128_hexdigest(b"one")] * 2
     assert len(read) == 2  # too fresh to be trusted
-    monkeypatch.setattr("ziggurat.corpora.pipeline.hashes._SETTLED_NS", -(10**12))
+    monkeypatch.setattr("ziggurat.corpora.pipeline.engine._SETTLED_NS", -(10**12))
     first.of(file)
     first.keep()
     again = Fingerprints(memory)

@@ -19,8 +19,7 @@ from tests.corpora.pipeline.test_pipeline_kills import handed_on
 from tests.corpora.pipeline.test_pipeline_verb import Call
 from tests.corpora.pipeline.test_pipeline_verb import ziggurat as ziggurat
 from tests.killing import run_and_kill
-from ziggurat.corpora.pipeline.engine import Pipeline
-from ziggurat.corpora.pipeline.parts import StepParts, shared_step
+from ziggurat.corpora.pipeline.engine import Pipeline, StepParts, shared_step
 from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Selection, Step
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically

@@ -15,9 +15,8 @@ from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.corpora.pipeline import summary
 from ziggurat.corpora.pipeline.engine import TIMES, Pipeline
 from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.step import MANIFEST, Selection, Step, write_document
+from ziggurat.corpora.pipeline.step import MANIFEST, Selection, Step, Times, write_document
 from ziggurat.corpora.pipeline.table import steps_of
-from ziggurat.corpora.pipeline.times import Times
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import Trial, judge
 from ziggurat.inspect.report.pipeline import StepRow, pipeline_page

@@ -11,7 +11,7 @@ import pytest
 
 from tests.corpora.pipeline.conftest import parsed, whole
 from tests.small import merged
-from ziggurat.config.pipeline_corpora import BitextCorpus, MonolingualText
+from ziggurat.config.pipeline import BitextCorpus, MonolingualText
 from ziggurat.corpora.jobs.launchers import processes, ray_actors
 from ziggurat.corpora.jobs.run import JobOutcome, Work
 from ziggurat.corpora.pipeline.bulk import Bulk
@@ -20,10 +20,9 @@ from ziggurat.corpora.pipeline.settings import settings_changed
 from ziggurat.corpora.pipeline.step import Step
 from ziggurat.corpora.pipeline.table import steps_of
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob
-from ziggurat.corpora.synthesis.filters import PairFilter
-from ziggurat.corpora.synthesis.plan import BackTranslationJob
+from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
+from ziggurat.exchange.argos import PackageChoices
 from ziggurat.exchange.exporter import Gate
-from ziggurat.exchange.package import PackageChoices
 from ziggurat.system.errors import ConfigError, DataError
 
 W = Path("w")

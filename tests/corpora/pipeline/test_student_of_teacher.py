@@ -15,14 +15,14 @@ from tests.conftest import tiny_experiment
 from tests.corpora.pipeline.conftest import TRAINING, parsed, trained, whole
 from tests.small import checkpoint_meta, merged
 from ziggurat.config import Experiment, dump
-from ziggurat.corpora.pipeline.places import as_begun
 from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.settings import as_begun
 from ziggurat.corpora.pipeline.table import pipeline_of
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import write_meta
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.workspace import discard
+from ziggurat.system.staging import discard
 
 QUICK: dict[str, Any] = {"validation": {"decode": False}, "checkpoint": {"every_updates": 60, "average_last": 0}}
 STILL: dict[str, Any] = {"schedule": {"kind": "constant", "peak": 1e-9}, "stop": {"updates": 2}, **QUICK}

@@ -17,11 +17,10 @@ from tests.vocabulary import trained_tokenizer
 from ziggurat.corpora.jobs import launchers
 from ziggurat.corpora.jobs.run import Work
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-from ziggurat.corpora.synthesis.filters import PairFilter
-from ziggurat.corpora.synthesis.plan import BackTranslationJob
-from ziggurat.exchange.verification import compare, search_settings
+from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
+from ziggurat.exchange.exporter import compare, search_settings
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.translate.lines import TranslationWarning
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import Translator, load_translator
 
 LINES = SENTENCES[2:]

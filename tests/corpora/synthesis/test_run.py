@@ -16,14 +16,12 @@ import pytest
 
 from tests.corpora.synthesis.conftest import BackTranslate, MakeJob, back_translated, tree
 from ziggurat.corpora.jobs import launchers
-from ziggurat.corpora.synthesis.filters import PairFilter
-from ziggurat.corpora.synthesis.lines import count_lines
-from ziggurat.corpora.synthesis.plan import BackTranslationJob
-from ziggurat.corpora.synthesis.stages import add_noise
+from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter, count_lines
+from ziggurat.corpora.synthesis.run import add_noise
 from ziggurat.exchange.exporter import export_model
 from ziggurat.system import files
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.translate.lines import TranslationWarning
+from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import load_translator
 
 

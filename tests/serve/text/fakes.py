@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from ziggurat.serve.text.work import Link, Rendered, Sentence
+from ziggurat.serve.text.sentences import Link, Rendered, Sentence
 
 Translate = Callable[[list[Sentence]], list[Rendered]]
 

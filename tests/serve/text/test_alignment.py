@@ -10,7 +10,7 @@ from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.serve.text.alignment import control_pieces, piece_spans, rendered
-from ziggurat.serve.text.work import Link
+from ziggurat.serve.text.sentences import Link
 from ziggurat.translate.results import Alignment, Hypothesis, Translation
 
 SPM = trained_tokenizer(SENTENCES, 400, ["<bt>"])

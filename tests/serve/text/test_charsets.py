@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity
 from tests.serve.text.files import FILES, TEXTS
+from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Rendered, Sentence, run
 from ziggurat.system.errors import DataError
 
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")

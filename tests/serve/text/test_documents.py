@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import Translate, identity, permuting, swapped
 from tests.serve.text.files import FILES, PICTURE, TEXTS, docx, members
 from tests.serve.text.files import run as word_run
+from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Rendered, Sentence, run
 from ziggurat.system.errors import DataError
 
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
@@ -175,7 +174,7 @@ def test_the_language_of_a_book_becomes_the_targets() -> None:
 def upper(sentences: list[Sentence]) -> list[Rendered]:
     """Capitals, except for what must come through, with each word linked to itself."""
     from tests.serve.text.fakes import PART
-    from ziggurat.serve.text.work import Link
+    from ziggurat.serve.text.sentences import Link
 
     def one(text: str) -> str:
         return re.sub(r"(%\w|\{\w*\})|(\w)", lambda m: m[1] or m[2].upper(), text)

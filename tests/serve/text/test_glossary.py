@@ -13,9 +13,8 @@ from tests.serve.text.fakes import Translate, permuting, swapped, upper
 from ziggurat.serve.text.glossary import Tally, Term, Terms, times
 from ziggurat.serve.text.markup import html
 from ziggurat.serve.text.paragraphs import aligned_text
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Rendered, Sentence, run
 from ziggurat.system.errors import DataError
 
 OPTIONS = Options(sentencex_splitter("en"))

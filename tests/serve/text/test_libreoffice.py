@@ -14,11 +14,10 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.serve.text.fakes import upper
+from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Link, Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Link, Rendered, Sentence, run
 
 pytestmark = pytest.mark.slow  # a start of LibreOffice takes seconds
 

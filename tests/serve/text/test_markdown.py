@@ -11,11 +11,10 @@ from markdown_it import MarkdownIt
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.documents import markdown
+from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import Rendered, Sentence, run
 from ziggurat.system.errors import ConfigError
 
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")

@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from tests.inspect.browser import opened
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
 from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, html, xml
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Link, Options, Outcome, Rendered, Sentence, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
-from ziggurat.serve.text.work import Link, Outcome, Rendered, Sentence, run
 
 OPTIONS = Options(sentencex_splitter("en"))
 ONE_SENTENCE = Options(None)

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.paragraphs import plain_text
 from ziggurat.serve.text.protection import protected
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Link, Options, Outcome, Rendered, Sentence, Work, run, together
 from ziggurat.serve.text.splitting import MAX_SENTENCE, sentence_spans, sentencex_splitter
-from ziggurat.serve.text.work import Link, Outcome, Rendered, Sentence, Work, run, together
 from ziggurat.system.errors import ConfigError
 
 OPTIONS = Options(sentencex_splitter("en"))

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import identity, permuting, swapped
+from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.sentences import Options, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.work import run
 from ziggurat.system.errors import DataError
 
 SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ziggurat.corpora.fetch.entries import Remote
-from ziggurat.corpora.fetch.refusals import refuse_content
-from ziggurat.corpora.fetch.transfer import Network, Progress, download, read_small, size_of
-from ziggurat.system.checksums import content_checksum, has_checksum
+from ziggurat.corpora.fetch.registry import Remote
+from ziggurat.corpora.fetch.transfer import Network, Progress, download, read_small, refuse_content, size_of
 from ziggurat.system.errors import ConfigError, DataError, printable
-from ziggurat.system.files import write_atomically
+from ziggurat.system.files import content_checksum, has_checksum, write_atomically
 from ziggurat.system.small_files import check_regular, read_bounded
 
 _MOST_BYTES = 1 << 20

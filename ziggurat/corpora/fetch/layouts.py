@@ -2,22 +2,178 @@
 
 `read` takes plain text, TSV, WMT's SGML, IWSLT's tagged text, TMX and WMT's XML. Segments of SGML and XML are cleaned
 as sacreBLEU does, so test sets have its text: white space collapsed, entities of SGML left as they are.
+
+TMX and the XML of WMT test sets, read as streams by expat; files that declare entities of their own are refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from xml.parsers import expat
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.corpora.fetch.entries import Corpus
-from ziggurat.corpora.fetch.xml_layouts import tmx_units, wmt_segments
+from ziggurat.corpora.fetch.registry import Corpus
 from ziggurat.data.lines import LineStream
 from ziggurat.data.readers import BLOCK_PAIRS, CorpusReader
-from ziggurat.system.errors import DataError
+from ziggurat.system.compressed import byte_stream
+from ziggurat.system.errors import DamageError, DataError, printable
+
+_BLOCK_BYTES = 1 << 16
+_MOST_CHARACTERS = 1 << 20
+"""Longest text of one segment."""
+_MOST_SEGMENTS = 1_000_000
+"""Most of one test set, which is held in memory."""
+_CODES = {"bpt", "ept", "ph", "it", "ut", "sub"}  # TMX: what is in these is formatting of the original
+
+_Start = Callable[[str, dict[str, str]], None]
+_End = Callable[[str], None]
+
+
+class _Text:
+    """The text of the segment that is being read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._parts, self._size = path, list[str](), -1  # -1: in no segment
+        self.hidden = 0
+        """Elements around the place whose content is not part of the text."""
+
+    def begin(self) -> None:
+        self._parts, self._size = [], 0
+
+    def add(self, text: str) -> None:
+        if self._size < 0 or self.hidden:
+            return
+        self._size += len(text)
+        if self._size > _MOST_CHARACTERS:
+            raise DataError(f"{self._path}: a segment of over {_MOST_CHARACTERS:,} characters")
+        self._parts.append(text)
+
+    def end(self) -> str:
+        text = "".join(self._parts)
+        self._parts, self._size = [], -1
+        return text
+
+
+def _parsed(path: Path, start: _Start, end: _End, text: _Text) -> Iterator[None]:
+    """Parse a file and yield after each block of it. Raises DataError for XML that is none, or declares entities."""
+
+    def refuse(name: str, *_: object) -> None:
+        raise DataError(f"{path}: declares the entity {printable(name)}; remove the declaration, if you trust the file")
+
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.CharacterDataHandler, parser.EntityDeclHandler = text.add, refuse
+    try:
+        with byte_stream(path) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                parser.Parse(block, False)
+                yield
+        parser.Parse(b"", True)
+        yield
+    except expat.ExpatError as error:
+        raise DamageError(
+            f"{path}, line {error.lineno}: not well-formed XML: {expat.ErrorString(error.code)}; was it cut short?"
+        ) from None
+
+
+def tmx_units(path: Path, spellings: Sequence[Sequence[str]]) -> Iterator[tuple[str, str] | None]:
+    """Yield the two texts of each translation unit, None for a unit that lacks one.
+
+    Args:
+        path: the file, compressed or not.
+        spellings: for each of the two languages the codes that stand for it; regions (`en-GB`) and case are ignored.
+
+    Raises DataError.
+    """
+    text, ready, unit, language = _Text(path), list[tuple[str, str] | None](), dict[str, str](), ""
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal language
+        if name == "tu":
+            unit.clear()
+        elif name == "tuv":
+            language = attributes.get("xml:lang") or attributes.get("lang", "")
+        elif name == "seg":
+            text.begin()
+        elif name in _CODES:
+            text.hidden += 1
+
+    def end(name: str) -> None:
+        if name == "seg":
+            unit.setdefault(language.lower().replace("_", "-"), text.end())
+        elif name in _CODES:
+            text.hidden -= 1
+        elif name == "tu":
+            sides = [_of_language(unit, codes) for codes in spellings]
+            ready.append(None if None in sides else (str(sides[0]), str(sides[1])))
+
+    for _ in _parsed(path, start, end, text):
+        yield from ready
+        ready.clear()
+
+
+def _of_language(unit: dict[str, str], codes: Sequence[str]) -> str | None:
+    """Return the text of a unit in the language that has one of `codes`; None where there is none."""
+    wanted = [code.lower().replace("_", "-") for code in codes]
+    exact = next((unit[code] for code in wanted if code in unit), None)
+    if exact is not None:
+        return exact
+    return next((text for code, text in unit.items() if any(code.startswith(f"{w}-") for w in wanted)), None)
+
+
+def wmt_segments(path: Path, references: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield source and reference of each segment of a test set, documents of test suites left out.
+
+    `references` are translators in the order of preference, empty for one without a name; none given: the first in the
+    file. As sacreBLEU does, segments that no reference translates are left out, and the text is empty where only
+    another reference does.
+
+    Raises DataError, also where the file has none of the references.
+    """
+    text, documents = _Text(path), list[dict[tuple[str, str], dict[str, str]]]()
+    part: tuple[str, str] | None = None
+    skipping, number, count = False, "", 0
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        nonlocal part, skipping, number, count
+        if name == "doc":
+            skipping = "testsuite" in attributes
+            documents.append({})
+        elif name in ("src", "ref", "hyp"):
+            part = (name, attributes.get("translator", "")) if name != "hyp" and documents and not skipping else None
+            if part is not None:
+                documents[-1].setdefault(part, {})
+        elif name == "seg" and part is not None:
+            number, count = attributes.get("id", ""), count + 1
+            if count > _MOST_SEGMENTS or not number.isdecimal():
+                raise DataError(f"{path}: no test set: {count:,} segments, the last with the id {printable(number)!r}")
+            text.begin()
+
+    def end(name: str) -> None:
+        nonlocal part
+        if name == "seg" and part is not None:
+            documents[-1][part][number] = text.end()
+        elif name in ("src", "ref", "hyp"):
+            part = None
+
+    for _ in _parsed(path, start, end, text):
+        pass
+    translators = list(dict.fromkeys(who for parts in documents for kind, who in parts if kind == "ref"))
+    chosen = next((who for who in references or translators if who in translators), None)
+    if chosen is None:
+        raise DataError(f"{path}: has references by {translators or 'nobody'}, none by {list(references)}")
+    for parts in documents:
+        every = [texts for (kind, _), texts in parts.items() if kind == "ref"]
+        source = next((texts for (kind, _), texts in parts.items() if kind == "src"), {})
+        for key in sorted(source, key=int):
+            if any(texts.get(key) for texts in every):
+                yield source[key], parts.get(("ref", chosen), {}).get(key, "")
+
 
 Block = tuple[list[str], ...]
 """Lines of a block, a list for each side."""

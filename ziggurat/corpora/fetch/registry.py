@@ -2,6 +2,10 @@
 
 A name is a pattern such as `europarl/v7/{a}-{b}`; `europarl/v7/de-en` fills it, and with it addresses and members of
 archives. ziggurat/corpora/fetch/corpora.yaml is the built-in registry; files of the user's own are laid over it.
+
+The pairs of languages that an entry of the registry has, and those that are meant by codes of another kind.
+
+What the registry says of corpora and of recipes' folders: the keys of ziggurat/corpora/fetch/corpora.yaml.
 """
 
 from __future__ import annotations
@@ -14,15 +18,193 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
 from ziggurat.config.base import Section
-from ziggurat.corpora.fetch.entries import Corpus, Entry, Folder
-from ziggurat.corpora.fetch.pairs import any_pair, described, fitting_pairs, has_pair, variants
+from ziggurat.config.notices import main_language
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
+
+Layout = Literal["text", "tsv", "sgm", "ted", "tmx", "wmt-xml"]
+"""`text`: a file a side, line by line; `tsv`: columns; `sgm`: WMT's <seg> lines, a file a side; `ted`: text between the
+tags of IWSLT's training files; `tmx`; `wmt-xml`: source and references in one file, from WMT 2021 on."""
+
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]+$")]
+
+
+class Remote(Section):
+    """One file to fetch."""
+
+    url: str
+    """Its address; parts in braces are filled from the name."""
+    bytes: int | None = Field(default=None, ge=0)
+    """Its length."""
+    sha256: _Digest | None = Field(default=None, min_length=64, max_length=64)
+    md5: _Digest | None = Field(default=None, min_length=32, max_length=32)
+    by_hand: str | None = None
+    """Why it cannot be fetched, and where people get it."""
+
+
+class Entry(Section):
+    """Corpora of one kind: all that differ only in the parts of the name."""
+
+    title: str
+    pairs: str | dict[str, str] | None = None
+    """Pairs of languages that there are, such as `de-en fr-en`, or those for each value of the part in `where`; null,
+    and no `languages`: any that the origin has."""
+    languages: str | dict[str, str] | None = None
+    """Languages that there are, where any two of them are a pair; or those for each value of the part in `where`."""
+    where: dict[str, str] = Field(default_factory=dict)
+    """Values that other parts of the name may have, in words; a part that is not here may be any."""
+    sorted: bool = False
+    """True if the two languages are in alphabetical order whatever the direction."""
+    files: list[Remote] = Field(min_length=1, max_length=64)
+    layout: Layout = "text"
+    take: list[str] = Field(default_factory=list, max_length=2)
+    """Members of the archives: a pattern for each side, or one for both. Without: the files themselves."""
+    columns: list[Annotated[int, Field(ge=0, le=1000)]] = Field(default_factory=list, max_length=2)
+    """`tsv`: the columns of the two sides; default 0 and 1."""
+    separator: str = Field(default="\t", min_length=1)
+    """`tsv`: what stands between columns."""
+    references: list[str] = Field(default_factory=list)
+    """`wmt-xml`: translators whose reference is wanted, the first that there is."""
+    licence: str
+    """Licence or terms, in words; what the origin says, also where it says nothing."""
+    terms: str | None = None
+    """Address of the terms or of the corpus's page."""
+    known_from: str | None = None
+    """Where the addresses, layouts and checksums were read, in the built-in registry, of which none could be tried."""
+    note: str | None = None
+
+
+class HoldOut(Section):
+    """Pairs taken out of a set, for another."""
+
+    set: str
+    """Name of the set that they make."""
+    every: int = Field(ge=2)
+    """Every n-th pair."""
+
+
+class FolderSet(Section):
+    """One set of pairs in a recipe's folder: it is made of corpora, or somebody has to bring it."""
+
+    of: list[str] = Field(default_factory=list)
+    """Names of corpora, in order."""
+    by_hand: str | None = None
+    """Why it cannot be fetched, and where it comes from."""
+    hold_out: HoldOut | None = None
+    extra: bool = False
+    """True for a set that recipes do not name, such as a test set; it comes with the others."""
+
+
+class Folder(Section):
+    """The folder of a recipe's data, such as `data/wmt14-en-de`."""
+
+    sets: dict[str, FolderSet]
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A corpus whose name is filled in: all that is needed to fetch and read it."""
+
+    name: str
+    title: str
+    languages: tuple[str, ...]
+    """One or two codes, in the order of sides, members and columns."""
+    files: tuple[Remote, ...]
+    layout: Layout
+    take: tuple[str, ...]
+    columns: tuple[int, ...]
+    separator: str
+    references: tuple[str, ...]
+    licence: str
+    terms: str | None
+    known_from: str | None
+    note: str | None = None
+    spellings: tuple[tuple[str, ...], ...] = ()
+    """`tmx`: codes that stand for each language in the file; none: its code in `languages`."""
+
+
+_INDIVIDUAL = {
+    "als": "sq", "arb": "ar", "azj": "az", "ekk": "et", "fuv": "ff", "gaz": "om", "khk": "mn", "kmr": "ku", "lvs": "lv",
+    "npi": "ne", "ory": "or", "pbt": "ps", "pes": "fa", "plt": "mg", "quy": "qu", "swh": "sw", "uzn": "uz", "ydd": "yi",
+    "zsm": "ms",
+}  # fmt: skip
+"""Codes of FLORES for one language of a group, and the code of the group that people know it by (ISO 639-3)."""
+
+
+def any_pair(entry: Entry) -> bool:
+    """Return whether nobody knows which pairs an entry has: any that its origin has."""
+    return entry.pairs is None and entry.languages is None
+
+
+def variants(entry: Entry) -> list[dict[str, str]]:
+    """Return the part of the name that decides on the languages with each of its values; [{}] where none does."""
+    known = entry.pairs if entry.languages is None else entry.languages
+    return [{part: value} for part in entry.where for value in known] if isinstance(known, dict) else [{}]
+
+
+def has_pair(entry: Entry, values: Mapping[str, str], first: str, second: str) -> bool:
+    """Return whether an entry with these parts of its name has a pair of languages, in this order."""
+    pairs, languages = _known(entry, entry.pairs, values), _known(entry, entry.languages, values)
+    if pairs is not None:
+        return f"{first}-{second}" in pairs
+    return languages is None or (first != second and {first, second} <= set(languages))
+
+
+def fitting_pairs(entry: Entry, values: Mapping[str, str], pair: str) -> list[str]:
+    """Return the pairs of an entry that `pair` asks for, in the order that its names have; empty: it has none.
+
+    They are this pair in either direction; where the entry has it not, those that mean the same languages, such as
+    `zho_Hans-eng_Latn` for `zh-en`.
+    """
+    first, second = pair.split("-")
+    if _known(entry, entry.pairs, values) is None:  # one name for both directions
+        if has_pair(entry, values, first, second):
+            return [_ordered(entry, first, second)]
+        codes = _known(entry, entry.languages, values) or []
+        of_both = [[code for code in codes if _language(code) == _language(wanted)] for wanted in (first, second)]
+        return [_ordered(entry, a, b) for a in of_both[0] for b in of_both[1] if a != b]
+    has = _known(entry, entry.pairs, values) or []
+    exact = [given for given in (f"{first}-{second}", f"{second}-{first}") if given in has]
+    wanted = {_language(first), _language(second)}
+    return list(dict.fromkeys(exact)) or [one for one in has if set(map(_language, one.split("-"))) == wanted]
+
+
+def described(entry: Entry, values: Mapping[str, str]) -> str:
+    """Return the pairs or languages of an entry for people; with no `values` those of all its variants."""
+    said = []
+    for variant in [dict(values)] if values else variants(entry):
+        named = "" if values else "".join(f"{value}: " for value in variant.values())
+        if (pairs := _known(entry, entry.pairs, variant)) is not None:
+            said.append(f"{named}{' '.join(pairs)}")
+        elif (languages := _known(entry, entry.languages, variant)) is not None:
+            more = f" and {len(languages) - 12} more" if len(languages) > 16 else ""
+            said.append(f"{named}any two of {' '.join(languages[:12] if more else languages)}{more}")
+    return "; ".join(said) or "any pair that its origin has"
+
+
+def _known(entry: Entry, given: str | dict[str, str] | None, values: Mapping[str, str]) -> list[str] | None:
+    """Return the words of `pairs` or `languages` for these parts of the name; None where they are not known."""
+    if isinstance(given, dict):
+        given = next((given[value] for part in entry.where if (value := values.get(part)) in given), None)
+    return None if given is None else given.split()
+
+
+def _ordered(entry: Entry, first: str, second: str) -> str:
+    return "-".join(sorted((first, second)) if entry.sorted else (first, second))
+
+
+def _language(code: str) -> str:
+    """Return the language of a code without script and region: `zh` for `zho_Hans`."""
+    start = code.partition("_")[0].lower()
+    return _INDIVIDUAL.get(start) or main_language(start)
+
 
 _BUILT_IN = Path(__file__).with_name("corpora.yaml")
 _LANGUAGE = r"[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"

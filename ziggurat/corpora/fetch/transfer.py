@@ -1,15 +1,28 @@
 """One file over HTTP: resumed where the connection dropped, never mixed from two versions, never a page in its place.
 
-What has arrived stays beside the future file (ziggurat.corpora.fetch.part). A later request asks for the rest of that
-version only (If-Range); a server that has another one by now sends it whole, and the part is dropped.
+What has arrived stays beside the future file (ziggurat.corpora.fetch.transfer). A later request asks for the rest of
+that version only (If-Range); a server that has another one by now sends it whole, and the part is dropped.
+
+The part of a file that has arrived so far, and the notes that say of which version it is.
+
+`NAME.part` is locked while a process writes it; `NAME.part.json` has the address, the version (ETag or date) and the
+length that the server gave. A part without notes is never continued.
+
+What a server's answer means: pages in place of data, answers that will not change, servers that cannot be reached.
+
+Every message ends with the way out. What may pass (overload, a dropped connection) is no matter for this module, except
+that it says how long to wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import html
 import http.client
 import itertools
+import json
 import os
 import re
 import shutil
@@ -22,12 +35,192 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ziggurat import __version__
-from ziggurat.corpora.fetch.part import Part
-from ziggurat.corpora.fetch.refusals import BRING, refuse_answer, refuse_page, refuse_unreachable
-from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.errors import ConfigError, DataError, is_full_disk, printable, written_whole
+from ziggurat.system.files import write_atomically
+from ziggurat.system.staging import is_same, lock_missing, sync_folder, try_lock
+
+
+@dataclass
+class Part:
+    """The part of a file that has arrived; the file is open and locked."""
+
+    path: Path
+    """The future file."""
+    file: BinaryIO
+    size: int = 0
+    """Bytes in the part."""
+    url: str = ""
+    """Address that they came from."""
+    version: str = ""
+    """ETag or date of the version that they belong to; empty: the part cannot be continued."""
+    total: int | None = None
+    """Length of that version."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path, waiting: Callable[[], object] = lambda: None) -> Iterator[Part]:
+        """Context with the part of `path`, new or continued, once no other process has it; `waiting` says so."""
+        name = path.with_name(f"{path.name}.part")
+        with written_whole(path), _alone(name, waiting) as file:
+            part = cls(path, file, file.tell())
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                known = json.loads(part._notes.read_bytes())
+                part.url, part.version, part.total = str(known["url"]), str(known["version"]), known["total"]
+            try:
+                yield part
+            finally:
+                if not part.size:
+                    name.unlink(missing_ok=True)
+                    part._notes.unlink(missing_ok=True)
+
+    @property
+    def _notes(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.part.json")
+
+    def restart(self, url: str = "", version: str = "", total: int | None = None) -> None:
+        """Drop what has arrived, and note what comes instead."""
+        self._notes.unlink(missing_ok=True)  # first: a part without notes is never continued
+        self.file.truncate(0)
+        self.size, self.url, self.version, self.total = 0, url, version, total
+        if version:
+            notes = {"url": url, "version": version, "total": total}
+            write_atomically(self._notes, json.dumps(notes).encode())
+
+    def write(self, block: bytes) -> None:
+        """Add a block. Raises DataError when the disk is full."""
+        try:
+            self.file.write(block)
+        except OSError as error:
+            if is_full_disk(error):
+                raise DataError(f"{self.path}: the disk is full; make room and run this again to go on") from None
+            raise
+        self.size += len(block)
+
+    def finish(self, check: Callable[[Path], object]) -> None:
+        """Give the file its name. Raises DataError, and drops it, where its length is wrong or `check` raises."""
+        self.file.flush()
+        try:
+            if self.total is not None and (found := os.fstat(self.file.fileno()).st_size) != self.total:
+                raise DataError(
+                    f"{self.path}: has {found:,} bytes, wanted are {self.total:,}; it was dropped, run this again"
+                )
+            check(Path(self.file.name))
+        except DataError:
+            self.restart()
+            raise
+        os.fsync(self.file.fileno())
+        self._notes.unlink(missing_ok=True)
+        os.replace(self.file.name, self.path)
+        sync_folder(self.path.parent)
+
+
+@contextlib.contextmanager
+def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
+    """Context with the file `name`, open for appending and locked. Raises DataError where there are no locks."""
+    while True:
+        with name.open("ab") as file:
+            try:
+                if not try_lock(file.fileno()):
+                    waiting()
+                    fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+            except OSError as error:
+                raise lock_missing(name, error) from None
+            if is_same(name, file.fileno()):  # else the other has given it its final name, or removed it
+                file.seek(0, os.SEEK_END)  # the other may have written on after it was opened here
+                yield file
+                return
+
+
+BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/fetch.md)"
+"""The way out that always exists."""
+
+_PASSING = {408, 421, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
+_MEANING = {
+    401: "it wants a login",
+    402: "it wants to be paid",
+    403: "it refuses access: the corpus may need a licence or a login, or the file has moved",
+    404: "there is no such file; it has moved, or the name of the version or languages is wrong",
+    407: "the proxy wants a login: `--proxy http://USER:PASSWORD@HOST:PORT`",
+    410: "the file was taken away",
+    451: "the file is withheld for legal reasons",
+}
+_MAGIC = {
+    "gz": b"\x1f\x8b",
+    "tgz": b"\x1f\x8b",
+    "xz": b"\xfd7zXZ\x00",
+    "zst": b"\x28\xb5\x2f\xfd",
+    "zip": b"PK",
+}
+"""First bytes of a file, by the ending of its name."""
+
+# The repetition is possessive: else a comment could end at a later `-->`, and what stands before that would be skipped.
+_PAGE = re.compile(
+    rb"(?:\xef\xbb\xbf|\s|<!--.*?-->|<\?.*?\?>)*+<(?:!doctype\s+html|html|head|body|script|meta)(?![\w.:-])",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Beginning of a web page, behind comments and XML declarations. SGM, TMX and other XML have other elements."""
+
+# Servers call what they do not know plain text or bytes, or say nothing; no corpus of the built-in registry is known to
+# come as a page. Scripts that send a file and leave their type as it was do exist: a packed file tells by itself.
+_PAGE_TYPES = {"text/html", "application/xhtml+xml"}
+"""Types of web pages."""
+
+
+def refuse_answer(url: str, status: int, retry_after: str | None) -> float:
+    """Return the seconds to wait after an answer that may pass. Raises DataError for any other."""
+    if status in _PASSING:
+        return float(retry_after) if retry_after and re.fullmatch(r"\d{1,5}", retry_after) else 0.0
+    meaning = _MEANING.get(status, "an answer that asking again does not change")
+    raise DataError(
+        f"{url}: the server answered {status}: {meaning}; give the new address in a registry of your own "
+        f"(`--registry`), {BRING}"
+    )
+
+
+def refuse_page(url: str, head: bytes, content_type: str) -> None:
+    """Raise DataError if a file is a web page, by its first bytes or its type, or is not what its name says.
+
+    The type counts only where the name does not say how the file begins.
+    """
+    typed = content_type in _PAGE_TYPES and _magic(url) is None
+    if typed or _PAGE.match(head):
+        found = re.search(rb"<title[^>]*>(.*?)</title>", head, re.IGNORECASE | re.DOTALL)
+        title = html.unescape(found[1].decode("utf-8", "replace")).strip() if found else ""
+        title = " ".join(title.split()) or (f"sent as {content_type}" if typed else "")
+        says = f" ({printable(title)})" if title else ""
+        raise DataError(
+            f"{url}: the server sent a web page{says} in place of the file: a login, a licence to accept, an address "
+            f"that has moved, or the network's own sign-in page; open it in a browser, {BRING}"
+        )
+    refuse_content(url, head, f", sent as {printable(content_type)}")
+
+
+def refuse_content(name: str, head: bytes, remark: str = "") -> None:
+    """Raise DataError unless the first bytes of a file are what the ending of its name says."""
+    magic = _magic(name)
+    if magic is not None and not head.startswith(magic):
+        raise DataError(
+            f"{name}: what came is not what the name says: it begins with {printable(repr(head[:16]), 60)}{remark}; "
+            f"open it in a browser, {BRING}"
+        )
+
+
+def _magic(name: str) -> bytes | None:
+    """Return the first bytes of a file of this name or address; None where its ending tells none."""
+    return _MAGIC.get(name.partition("?")[0].rpartition(".")[2].lower())
+
+
+def refuse_unreachable(url: str, reason: object) -> None:
+    """Raise DataError for a connection that will fail every time: a certificate that nobody vouches for."""
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        raise DataError(
+            f"{url}: its certificate is not trusted here ({printable(reason.verify_message, 120)}); behind a company's "
+            f"proxy set SSL_CERT_FILE to the certificates of the company, {BRING}"
+        )
+
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, the bytes or pairs so far and the total (None: not known)."""

@@ -14,15 +14,14 @@ import xxhash
 
 from ziggurat.config import DecodingConfig, Experiment, load_experiment
 from ziggurat.config.load import change_section
-from ziggurat.data.tags import several_languages
-from ziggurat.model.device import usable_device
-from ziggurat.model.directory import locate_weights, open_model
+from ziggurat.data.vocabulary import several_languages
+from ziggurat.model.directory import locate_weights, open_model, usable_device
 from ziggurat.model.low_rank_updates import weights_fingerprint
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import fingerprint
 from ziggurat.translate.engines import SERVED_FILE, SERVED_SHORTLIST, served_folder
-from ziggurat.translate.lines import check_tag
+from ziggurat.translate.results import check_tag
 from ziggurat.translate.served import ServedTranslator
 from ziggurat.translate.translator import Translator, load_translator
 

@@ -16,27 +16,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ziggurat.config.data import DataConfig
-from ziggurat.corpora.jobs.plan import Plan, fix_plan
-from ziggurat.corpora.jobs.run import JobOutcome, Work, at_work, do_shards, made_once
-from ziggurat.corpora.jobs.shards import Manifest, Shard, StageFiles, cut
-from ziggurat.data.alignment.aligner import read_aligner
-from ziggurat.data.alignment.links import Link
+from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles, cut
+from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
+from ziggurat.data.alignment.aligner import Link, read_aligner
 from ziggurat.data.cleaning.clean import Mask
 from ziggurat.data.cleaning.comparisons import Comparisons
-from ziggurat.data.encoded import EncodedBlock, pack, unpack
-from ziggurat.data.encoding import Encoder, block_text, compared
+from ziggurat.data.encoding import EncodedBlock, Encoder, block_text, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.passes import Learnt, learn
-from ziggurat.data.prepare import Inputs, prepare, reusable_store
-from ziggurat.data.prepare_report import PrepareReport
+from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
-from ziggurat.data.sampling import read_pair_scores, write_pair_scores
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
+from ziggurat.data.subword_training import read_pair_scores, write_pair_scores
 from ziggurat.data.word_links import HmmLinks, words_of
 from ziggurat.system.errors import DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import parse_json, read_bounded
-from ziggurat.system.workspace import building, tidy
+from ziggurat.system.staging import building, tidy
 
 SHARD_PAIRS = 50_000
 """Least pairs of a shard, which ends with a block of the reader."""

@@ -8,21 +8,18 @@ from itertools import chain, islice
 from pathlib import Path
 
 from ziggurat.config.pipeline_models import AlignmentStepConfig
-from ziggurat.corpora.jobs.plan import fix_plan
-from ziggurat.corpora.jobs.run import made_once
-from ziggurat.corpora.jobs.text import Aligning, Line, run_text_job
-from ziggurat.corpora.pipeline.amounts import Amounts
-from ziggurat.corpora.pipeline.costs import PAIRS_ALIGNED, by_rate
+from ziggurat.corpora.jobs.run import fix_plan, made_once
+from ziggurat.corpora.jobs.tasks import Aligning, Line, run_text_job
+from ziggurat.corpora.pipeline.costs import PAIRS_ALIGNED, Amounts, by_rate
 from ziggurat.corpora.pipeline.road import Corpora, Progress, Road, write_side
 from ziggurat.corpora.pipeline.settings import joined, settings_of
 from ziggurat.corpora.pipeline.step import Step
-from ziggurat.data.alignment.aligner import Aligner
-from ziggurat.data.alignment.direction import TrainingOptions
+from ziggurat.data.alignment.aligner import Aligner, TrainingOptions
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.word_links import spread_pairs
 from ziggurat.system.files import write_atomically
-from ziggurat.system.workspace import discard
+from ziggurat.system.staging import discard
 
 _SHARD_PAIRS = 10_000
 

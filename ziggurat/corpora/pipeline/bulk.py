@@ -62,6 +62,6 @@ class Bulk:
 def _on_gpu(device: str) -> bool:
     if device == "cpu":
         return False
-    from ziggurat.model.device import usable_device
+    from ziggurat.model.directory import usable_device
 
     return usable_device(device, "device").type != "cpu"

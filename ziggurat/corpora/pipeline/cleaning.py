@@ -1,4 +1,7 @@
-"""The step that cleans the bitext, once for all models, and takes pairs for development and test out of it."""
+"""The step that cleans the bitext, once for all models, and takes pairs for development and test out of it.
+
+The pairs that a pipeline takes out of its bitext for development and test.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache, partial
+from heapq import heappush, heapreplace
+from itertools import compress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.pipeline_corpora import HoldOutConfig
-from ziggurat.corpora.pipeline.amounts import Amounts
+from ziggurat.config.pipeline import HoldOutConfig
 from ziggurat.corpora.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
-from ziggurat.corpora.pipeline.costs import cleaning
-from ziggurat.corpora.pipeline.held_out_pairs import HeldOutPairs
+from ziggurat.corpora.pipeline.costs import Amounts, cleaning
 from ziggurat.corpora.pipeline.road import Progress, Road, write_sides
 from ziggurat.corpora.pipeline.settings import joined, settings_of
 from ziggurat.corpora.pipeline.step import Expected, Step, write_document
 from ziggurat.corpora.pipeline.wording import errors_worded, worded
 from ziggurat.data.cleaning.cleaner import Scorers, cleaner_of, cleaners_of
-from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices
+from ziggurat.data.cleaning.comparisons import MANY, Comparisons, overlap_notices
+from ziggurat.data.cleaning.held_out import NOTHING, HeldOut, side_hashes
 from ziggurat.data.encoding import BlockCleaner, CleanedBlock, compared
 from ziggurat.data.inputs import (
     Corpus,
@@ -36,12 +41,95 @@ from ziggurat.data.inputs import (
     side_notices,
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
-from ziggurat.data.sampling import read_pair_scores, train_pair_scores, write_pair_scores
+from ziggurat.data.subword_training import read_pair_scores, train_pair_scores, write_pair_scores
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.processes import in_order, worker_pool
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.threads import usable_cpus
+
+
+class HeldOutPairs:
+    """The pairs that are held out: a random choice that depends on nothing but the pairs.
+
+    Case, punctuation and blanks do not count: a pair that differs from another in nothing else is the same one.
+
+    Args:
+        sizes: how many for development and for test.
+    """
+
+    def __init__(self, sizes: HoldOutConfig) -> None:
+        self._sizes = sizes
+        self._wanted = sizes.dev + sizes.test
+        # Those of the smallest hash, and these hashes, negative, as a heap with the largest in front.
+        self._chosen: dict[int, tuple[str, str]] = {}
+        self._heap: list[int] = []
+        self._texts = HeldOut()
+
+    def __bool__(self) -> bool:
+        return bool(self._wanted)
+
+    def seeing(self, blocks: Iterator[PairBlock]) -> Iterator[PairBlock]:
+        """Yield the blocks, having looked at their pairs."""
+        for block in blocks:
+            if self._wanted:
+                self._see(block)
+            yield block
+
+    def _see(self, block: PairBlock) -> None:
+        sides = side_hashes(*block)
+        # A pair without letters and digits on a side tests nothing.
+        for number in np.flatnonzero((sides != NOTHING).all(1)):
+            key, pair = -xxhash.xxh3_64_intdigest(sides[number].tobytes()), (block[0][number], block[1][number])
+            full = len(self._heap) == self._wanted
+            if (known := self._chosen.get(key)) is not None:
+                self._chosen[key] = min(known, pair)  # whichever came first
+            elif not full or key > self._heap[0]:
+                self._chosen[key] = pair
+                if full:
+                    del self._chosen[heapreplace(self._heap, key)]
+                else:
+                    heappush(self._heap, key)
+
+    def write(self, road: Road) -> None:
+        """Write the sets. Raises DataError where there are too few pairs."""
+        if len(self._heap) < self._wanted:
+            raise DataError(
+                f"bitext.hold_out: asks for {self._wanted:,} pairs, but cleaning leaves only {len(self._heap):,} that "
+                "differ in more than case and punctuation"
+            )
+        pairs = [self._chosen[key] for key in sorted(self._heap, reverse=True)]
+        for name, chosen in (("dev", pairs[: self._sizes.dev]), ("test", pairs[self._sizes.dev :])):
+            if chosen:
+                block = [source for source, _ in chosen], [target for _, target in chosen]
+                write_sides(road.sides("clean", "held-out", name), [block])
+                self._texts.add_pairs(name, [block])
+
+    def without(self, block: PairBlock) -> PairBlock:
+        """Return the pairs of a block that have neither side in common with what is held out."""
+        _, either = self._texts.look(side_hashes(*block))
+        source, target = (list(compress(side, ~either)) for side in block)
+        return source, target
+
+    def nothing_left(self, dropped: int) -> DataError:
+        """Return the error where no pair is left to train on, of `dropped` that cleaning had left."""
+        return DataError(
+            f"bitext.hold_out: all {dropped:,} pairs that cleaning leaves have a side of the {self._wanted:,} that are "
+            "held out, so nothing is left to train on; hold out fewer, or name sets of your own (`bitext.dev`, `test`)"
+        )
+
+    def notices(self, dropped: int, left: int) -> list[str]:
+        """Return notices where few pairs are left, or `dropped`, those not trained on, are many more than held out."""
+        found = []
+        if (more := dropped - self._wanted) >= max(1, MANY * self._wanted):
+            found.append(
+                f"{more:,} more pairs have a side of the {self._wanted:,} that are held out, case and punctuation "
+                "aside, and were dropped (bitext.hold_out)"
+            )
+        if left < self._wanted:
+            found.append(f"{self._wanted:,} pairs are held out and {left:,} left to train on (bitext.hold_out)")
+        return found
+
 
 _PAIRS_OF_WORKER = 50_000
 """Fewer are not worth the start of a process: with all filters some 8,000 are cleaned a second."""

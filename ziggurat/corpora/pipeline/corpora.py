@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.config.languages import main_language
-from ziggurat.config.pipeline_corpora import BitextCorpus, TestSetConfig
+from ziggurat.config.notices import main_language
+from ziggurat.config.pipeline import BitextCorpus, TestSetConfig
 from ziggurat.corpora.pipeline.road import Progress, Road, slug, write_sides
 from ziggurat.corpora.pipeline.settings import Settings, settings_of
 from ziggurat.corpora.pipeline.step import Step
@@ -81,9 +81,9 @@ def fetch_step(road: Road) -> Step:
     how = road.config.fetch
 
     def work(folder: Path) -> None:
+        from ziggurat.corpora.fetch.corpus import run_task, task_of_name
         from ziggurat.corpora.fetch.downloads import Downloads, default_folder
         from ziggurat.corpora.fetch.indexes import Names
-        from ziggurat.corpora.fetch.plan import run_task, task_of_name
         from ziggurat.corpora.fetch.registry import load_registry
         from ziggurat.corpora.fetch.transfer import Network
 

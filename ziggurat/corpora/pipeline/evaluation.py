@@ -19,21 +19,27 @@ from typing import TYPE_CHECKING, Any
 
 from ziggurat.config.pipeline import ModelName
 from ziggurat.config.pipeline_models import EvaluationConfig
-from ziggurat.corpora.pipeline.export import final_model
-from ziggurat.corpora.pipeline.models import in_fresh_state, model_files, of_model
+from ziggurat.corpora.pipeline.models import (
+    SHORTLIST,
+    final_model,
+    in_fresh_state,
+    model_files,
+    of_model,
+    shortlist_made_here,
+    shortlists,
+)
 from ziggurat.corpora.pipeline.road import Road
 from ziggurat.corpora.pipeline.settings import joined, settings_of
-from ziggurat.corpora.pipeline.shortlists import SHORTLIST, shortlist_made_here, shortlists
 from ziggurat.corpora.pipeline.step import Step, read_document, write_document
 from ziggurat.corpora.pipeline.synthesis import NOTICES
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.threads import usable_cpus
-from ziggurat.translate.lines import TranslationWarning, read_lines
+from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.disturbed import DisturbedSet
     from ziggurat.evaluate.metrics import TestSet
+    from ziggurat.evaluate.perturbations import DisturbedSet
     from ziggurat.translate.served import ServedTranslator
     from ziggurat.translate.translator import Translator
 
@@ -117,7 +123,7 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
 
 def _check(road: Road, how: EvaluationConfig) -> None:
     """Raise ConfigError for a perturbation that there is not, or a tokenizer that is not installed."""
-    from ziggurat.evaluate.disturbed import perturbation_names
+    from ziggurat.evaluate.perturbations import perturbation_names
     from ziggurat.evaluate.scores import sacrebleu_metric
 
     perturbation_names(how.perturb, "evaluation.perturb")
@@ -163,7 +169,7 @@ class _Evaluation:
         write_document(self._folder / "scores.json", {"systems": origins, "tests": scores})
 
     def _disturbed(self, sources: list[str], references: list[str]) -> DisturbedSet | None:
-        from ziggurat.evaluate.disturbed import DisturbedSet, perturbation_names
+        from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
 
         if not self._how.perturb:
             return None
@@ -236,7 +242,7 @@ class _Evaluation:
         self, disturbed: DisturbedSet, origins: list[list[str]], found: list[dict[str, Any]], scoring: TestSet
     ) -> None:
         """Write what the perturbations cost, as a document and as a page."""
-        from ziggurat.inspect.report.robustness import robustness_page
+        from ziggurat.inspect.report.pipeline import robustness_page
 
         outputs = [disturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]

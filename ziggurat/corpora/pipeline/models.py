@@ -1,29 +1,36 @@
-"""Steps that train a model, and what steps that use a model depend on."""
+"""Steps that train a model, and what steps that use a model depend on.
+
+Lexical shortlists that models of a pipeline translate with, on whose content steps depend.
+
+Steps that write the final model for other toolkits.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Iterator
+import importlib.util
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
 from ziggurat.config.pipeline import MODELS, ModelName
-from ziggurat.config.pipeline_models import TrainedConfig
+from ziggurat.config.pipeline_models import ExportTarget, ShortlistConfig, TrainedConfig
 from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import TrainingConfig
 from ziggurat.corpora.pipeline.costs import Costs
-from ziggurat.corpora.pipeline.done import updates_done
-from ziggurat.corpora.pipeline.places import as_begun
 from ziggurat.corpora.pipeline.road import Corpora, Road
-from ziggurat.corpora.pipeline.settings import Settings, joined, settings_of
-from ziggurat.corpora.pipeline.step import Done, Step
+from ziggurat.corpora.pipeline.settings import Settings, as_begun, joined, settings_of
+from ziggurat.corpora.pipeline.step import Done, Step, updates_done
 from ziggurat.corpora.pipeline.wording import errors_worded
-from ziggurat.system.errors import CheckpointError, ConfigError, DataError, printable
-from ziggurat.system.workspace import discard
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
+from ziggurat.system.staging import discard
 
 VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 """Files of the vocabularies of a store, or a run."""
@@ -211,7 +218,7 @@ def _quantised(updates: int, done: int, seconds: float) -> Done:
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:
     """Return the files of a run that translation reads: an average that turns out worse than `best` gives way to it."""
-    from ziggurat.model.averaged import AVERAGED, SCORE_FILE
+    from ziggurat.model.directory import AVERAGED, SCORE_FILE
 
     checkpoint = experiment.training.checkpoint
     files = ["best/model.safetensors" if checkpoint.keep_best else "last/model.safetensors", "config.yaml"]
@@ -281,3 +288,171 @@ def _files_of(folder: Path) -> list[Path]:
     weights, root = locate_weights(folder)
     vocabularies = [path for pattern in VOCABULARIES for path in sorted(root.glob(pattern))]
     return [*weights_files(weights), root / CONFIG_FILE, *vocabularies]
+
+
+SHORTLIST = "student.shortlist"
+"""File that the step `shortlist` makes."""
+
+
+def shortlist_made_here(road: Road) -> bool:
+    """Return whether the student's own decoding names what step `shortlist` makes: there is none before that step."""
+    if road.config.student is None or road.config.shortlist is None:
+        return False
+    listed = road.config.student.decoding.shortlist
+    return listed is not None and Path(listed).expanduser().absolute() == road.at("shortlist", SHORTLIST).absolute()
+
+
+def shortlists(road: Road, *names: ModelName, changes: Mapping[str, Any] | None = None) -> dict[str, list[Path]]:
+    """Return the files from outside that models translate with, by key; also of models that are there already.
+
+    Args:
+        road: the road.
+        names: the models.
+        changes: keys of the `decoding` section that replace the models' own; `Step.check` checks them.
+
+    Raises CheckpointError where a model is missing that should be there already, DataError for a missing file.
+    """
+    found: dict[str, list[Path]] = {}
+    for name in names:
+        listed = {"shortlist": decoding_of(road, name).shortlist, **(changes or {})}["shortlist"]
+        if not isinstance(listed, str) or (name == "student" and shortlist_made_here(road)):
+            continue
+        path = Path(listed).expanduser()
+        if not path.is_file():
+            raise DataError(
+                f"{path}: no such file, but the {said(name)} is to translate with it (`decoding.shortlist`); this "
+                f"makes a shortlist: `ziggurat shortlist STORE -o {path}`"
+            )
+        found[f"{name}.decoding.shortlist"] = [path]
+    return found
+
+
+_NEEDS = {
+    "ctranslate2": ("ctranslate2",),
+    "argos": ("ctranslate2",),
+    "huggingface": ("transformers",),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+}
+
+
+def final_model(road: Road) -> tuple[ModelName, Path, dict[str, list[str]]]:
+    """Return the model that the pipeline is for, its folder, and the dependence on it."""
+    if road.config.quantisation is not None:
+        return "student", road.at("quantise", "run"), {"quantise": ["run/*"]}
+    name: ModelName = "teacher" if road.config.student is None else "student"
+    return name, road.model(name), of_model(road, name)
+
+
+def shipped(road: Road) -> list[str]:
+    """Return lines on what the pipeline was for: the exports, and the command that translates with one or the model."""
+    chosen = road.config.export
+    places = {to: road.at(f"export-{to}", to) for to, target in chosen or () if target is not None}
+    name, model, _ = final_model(road)
+    exports = [f"the {name} for {to}: {place}" for to, place in places.items()]
+    translating = shlex.quote(str(places.get("ctranslate2", model)))  # no other export is read here
+    return [*exports, f"to translate: ziggurat translate {translating} < text.{road.languages[0]}"]
+
+
+def _of_dev(road: Road) -> tuple[Path, dict[str, list[str]]]:
+    """Return the source side of a development set, and the dependence on it."""
+    if road.config.bitext.dev:
+        return road.sides("sets", "dev", "0")[0], {"sets": [f"dev/0.{road.languages[0]}"]}
+    return road.sides("clean", "held-out", "dev")[0], {"clean": [f"held-out/dev.{road.languages[0]}"]}
+
+
+def shortlist_step(road: Road, how: ShortlistConfig) -> Step:
+    """Return the step that estimates a shortlist from the student's data: `student.shortlist`."""
+
+    def work(folder: Path) -> None:
+        from ziggurat.data.corpus import Store
+        from ziggurat.data.shortlist import estimate_shortlist, write_shortlist
+
+        store = Store.open(road.at("student-data", "store"))
+        options = {"pairs": how.pairs, "best": how.best, "frequent": how.frequent}
+        write_shortlist(str(folder / SHORTLIST), estimate_shortlist(store, floor=how.floor, **options))
+
+    return Step(
+        "shortlist",
+        "estimates which pieces a sentence allows",
+        settings_of(how),
+        work,
+        {"student-data": ["store/*"]},
+        outputs=(SHORTLIST,),
+    )
+
+
+def export_steps(road: Road) -> list[Step]:
+    """Return a step for each target."""
+    chosen = road.config.export
+    return [] if chosen is None else [_export_step(road, to, target) for to, target in chosen if target is not None]
+
+
+def _export_step(road: Road, to: str, target: ExportTarget) -> Step:
+    """Return the step that writes the final model for `to`, and compares it with the model."""
+    name, model, after = final_model(road)
+    dev, of_texts = _of_dev(road)
+    after |= of_texts
+    test = road.test_set(road.test_names()[0]) if target.tolerance is not None else None
+    if test is not None:
+        step = test[0].relative_to(road.folder).parts[0]
+        after[step] = [*after.get(step, []), *(path.relative_to(road.at(step)).as_posix() for path in test)]
+    shortlist = None
+    if road.config.shortlist is not None and to == "ctranslate2":
+        shortlist, after["shortlist"] = str(road.at("shortlist", SHORTLIST)), [SHORTLIST]
+
+    def files() -> dict[str, list[Path]]:
+        # Without one of the pipeline this export contains the model's own.
+        return model_files(road, name) | (shortlists(road, name) if to == "ctranslate2" and not shortlist else {})
+
+    def work(folder: Path) -> None:
+        from ziggurat.exchange.argos import package_choices
+        from ziggurat.exchange.exporter import Gate, export_model
+
+        package = package_choices([f"{key}={value}" for key, value in target.metadata.items()], None)
+        with in_fresh_state():
+            export_model(
+                model,
+                to,
+                folder / to,
+                quantization=target.quantization,
+                verify=dev,
+                lines=target.lines,
+                gate=None if test is None or target.tolerance is None else Gate(*test, target.tolerance),
+                force=True,  # an export that was interrupted just before the manifest was written
+                package=package if target.metadata else None,
+                shortlist=shortlist,
+                say=road.say,
+            )
+
+    return Step(
+        f"export-{to}",
+        f"writes the {name} for {to}" + (f", {target.quantization}" if target.quantization else ""),
+        settings_of(target),
+        work,
+        after,
+        files,
+        (f"{to}/**/*",),
+        check=partial(_check, road, name, to, target),
+    )
+
+
+def _check(road: Road, name: ModelName, to: str, target: ExportTarget) -> None:
+    """Raise ConfigError for a missing package or what the target does not have; ExportError: it cannot be reached."""
+    missing = [package for package in _NEEDS.get(to, ()) if importlib.util.find_spec(package) is None]
+    if missing:
+        extra = "translate" if to in ("ctranslate2", "argos") else "export"
+        raise ConfigError(
+            f"export.{to}: needs {missing[0]}, which is not installed: pip install 'ziggurat-mt[{extra}]'"
+        )
+    from ziggurat.exchange.argos import package_choices
+    from ziggurat.exchange.targets import target_named
+
+    package = package_choices([f"{key}={value}" for key, value in target.metadata.items()], None)
+    format_ = target_named(to, package if target.metadata else None)
+    if target.quantization not in (None, "float32", *format_.quantizations):
+        known = ", ".join(format_.quantizations) or "none"
+        raise ConfigError(f"export.{to}.quantization: {target.quantization}; there are: {known}, float32")
+    existing = getattr(road.config, name).existing
+    experiment = experiment_of(road, name) if existing is None else experiment_there(road, name)[0]
+    if reasons := format_.reasons(experiment):
+        raise ExportError(f"export.{to}: the {name} cannot be written for it: {'; '.join(reasons)}")

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from ziggurat.config.pipeline_corpora import MonolingualText
+from ziggurat.config.pipeline import MonolingualText
 from ziggurat.corpora.pipeline.corpora import fetched_files, of_fetch
 from ziggurat.corpora.pipeline.road import Progress, Road, write_side
 from ziggurat.corpora.pipeline.settings import settings_of
 from ziggurat.corpora.pipeline.step import Step, write_document
-from ziggurat.corpora.synthesis.lines import Line, readable_lines
+from ziggurat.corpora.synthesis.plan import Line, readable_lines
 from ziggurat.data.cleaning.clean import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.lines import normalise

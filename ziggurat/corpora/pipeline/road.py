@@ -22,9 +22,9 @@ from ziggurat.config.pipeline import (
 )
 from ziggurat.corpora.pipeline.bulk import Bulk
 from ziggurat.data.readers import PairBlock
-from ziggurat.system.duration import duration
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import atomic_file
+from ziggurat.system.terminal import duration
 
 DISTILLED = ("distil", "distil-monolingual")
 """Steps that distil the bitext and text of the source language."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline import PREPARED_BY, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
-from ziggurat.corpora.pipeline.amounts import Amounts
-from ziggurat.corpora.pipeline.costs import PAIRS_PREPARED, by_rate
+from ziggurat.corpora.pipeline.costs import PAIRS_PREPARED, Amounts, by_rate
 from ziggurat.corpora.pipeline.models import (
     VOCABULARIES,
     experiment_of,
@@ -18,19 +17,17 @@ from ziggurat.corpora.pipeline.models import (
     refuse_empty_stages,
     said,
 )
-from ziggurat.corpora.pipeline.places import without_places
 from ziggurat.corpora.pipeline.road import Corpora, Progress, Road
-from ziggurat.corpora.pipeline.settings import joined, settings_of
+from ziggurat.corpora.pipeline.settings import joined, settings_of, without_places
 from ziggurat.corpora.pipeline.step import Step
 from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
 from ziggurat.data.folder_kinds import MANIFEST
-from ziggurat.system.checksums import content_checksum
 from ziggurat.system.errors import DataError
-from ziggurat.system.files import find_files
+from ziggurat.system.files import content_checksum, find_files
 
 if TYPE_CHECKING:
     from ziggurat.corpora.jobs.run import JobOutcome
-    from ziggurat.data.prepare_report import PrepareReport
+    from ziggurat.data.prepare import PrepareReport
 
 _OF_STORE = {"subword", "unicode"}
 _MANIFEST = f"store/{MANIFEST}"
@@ -133,7 +130,7 @@ def _prepared(road: Road, job: Path, data: DataConfig) -> JobOutcome[PrepareRepo
     from ziggurat.corpora.jobs.preparation import prepare_job
     from ziggurat.corpora.jobs.run import JobOutcome
     from ziggurat.data.prepare import prepare
-    from ziggurat.system.workspace import discard
+    from ziggurat.system.staging import discard
 
     progress = Progress(road.say, "pairs")
     if not (road.bulk.shared or job.exists()):

@@ -16,9 +16,8 @@ from ziggurat.config.pipeline import BACK_TRANSLATION, MODELS
 from ziggurat.corpora.pipeline.corpora import fetched_origins
 from ziggurat.corpora.pipeline.models import said
 from ziggurat.corpora.pipeline.road import DISTILLED, Road
-from ziggurat.corpora.pipeline.step import Step, read_document, read_manifest, write_document
+from ziggurat.corpora.pipeline.step import Step, Times, read_document, read_manifest, write_document
 from ziggurat.corpora.pipeline.synthesis import NOTICES
-from ziggurat.corpora.pipeline.times import Times
 from ziggurat.inspect.report.pipeline import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
 from ziggurat.system.files import write_atomically
 

@@ -1,10 +1,14 @@
-"""Steps that make text: back-translation by the backward model, distillation by the teacher."""
+"""Steps that make text: back-translation by the backward model, distillation by the teacher.
+
+The warning where many lines gave no pair: because of the model, or of limits that do not suit these languages.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +19,8 @@ from ziggurat.config.pipeline_models import (
     FilterStepConfig,
     TranslationConfig,
 )
-from ziggurat.corpora.pipeline.amounts import Amounts
-from ziggurat.corpora.pipeline.costs import Costs
-from ziggurat.corpora.pipeline.done import lines_done
+from ziggurat.corpora.pipeline.costs import Amounts, Costs
+from ziggurat.corpora.pipeline.engine import AUTO
 from ziggurat.corpora.pipeline.models import (
     decoding_of,
     in_fresh_state,
@@ -25,16 +28,19 @@ from ziggurat.corpora.pipeline.models import (
     of_model,
     refuse_empty_stages,
     said,
+    shortlists,
 )
-from ziggurat.corpora.pipeline.reasons import AUTO
 from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.corpora.pipeline.settings import Settings, joined, settings_of
-from ziggurat.corpora.pipeline.shortlists import shortlists
-from ziggurat.corpora.pipeline.step import Step, write_document
+from ziggurat.corpora.pipeline.step import Step, lines_done, write_document
+from ziggurat.corpora.synthesis.plan import PairFilter, readable_lines
+from ziggurat.corpora.synthesis.run import Report, dropped_text
+from ziggurat.data.subword import load_tokenizers
 from ziggurat.system.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.corpora.synthesis.plan import BackTranslationJob
+
 
 NOTICES = "notices.json"
 """Warnings of a step, for the report; none where the file is missing."""
@@ -88,8 +94,7 @@ def _translation(
     section = "backtranslation" if name == "backward" else "distillation"
 
     def job(folder: Path) -> BackTranslationJob:
-        from ziggurat.corpora.synthesis.filters import PairFilter
-        from ziggurat.corpora.synthesis.plan import BackTranslationJob
+        from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
 
         return BackTranslationJob(
             models=(str(road.model(name)),),
@@ -112,9 +117,7 @@ def _translation(
         _check_decoding(step, road, name, job(road.at(step)).settings())
 
     def work(folder: Path) -> int | None:
-        from ziggurat.corpora.pipeline.dropped import dropped_notice
-        from ziggurat.corpora.synthesis.merge import dropped_text
-        from ziggurat.corpora.synthesis.run import back_translate
+        from ziggurat.corpora.synthesis.run import back_translate, dropped_text
 
         refuse_empty_stages(road)
         asked = job(folder)
@@ -151,7 +154,7 @@ def _machine(config: TranslationConfig | FilterStepConfig) -> dict[str, Any]:
     found = dict(settings_of(config, include=_OF_MACHINE))
     if config.device != "auto":
         return found
-    from ziggurat.model.device import usable_device
+    from ziggurat.model.directory import usable_device
 
     return {**found, "device": f"{AUTO}{usable_device('auto', 'device').type}"}
 
@@ -161,7 +164,7 @@ def _shard_lines(texts: Sequence[Path]) -> int:
 
     What an interruption loses is then small beside the whole, and progress is soon seen.
     """
-    from ziggurat.corpora.synthesis.lines import count_lines
+    from ziggurat.corpora.synthesis.plan import count_lines
 
     there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
     return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
@@ -202,7 +205,7 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
 
     def work(folder: Path) -> int | None:
         from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-        from ziggurat.corpora.synthesis.merge import dropped_text
+        from ziggurat.corpora.synthesis.run import dropped_text
 
         job = FilterJob(
             models=(str(road.model("backward")),),
@@ -235,3 +238,53 @@ def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
         done=lambda: lines_done(road.at("filter", "corpus"), "scored", "pairs"),
         is_job=True,
     )
+
+
+_USUALLY_KEPT = 0.9  # of the lines; with less a notice says what may be wrong
+_COMPARED = 20_000
+"""Pairs of the bitext that limits are tried on: enough for a tenth of a percent, and half a second."""
+_OF_LIMITS = ("ratio", "too_long")
+
+
+def dropped_notice(
+    report: Report, filters: PairFilter, section: str, bitext: Sequence[tuple[Path, Path]], vocabularies: Path
+) -> str | None:
+    """Return what to say of a corpus where many lines gave no pair; None where that is not so.
+
+    Args:
+        report: of the corpus.
+        filters: what its pairs were dropped by.
+        section: the section of the pipeline's file that has them.
+        bitext: files of both sides of human pairs, those of the language that was translated first.
+        vocabularies: folder with the vocabularies of the model that translated.
+    """
+    if report.kept >= _USUALLY_KEPT * report.read:
+        return None
+    lost = report.read - report.kept
+    said = f"{_percent(lost / report.read)} of {report.read:,} lines gave no pair ({dropped_text(report.dropped)})"
+    by_limits = sum(report.dropped.get(reason, 0) for reason in _OF_LIMITS) / report.read
+    human = share_beyond(filters, bitext, vocabularies) if by_limits else None
+    if human is None or 2 * by_limits < lost / report.read:
+        return f"{said}: the model may be weak"
+    limits = f"`{section}.max_ratio: {filters.max_ratio:g}`, `ratio_slack: {filters.ratio_slack}`"
+    limits += f" and `max_pieces: {filters.max_pieces}`"
+    beside = f"{said}; by {limits} {_percent(human)} of the bitext's own pairs would be dropped, too"
+    # Where human translations fare half as badly, it is the limits; more than a few of them should never go.
+    return f"{beside}: {'raise them' if 2 * human >= by_limits else 'the model may be weak'}"
+
+
+def share_beyond(filters: PairFilter, bitext: Sequence[tuple[Path, Path]], vocabularies: Path) -> float | None:
+    """Return the share of human pairs, the first ones of each corpus, beyond the limits; None where there are none."""
+    tokenizers = load_tokenizers(vocabularies)
+    beyond = tried = 0
+    for sides in bitext:
+        lines = islice(readable_lines([sides[0]], [sides[1]]), max(1, _COMPARED // len(bitext)))
+        pairs = [(line.text, line.reference) for line in lines if line.text and line.reference]
+        ids = [tokenizers[side].encode([pair[side] for pair in pairs]) for side in (0, 1)]
+        beyond += sum(filters.reason("a", "b", len(a), len(b)) in _OF_LIMITS for a, b in zip(*ids, strict=True))
+        tried += len(pairs)
+    return beyond / tried if tried else None
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from ziggurat.config.pipeline import MODELS, ModelName
 from ziggurat.corpora.pipeline.alignment import align_step
-from ziggurat.corpora.pipeline.amounts import Amounts
 from ziggurat.corpora.pipeline.cleaning import clean_step
 from ziggurat.corpora.pipeline.corpora import fetch_step, fetched_names, refuse_repeated_texts, sets_step
-from ziggurat.corpora.pipeline.costs import Costs
+from ziggurat.corpora.pipeline.costs import Amounts, Costs
 from ziggurat.corpora.pipeline.engine import TIMES, Pipeline
 from ziggurat.corpora.pipeline.evaluation import evaluate_step
-from ziggurat.corpora.pipeline.export import export_steps, shortlist_step
 from ziggurat.corpora.pipeline.models import (
     experiment_of,
+    export_steps,
     quantise_step,
     refuse_other_direction,
+    shortlist_step,
     train_step,
     with_pruned_student,
 )

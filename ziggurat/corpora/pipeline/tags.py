@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Iterator
 
 from ziggurat.config.pipeline import BITEXT, MODELS, ModelName
-from ziggurat.corpora.pipeline.export import final_model
-from ziggurat.corpora.pipeline.models import experiment_there, said
+from ziggurat.corpora.pipeline.models import experiment_there, final_model, said
 from ziggurat.corpora.pipeline.road import Corpora, Road
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.data.tags import several_languages
+from ziggurat.data.vocabulary import several_languages
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 
 _MODELS: tuple[ModelName, ...] = ("teacher", "student")  # the backward model reads the other side, which has no tags

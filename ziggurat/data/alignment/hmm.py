@@ -8,10 +8,15 @@ where k_j is the source position of the last word before j that was not generate
 p(empty | k) = p0 and p(i | k) = (1 - p0) q(i - k), where q depends on the width of the jump alone, is normalised over
 the I positions, and mixed with the uniform distribution. Jumps from the beginning and to the end have weights of their
 own. Since an empty word keeps k, the states of Och and Ney's 2 I states need only k and one bit, and the bit only once.
+
+IBM Model 1 (Brown et al. 1993): translation probabilities of words or pieces, from pairs of ids.
+
+Translation probabilities t(target word | source word) as a sparse table that is looked up and re-estimated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -168,3 +173,195 @@ def digamma(x: NDArray[Any]) -> Floats:
     series = square * (1 / 12 - square * (1 / 120 - square * (1 / 252 - square * (1 / 240 - square / 132))))
     result: Floats = np.log(x + 6) - 0.5 / (x + 6) - series - shift
     return result
+
+
+Ids = NDArray[np.integer[Any]]
+
+
+class Row(NamedTuple):
+    """Translation distribution of a source piece: target ids in ascending order, and their probabilities.
+
+    The probabilities sum to 1 before small ones are left out.
+    """
+
+    ids: NDArray[np.int64]
+    probabilities: NDArray[np.float64]
+
+
+def translation_table(
+    sources: Sequence[Ids],
+    targets: Sequence[Ids],
+    source_size: int,
+    target_size: int,
+    *,
+    iterations: int = 5,
+    kept: int = 500,
+) -> list[Row]:
+    """Return p(target piece | source piece) for every source id, and for the empty piece as the last row.
+
+    p(target | source) = prod_j sum_i t(target_j | source_i) / (length + 1), where i also runs over an empty piece that
+    is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
+    occurs in no source has an empty row.
+
+    Args:
+        sources: ids of each pair, [pairs] arrays.
+        targets: the same for the other side.
+        source_size: number of ids.
+        target_size: the same for the other side.
+        iterations: at least 1.
+        kept: most target pieces of a row between iterations.
+    """
+    # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
+    # source piece keeps only its `kept` best entries.
+    text = _Text(sources, targets, source_size)
+    lengths = np.fromiter(map(len, sources), np.int64, len(sources))
+    # Denominators of the first iteration: sums of uniform probabilities, up to a factor that cancels.
+    norm = np.repeat(lengths + 1.0, text.lengths)
+    rows: list[Row] = []
+    dense = np.zeros(target_size)
+    for iteration in range(iterations):
+        after, new_rows = np.zeros(len(text.target)), []
+        for piece in range(source_size + 1):
+            # (1) Expectation: the expected count of each target piece beside this source piece.
+            places, counts = text.occurrences(piece)
+            beside = text.target[places]
+            share = counts / norm[places]
+            if iteration:
+                dense[rows[piece].ids] = rows[piece].probabilities
+                share *= dense[beside]
+                dense[rows[piece].ids] = 0
+            ids, expected = _sums(beside, share, target_size)
+            # (2) Maximisation: the counts, normalised, are the new row.
+            row = _normalised(ids, expected, kept if piece < source_size else target_size)
+            new_rows.append(row)
+            # (3) Add its probabilities to the denominators of the next iteration.
+            dense[row.ids] = row.probabilities
+            after[places] += counts * dense[beside]
+            dense[row.ids] = 0
+        rows, norm = new_rows, after
+    return rows
+
+
+class _Text:
+    """The concatenated targets, and the positions in them beside which a source piece occurs."""
+
+    def __init__(self, sources: Sequence[Ids], targets: Sequence[Ids], source_size: int) -> None:
+        self.lengths = np.fromiter(map(len, targets), np.int64, len(targets))
+        self.target = np.concatenate([np.zeros(0, np.int64), *targets])
+        self._starts = self.lengths.cumsum() - self.lengths
+        pair = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
+        keys = np.concatenate([np.zeros(0, np.int64), *sources]) * len(sources) + pair
+        keys, self._counts = np.unique(keys, return_counts=True)
+        self._pairs = keys % max(1, len(sources))
+        self._of_piece = np.searchsorted(keys, np.arange(source_size + 1) * len(sources))
+
+    def occurrences(self, piece: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the positions in `target` whose source contains `piece`, and its count there.
+
+        The number after the last id stands for the empty piece, which is in every source once.
+        """
+        if piece == len(self._of_piece) - 1:
+            return np.arange(len(self.target)), np.ones(len(self.target), np.int64)
+        own = slice(self._of_piece[piece], self._of_piece[piece + 1])
+        pairs = self._pairs[own]
+        lengths: NDArray[np.int64] = self.lengths[pairs]
+        shift = self._starts[pairs] - (lengths.cumsum() - lengths)
+        places: NDArray[Any] = np.repeat(shift, lengths) + np.arange(int(lengths.sum()))
+        return places, np.repeat(self._counts[own], lengths)
+
+
+def _sums(ids: NDArray[np.int64], shares: NDArray[np.float64], size: int) -> tuple[NDArray[np.int64], Floats]:
+    """Return the ids of which the shares do not sum to 0, ascending, and the sums; `size`: number of ids."""
+    sums: Any  # numpy's types take the sums for counts
+    if 16 * len(ids) + 10_000 < size:  # most words are rare, and a vector of all ids for each would take hours
+        present, places = np.unique(ids, return_inverse=True)
+        sums = np.bincount(places, shares, len(present))
+    else:
+        present, sums = np.arange(size), np.bincount(ids, shares, size)
+    found = sums.nonzero()[0]
+    return present[found], sums[found]
+
+
+def _normalised(ids: NDArray[np.int64], values: Floats, kept: int) -> Row:
+    """Return expected counts of target ids as a distribution, reduced to its `kept` largest values."""
+    total = values.sum()
+    if len(ids) > kept:
+        # A stable sort, so that ties go to the smaller id on every machine.
+        best = np.sort(np.argsort(-values, kind="stable")[:kept])
+        ids, values = ids[best], values[best]
+    return Row(ids, values / total)
+
+
+_UNSEEN = 1e-9
+"""Probability of a pair of words that the table does not have."""
+_LEAST = 1e-12
+"""Least probability of one that it has: seen, but never likely."""
+_CONCENTRATION = 0.01
+"""Of the Dirichlet prior on each source word's translations; small: few of them."""
+
+
+class Lexicon:
+    """t(target | source) for S source words and the empty word, which has the number S.
+
+    Args:
+        keys: [entries] int64, ascending: source word * target_size + target word.
+        probabilities: [entries], of the same pairs of words.
+        source_size: S.
+        target_size: number of target words.
+    """
+
+    def __init__(
+        self, keys: NDArray[np.int64], probabilities: NDArray[np.float64], source_size: int, target_size: int
+    ) -> None:
+        self.keys = keys
+        self.source_size = source_size
+        self.target_size = target_size
+        # One more entry at the end, for all pairs of words that the table does not have.
+        self._values = np.append(np.maximum(probabilities, _LEAST), _UNSEEN)
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Row], source_size: int, target_size: int) -> Lexicon:
+        """Return the table of IBM Model 1's rows, one per source word and one for the empty word."""
+        ids = [number * target_size + row.ids for number, row in enumerate(rows)]
+        return cls(
+            np.concatenate([np.zeros(0, np.int64), *ids]),
+            np.concatenate([np.zeros(0), *(row.probabilities for row in rows)]),
+            source_size,
+            target_size,
+        )
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """[entries], in the order of `keys`."""
+        return self._values[:-1]
+
+    def places(self, source: NDArray[np.int64], target: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the entry of each pair of words, in the shape to which the two arrays broadcast.
+
+        A word below 0 is unknown; its entry is that of unseen pairs, the last.
+        """
+        wanted = source * self.target_size + target
+        found = np.searchsorted(self.keys, wanted)
+        known = (found < len(self.keys)) & (source >= 0) & (target >= 0)
+        known[known] = self.keys[found[known]] == wanted[known]
+        return np.where(known, found, len(self.keys))
+
+    def __getitem__(self, places: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the probabilities of entries."""
+        return self._values[places]
+
+    def counts(self) -> NDArray[np.float64]:
+        """Return zeros to add expected counts to, one for each entry that `places` may name."""
+        return np.zeros(len(self._values))
+
+    def estimate(self, counts: NDArray[np.float64]) -> Lexicon:
+        """Return the table that expected `counts` lead to, by variational Bayes with a sparse Dirichlet prior.
+
+        t = exp(psi(c + alpha) - psi(sum c + alpha T)), as in fast_align (Dyer, Chahuneau and Smith 2013): rare source
+        words do not become the translation of everything ("garbage collectors").
+        """
+        counts, rows = counts[:-1], self.keys // self.target_size
+        totals = np.bincount(rows, counts, self.source_size + 1)
+        below = digamma(totals + _CONCENTRATION * self.target_size)
+        values = np.exp(digamma(counts + _CONCENTRATION) - below[rows])
+        return Lexicon(self.keys, values, self.source_size, self.target_size)

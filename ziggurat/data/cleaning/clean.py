@@ -1,19 +1,26 @@
 """Simple filters of sentence pairs: pure predicates over blocks of pairs, and `HashSet`, which finds duplicates.
 
 ziggurat.data.cleaning.cleaner applies them, with those of ziggurat.data.cleaning, as a configuration says.
+
+Agreement of two sides in what a translation keeps: numbers, punctuation, web and e-mail addresses.
+
+Repair of text by ftfy: bytes that were decoded wrongly, HTML entities, remains of terminals and of controls.
 """
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import regex
 import xxhash
 from numpy.typing import NDArray
 
-from ziggurat.config.filters import FilterConfig
+from ziggurat.config.data import FilterConfig
 from ziggurat.system.errors import ConfigError
 
 Mask = NDArray[np.bool_]
@@ -190,3 +197,140 @@ class HashSet:
                 new.sort()
             runs.append(new)
         return known
+
+
+_WORDS = 12
+"""Numbers up to this one are often written as words."""
+
+# Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits that have no
+# value there. A digit is looked for first, and then what stands before it: `re` finds that in less than half the time.
+_GROUPED = re.compile(r"(\d(?<![\d.,]\d)\d{0,2})((?:[.,'’ \u00A0\u202F\u2009]\d{3})+)(?!\d)")
+_DIGITS = re.compile(r"\d+")
+_URL = regex.compile(r"(?:https?://|ftp://|www\.)[^\s<>\"“”„«»]+", flags=regex.IGNORECASE)
+# A name is tried from its first character on alone (or behind the address before, \G), not from each of a long word.
+_EMAIL = regex.compile(r"(?:\G|(?<![\p{L}\p{N}._%+-]))[\p{L}\p{N}._%+-]++@[\p{L}\p{N}-]+(?:\.[\p{L}\p{N}-]+)+")
+_TRAILING = ".,;:!?)]}'…。，、）」』"
+
+_MARKS = {
+    mark: name
+    for name, marks in (
+        ("stop", ".。．｡।۔။።"),
+        ("question", "?？؟\u037e՞"),
+        ("exclamation", "!！"),
+        ("colon", ":："),
+        ("ellipsis", "…"),
+        ("quotation", '"“”„‟«»「」『』'),
+        ("bracket", "()[]{}（）［］｛｝"),
+    )
+    for mark in marks
+}
+_MARK = regex.compile(f"[{regex.escape(''.join(_MARKS), special_only=False)}]")
+_GREEK = regex.compile(r"\p{Greek}{2}")
+_DOTS = regex.compile(r"\.{2,}")
+_INNER = regex.compile(r"(?<=[\p{L}\p{N}])[.:](?=[\p{L}\p{N}])")
+
+
+def numbers(text: str) -> Counter[str]:
+    """Return the numbers of a text by their digits 0 to 9, without leading zeros and separators of thousands.
+
+    The parts of a date, of a time or around a decimal sign are numbers of their own: languages order them as they like.
+    """
+    grouped = _GROUPED.sub(lambda found: found[1] + "".join(_DIGITS.findall(found[2])), text)
+    return Counter(_plain(digits) for digits in _DIGITS.findall(grouped))
+
+
+def _plain(digits: str) -> str:
+    if not digits.isascii():
+        digits = "".join(str(unicodedata.digit(digit)) for digit in digits)
+    return digits.lstrip("0") or "0"
+
+
+def number_share(source: str, target: str) -> float:
+    """Return the share of the numbers of both texts that have their like on the other side; 1 without any.
+
+    A number up to 12 that has none does not count: it may be a word there.
+    """
+    first, second = numbers(source), numbers(target)
+    common = sum((first & second).values())
+    alone = sum(
+        n for digits, n in ((first - second) + (second - first)).items() if len(digits) > 2 or int(digits) > _WORDS
+    )
+    return 2 * common / (2 * common + alone) if alone else 1.0
+
+
+def unmatched_marks(source: str, target: str) -> int:
+    """Return the number of marks of both texts that have none of their sort on the other side.
+
+    Sorts are full stops, question marks, exclamation marks, colons, ellipses, brackets, and quotation marks; a stop or
+    colon inside a word or number is none.
+    """
+    first, second = _marks(source), _marks(target)
+    return sum(abs(first[name] - second[name]) for name in first.keys() | second.keys())
+
+
+def greek_questions(text: str) -> str:
+    """Return text with `?` for semicolons if it has a Greek word: there they are question marks."""
+    return text.replace(";", "?") if ";" in text and _GREEK.search(text) else text
+
+
+def _marks(text: str) -> Counter[str]:
+    plain = _DOTS.sub("…", _INNER.sub("", greek_questions(text)))
+    return Counter(_MARKS[mark] for mark in _MARK.findall(plain))
+
+
+def web_addresses(text: str) -> Counter[str]:
+    """Return the web addresses in a text, in lower case."""
+    return Counter(found.lower().rstrip(_TRAILING) for found in _URL.findall(text))
+
+
+def email_addresses(text: str) -> Counter[str]:
+    """Return the e-mail addresses in a text, in lower case."""
+    return Counter(found.lower() for found in _EMAIL.findall(text))
+
+
+def addresses_differ(
+    sources: Sequence[str], targets: Sequence[str], find: Callable[[str], Counter[str]], sign: str
+) -> Mask:
+    """Return a mask of the pairs whose addresses are not the same on both sides; `sign` is in all addresses."""
+    drop = np.zeros(len(sources), np.bool_)
+    for number, pair in enumerate(zip(sources, targets, strict=True)):
+        if any(sign in text for text in pair):
+            drop[number] = find(pair[0]) != find(pair[1])
+    return drop
+
+
+# Text of plain ASCII without entities has nothing that is repaired; most lines of English are looked at only so far.
+_SUSPICIOUS = regex.compile(r"[^\x20-\x7E\t]|&")
+
+
+def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_]]]:
+    """Return a function from texts to the repaired texts and a mask of those that it changed.
+
+    Quotation marks, ligatures and full-width letters stay as they are, and so does text with NUL, which is no text.
+
+    Raises ConfigError where ftfy is not installed.
+    """
+    try:
+        mended = _fixer()
+    except ModuleNotFoundError:
+        raise ConfigError(
+            "data.filters.repair: needs ftfy, which is not installed: pip install 'ziggurat-mt[clean]'"
+        ) from None
+
+    def repaired(texts: Sequence[str]) -> tuple[list[str], NDArray[np.bool_]]:
+        found = [mended(text) if _SUSPICIOUS.search(text) and "\0" not in text else text for text in texts]
+        changed = (before != after for before, after in zip(texts, found, strict=True))
+        return found, np.fromiter(changed, np.bool_, len(texts))
+
+    return repaired
+
+
+@lru_cache(maxsize=1)
+def _fixer() -> Callable[[str], str]:
+    from ftfy import TextFixerConfig, fix_text
+
+    # What is a matter of taste, or of `data.unicode`, is left out.
+    settings = TextFixerConfig(
+        uncurl_quotes=False, fix_latin_ligatures=False, fix_character_width=False, normalization=None, explain=False
+    )
+    return lambda text: fix_text(text, settings)

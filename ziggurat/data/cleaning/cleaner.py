@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.filters import FilterConfig
+from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig
 from ziggurat.data.cleaning import clean
-from ziggurat.data.cleaning.agreement import (
+from ziggurat.data.cleaning.clean import (
+    Mask,
+    Predicate,
     addresses_differ,
     email_addresses,
     number_share,
+    pair_hashes,
+    repair_with,
     unmatched_marks,
     web_addresses,
 )
-from ziggurat.data.cleaning.clean import Mask, Predicate, pair_hashes
 from ziggurat.data.cleaning.languages import confidences, known_language
 from ziggurat.data.cleaning.pair_score import PairScorer
-from ziggurat.data.cleaning.repair import repair_with
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import printable
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaning.clean import HashSet, Mask, pair_hashes
-from ziggurat.data.cleaning.held_out import HeldOut, Overlap, side_hashes
-from ziggurat.data.cleaning.sketches import NearDuplicates, rows_for, sketches
+from ziggurat.data.cleaning.held_out import HeldOut, NearDuplicates, Overlap, rows_for, side_hashes, sketches
 from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import PairBlock
@@ -36,7 +35,7 @@ class Traces(NamedTuple):
     keys: NDArray[np.uint64]
     """A hash of the pair, [pairs]."""
     bands: NDArray[np.uint64] | None = None
-    """Of its sketch (ziggurat.data.cleaning.sketches), [pairs, BANDS]; None where near-duplicates are not looked
+    """Of its sketch (ziggurat.data.cleaning.held_out), [pairs, BANDS]; None where near-duplicates are not looked
     for."""
     sides: NDArray[np.uint64] | None = None
     """A hash of each side (ziggurat.data.cleaning.held_out), [pairs, 2]; None where there are no held-out sets."""

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.data.alignment.lexicon import Lexicon
-from ziggurat.data.alignment.model1 import translation_table
+from ziggurat.data.alignment.hmm import Lexicon, translation_table
 
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ziggurat.data.alignment.words import split_words
-from ziggurat.data.cleaning.agreement import greek_questions
+from ziggurat.data.alignment.aligner import split_words
+from ziggurat.data.cleaning.clean import greek_questions
 from ziggurat.data.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, usual_ratio, vocabulary
 from ziggurat.system.errors import DataError
 from ziggurat.system.small_files import check_regular, with_sorted_header

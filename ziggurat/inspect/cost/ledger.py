@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from ziggurat.model import recurrence
+from ziggurat.model import lstm as recurrence
 from ziggurat.model.fast import quantised
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ziggurat.inspect.report import figures_connections as connections
-from ziggurat.inspect.report import figures_layers as layers
 from ziggurat.inspect.report import figures_worth as worth
+from ziggurat.inspect.report import panels as layers
 from ziggurat.inspect.report.against_depth import against_depth
 from ziggurat.inspect.report.figure import Figure, Series, described
 from ziggurat.inspect.report.panels import finite, line_over_training, training_panel

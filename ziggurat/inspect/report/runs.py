@@ -11,8 +11,16 @@ from typing import Any
 from pydantic import RootModel
 
 from ziggurat.config import Experiment, load_experiment
-from ziggurat.model.run_folder import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE, refuse_missing
-from ziggurat.model.run_measures import DecodingSpeed, KeptScore, read_scores, read_speed
+from ziggurat.model.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    DecodingSpeed,
+    KeptScore,
+    read_scores,
+    read_speed,
+    refuse_missing,
+)
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.small_files import read_json, read_json_lines
 from ziggurat.train.diagnosis.records import Record, read_records
@@ -54,7 +62,7 @@ class ReportRun:
         depth: diagnostics, by update; empty where none were collected.
         ending: the end of the latest training.
         environment: versions and hardware at its latest start, by name; empty where the file is missing.
-        scores: scores on test sets, by name of the test set; see ziggurat.model.run_measures.
+        scores: scores on test sets, by name of the test set; see ziggurat.model.run_folder.
         speed: decoding speed; None where none was measured.
     """
 

@@ -1,6 +1,8 @@
 """The common ground of report pages: templates with their filters, colours as CSS variables, tables to save.
 
 No page has a script, nothing is fetched, and all text is escaped.
+
+The mark by which a page is known as one of ours, so that nothing else is replaced by one.
 """
 
 from __future__ import annotations
@@ -9,16 +11,37 @@ import base64
 import gzip
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ziggurat.inspect.report.drawing import DARK, LIGHT
+from ziggurat.inspect.report.drawing import DARK, LIGHT, to_svg
 from ziggurat.inspect.report.figure import Figure
-from ziggurat.inspect.report.inline import to_svg
-from ziggurat.inspect.report.mark import GENERATOR
-from ziggurat.system.duration import duration
+from ziggurat.system.terminal import duration
+
+GENERATOR = "Ziggurat"
+"""What pages name as their generator."""
+_MARKS = (
+    f'<meta name="generator" content="{GENERATOR}">'.encode(),
+    # All that pages of version 0.1 have.
+    b"""content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">""",
+)
+_HEAD = 1000  # bytes that hold the mark
+
+
+def may_be_replaced(path: Path) -> bool:
+    """Return True unless a file with something other than a page of ours is at `path`."""
+    if not path.is_file():  # nothing, or a device, which is written to and not replaced
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or any(mark in head for mark in _MARKS)
+
 
 _PACKED = 50_000  # characters; longer tables are compressed
 

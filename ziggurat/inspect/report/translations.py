@@ -20,7 +20,7 @@ from ziggurat.model.low_rank_updates import weights_fingerprint
 from ziggurat.system.errors import DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded
-from ziggurat.translate.lines import TranslationWarning, translate_tagged
+from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import load_translator
 
 _FORMAT = 1

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights
-from ziggurat.model.attention.mask import Mask
+from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, Mask
 from ziggurat.model.attention.multihead import join_heads, split_heads
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear

@@ -11,18 +11,26 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ziggurat.config.kinds import ATTENTIONS, DecoderAttentionKind, EncoderAttentionKind
-from ziggurat.model.attention.average import AverageAttention, SimplifiedAverageAttention
-from ziggurat.model.attention.base import OwnAttention
-from ziggurat.model.attention.merged import MergedAttention, MergedAverageAttention
-from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention.average import (
+    AverageAttention,
+    MergedAttention,
+    MergedAverageAttention,
+    SimplifiedAverageAttention,
+)
+from ziggurat.model.attention.multihead import (
+    CrossAttention,
+    OwnAttention,
+    SelfAttention,
+    ValueResidual,
+    ValueResidualKind,
+)
 from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.attention.rotary import Rotary
 from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.attention.ssru import Ssru
-from ziggurat.model.attention.values import ValueResidual, ValueResidualKind
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.layers import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
-from ziggurat.model.parts import StackParts
+from ziggurat.model.kinds import StackParts
+from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
 
 
 def _full(parts: StackParts, layer: int) -> SelfAttention:

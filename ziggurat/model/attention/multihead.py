@@ -1,24 +1,267 @@
-"""Multi-head self-attention and cross-attention (Vaswani et al. 2017, section 3.2.2)."""
+"""Multi-head self-attention and cross-attention (Vaswani et al. 2017, section 3.2.2).
+
+Attention itself: the one place where it is computed, and the base of all attention to one's own sequence.
+
+Value residuals: attention above the first layer reads the first layer's values too (ResFormer, Zhou et al. 2024).
+"""
 
 from __future__ import annotations
 
+import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from ziggurat.model.attention.base import OwnAttention, attend, attend_to_blocks
-from ziggurat.model.attention.cache import Block, CrossAttentionCache, KeptWeights, LiveMemory, SelfAttentionCache
-from ziggurat.model.attention.live import LiveBeams
-from ziggurat.model.attention.mask import Mask
+from ziggurat.model.attention.cache import (
+    Block,
+    CrossAttentionCache,
+    KeptWeights,
+    LiveBeams,
+    LiveMemory,
+    Mask,
+    RowMoves,
+    SelfAttentionCache,
+    SequenceBounds,
+)
 from ziggurat.model.attention.rotary import Rotary
 from ziggurat.model.attention.scaling import QueryKeyScaling
-from ziggurat.model.attention.values import FirstValues, ValueResidual, attended_values
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast import compiled
 from ziggurat.model.linear import Linear, NormedLinear
-from ziggurat.model.residual.fixup import ShiftedLinear
+from ziggurat.model.residual.base import ShiftedLinear
 from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
+
+ValueResidualKind = Literal["half", "learned", "single"]
+
+
+class FirstValues:
+    """Where the first layer leaves its values for those above, once in each pass through a stack.
+
+    Attributes:
+        values: V_1 [batch, heads, length, d_head]; None before the first layer.
+    """
+
+    def __init__(self) -> None:
+        self.values: Tensor | None = None
+
+
+class ValueResidual(nn.Module):
+    """The values V_n' that layer n attends to, from its projections V_n and those of the first layer.
+
+    V_1' = V_1, and above it (Zhou et al. 2024 and the authors' code)
+
+        half      V_n' = V_1 / 2 + V_n / 2
+        learned   V_n' = a V_1 + b V_n, both numbers trained from 1/2
+        single    V_n' = V_1: there is no value map above the first layer (SVFormer)
+
+    Gradients flow into V_1 from every layer. Norms of values (`attention.value_norm`) come before, in each layer.
+
+    Args:
+        kind: one of these.
+        first: the layer is the first of its stack.
+    """
+
+    shares: nn.Parameter | None
+
+    def __init__(self, kind: ValueResidualKind, *, first: bool) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first = first
+        learned = kind == "learned" and not first
+        self.register_parameter("shares", nn.Parameter(torch.full((2,), 0.5)) if learned else None)
+
+    @property
+    def projects(self) -> bool:
+        """True where the layer has values of its own."""
+        return self.first or self.kind != "single"
+
+    def forward(self, own: Sequence[Tensor], first: FirstValues) -> Tensor:
+        """Return V_n' [batch, heads, length, d_head], `own` being V_n of that shape, or nothing where there is no V_n.
+
+        The first layer leaves its values in `first`.
+        """
+        if self.first:
+            (first.values,) = own
+        assert first.values is not None, "no first layer has been called in this pass"
+        if self.first or not own:
+            return first.values
+        if self.shares is None:
+            return torch.lerp(first.values, own[0], 0.5)
+        of_first, of_own = self.shares.unbind()
+        return of_first * first.values + of_own * own[0]
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        if self.shares is not None:
+            yield Slot(self.shares, Role.WIRING, "shares")
+
+
+def attended_values(residual: ValueResidual | None, own: Sequence[Tensor], first: FirstValues | None) -> Tensor:
+    """Return what a layer attends to: its `own` values, or what its value residual, if any, makes of them."""
+    if residual is None:
+        return own[0]
+    assert first is not None, "attention with a value residual is called within a stack"
+    joined: Tensor = residual(own, first)
+    return joined
+
+
+EXPLICIT_MAX_LENGTH = 256
+"""On CPU, sequences up to this long are attended to by explicit products, with dropout longer ones too
+(benchmarks/attention_kernel.py)."""
+
+_wanted_explicit = False
+
+
+@contextlib.contextmanager
+def weights_explicit() -> Iterator[None]:
+    """Context in which `attend` always forms its weights and calls `dropout` on them, which hooks can see."""
+    global _wanted_explicit
+    before, _wanted_explicit = _wanted_explicit, True
+    try:
+        yield
+    finally:
+        _wanted_explicit = before
+
+
+class AttentionResult(NamedTuple):
+    """Context [batch, heads, queries, d_head] and, when asked for, weights [batch, heads, queries, keys]."""
+
+    context: Tensor
+    weights: Tensor | None
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Mask | None,
+    dropout: Dropout,
+    *,
+    need_weights: bool = False,
+) -> AttentionResult:
+    """Return softmax(query key^T / sqrt(d_head) + bias) value (Vaswani et al. 2017, equation 1).
+
+    Args:
+        query: [batch, heads, queries, d_head].
+        key: [batch, heads, keys, d_head].
+        value: [batch, heads, keys, d_head].
+        mask: hides keys; its bias broadcasts to [batch, heads, queries, keys]. None: nothing is hidden.
+        dropout: on the attention weights.
+        need_weights: also return the weights before dropout.
+
+    The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs more than
+    explicit products at sentence length, and with dropout, for which it has no kernel, at any; elsewhere, and for long
+    inputs, its memory use wins. On a GPU flash attention hides the future itself and, in half types without dropout,
+    padding; it takes no bias.
+    """
+    bias = None if mask is None else mask.bias
+    p = dropout.p if dropout.training else 0.0
+    if not need_weights and not _explicit_is_faster(query, key, p):
+        if mask is not None and mask.bounds is not None and _flash_takes(query, p):
+            return AttentionResult(_attend_between(query, key, value, mask.bounds), None)
+        causal = mask is not None and mask.causal and _hides_the_future_itself(query)
+        context = F.scaled_dot_product_attention(
+            query, key, value, None if causal else bias, dropout_p=p, is_causal=causal
+        )
+        return AttentionResult(context, None)
+    logits = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
+    if bias is not None:
+        logits = logits + bias
+    weights = torch.softmax(logits, dim=-1)
+    # The bias may be of a wider type than the values, which packed projections give in bf16; so then are the weights.
+    context = torch.matmul(dropout(weights).to(value.dtype), value)
+    return AttentionResult(context, weights if need_weights else None)
+
+
+def attend_to_blocks(
+    query: Tensor, blocks: Sequence[Block], bias: Tensor | None, dropout: Dropout
+) -> tuple[Tensor, Tensor]:
+    """Return what `attend` does for keys and values in several tensors, and the weights after dropout.
+
+    It is for the few queries of a decoding step, K beams: explicit products, the softmax over all blocks together.
+    """
+    scaled = query * query.shape[-1] ** -0.5
+    logits = [torch.matmul(scaled, block.key.transpose(-2, -1)) for block in blocks]
+    total = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)
+    weights = torch.softmax(total if bias is None else total + bias, dim=-1)
+    dropped = dropout(weights).to(query.dtype)
+    if len(blocks) == 1:
+        return torch.matmul(dropped, blocks[0].value), dropped
+    parts = dropped.split([block.key.shape[2] for block in blocks], dim=-1)
+    contexts = [torch.matmul(part, block.value) for part, block in zip(parts, blocks, strict=True)]
+    return torch.stack(contexts).sum(0), dropped
+
+
+def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
+    # A choice by length would fix the exported graph to the lengths it was traced with.
+    if _wanted_explicit or torch.compiler.is_exporting():
+        return True
+    return query.device.type == "cpu" and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
+
+
+def _hides_the_future_itself(query: Tensor) -> bool:
+    """Return whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
+    return query.is_cuda
+
+
+def _flash_takes(query: Tensor, dropout: float) -> bool:
+    """Return whether varlen_attn can compute this: half types, no dropout, d_head a multiple of 8 up to 256."""
+    d_head = query.shape[-1]
+    return query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0 and d_head % 8 == 0 and d_head <= 256
+
+
+def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds) -> Tensor:
+    """Return [batch, heads, queries, d_head]; positions attend within their sequence of `bounds`."""
+    # Here, since it imports torch's compiler: more than a second, which every command on a CPU would wait for.
+    from torch.nn.attention.varlen import varlen_attn
+
+    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+    # The projections lay their results out as [batch, length, heads, d_head], so these are views, not copies.
+    q, k, v = (
+        query.transpose(1, 2).flatten(0, 1),
+        key.transpose(1, 2).flatten(0, 1),
+        value.transpose(1, 2).flatten(0, 1),
+    )
+    context = varlen_attn(q, k, v, bounds.queries, bounds.keys, queries, keys)
+    assert isinstance(context, Tensor)  # a tuple comes back only where more is asked for
+    return context.unflatten(0, (batch, queries)).transpose(1, 2)
+
+
+class OwnCache(Protocol):
+    """The state of the live hypotheses that attention to the target keeps between decoding steps."""
+
+    def admit(self, rows: slice) -> None:
+        """Start new sentences, which have `rows` among the live ones."""
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+
+
+class OwnAttention(nn.Module, ABC):
+    """Attention of the target to itself: all positions at once, or the newest one with a cache.
+
+    `first` has the values of the first layer's attention in this pass; a kind without value residuals ignores it.
+    """
+
+    @abstractmethod
+    def start(self, live: LiveBeams) -> OwnCache:
+        """Return the cache for the hypotheses of `live`."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; `mask` hides the future."""
+
+    @abstractmethod
+    def step(self, x: Tensor, cache: OwnCache, first: FirstValues | None = None) -> Tensor:
+        """Return [N, K, d_model] for one new position of every hypothesis; the cache gains that position."""
+
 
 LinearMaker = Callable[[int, int], Linear | ShiftedLinear | NormedLinear]
 """Makes a linear map from (width in, width out)."""

@@ -7,13 +7,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.base import attend, attend_to_blocks
-from ziggurat.model.attention.cache import Block
-from ziggurat.model.attention.live import LiveBeams
-from ziggurat.model.attention.mask import Mask
-from ziggurat.model.attention.multihead import LinearMaker, SelfAttention
+from ziggurat.model.attention.cache import Block, LiveBeams, Mask
+from ziggurat.model.attention.multihead import LinearMaker, SelfAttention, ValueResidual, attend, attend_to_blocks
 from ziggurat.model.attention.scaling import QueryKeyScaling
-from ziggurat.model.attention.values import ValueResidual
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear
 from ziggurat.model.roles import Role, Slot

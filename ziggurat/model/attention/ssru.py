@@ -7,14 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ziggurat.model.attention.base import OwnAttention
-from ziggurat.model.attention.cache import StateCache
-from ziggurat.model.attention.live import LiveBeams
-from ziggurat.model.attention.mask import Mask
-from ziggurat.model.attention.multihead import LinearMaker
-from ziggurat.model.attention.values import FirstValues
+from ziggurat.model.attention.cache import LiveBeams, Mask, StateCache
+from ziggurat.model.attention.multihead import FirstValues, LinearMaker, OwnAttention
 from ziggurat.model.linear import Linear
-from ziggurat.model.recurrence import decayed_sum
+from ziggurat.model.lstm import decayed_sum
 from ziggurat.model.roles import Role, Slot, linear_slots
 
 

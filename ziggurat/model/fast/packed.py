@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.merged import MergedAverageAttention
+from ziggurat.model.attention.average import MergedAverageAttention
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.embedding import OutputProjection
 from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision, multiplies

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.history.base import inherited
-from ziggurat.model.history.combination import joined_logits, weighted_sum
+from ziggurat.model.history.kinds import joined_logits, weighted_sum
 from ziggurat.model.roles import Role, Slot
 
 

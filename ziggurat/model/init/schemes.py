@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.kinds import InitKind
-from ziggurat.config.model_sections import InitConfig
+from ziggurat.config.model import InitConfig
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import MATRICES, QUERY_KEY_VALUE, WRITTEN, Role, Slot
 

@@ -7,17 +7,224 @@ A kind says how a sub-layer f joins the stream x. Each fills slots of the one eq
 and an empty slot is the identity. LN stands for `options.norm()`, layer normalisation or RMSNorm; in the docstrings f
 has its dropout. What a stack adds before its first layer and after its last (a final LN, say) and what else must be
 known of a kind is on its row in ziggurat.model.kinds.
+
+Residual kinds with several streams: hyper-connections, their manifold-constrained form, and SiameseNorm.
+
+Their stream is [..., n, d_model]. A stack starts with n copies of its input and ends with one stream: the sum of them,
+or what a module of this file makes of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ziggurat.model.residual.base import NormalisedSkip, NoSkip, Residual, ResidualOptions, ScaledNorm, SublayerPosition
-from ziggurat.model.residual.streams import HyperConnection, ManifoldConnection, SiameseConnection
+from ziggurat.model.roles import Role, Slot
+
+
+class HyperConnection(Residual):
+    """H' = A_r^T H + B^T dropout(f(LN(A_m^T H))) for n streams H [..., n, d_model]: equations 2 to 5.
+
+    `alpha` [n, 1 + n] is (A_m, A_r), at first (e_(number mod n), I); `beta` [n] is B, at first 1. Dynamic connections
+    add alpha_scale tanh(LN'(H) alpha_map) and beta_scale tanh(LN'(H) beta_map) to them (equations 10 to 13): LN' is a
+    norm used for nothing else, the maps start at 0, the scales [1] at 0.01. The stack starts with n copies of its input
+    and ends with their sum.
+
+    Args:
+        number: k of this connection, from 0, counted over the sub-layers of the stack.
+        options: see ResidualOptions; n is `streams`.
+    """
+
+    def __init__(self, number: int, options: ResidualOptions) -> None:
+        super().__init__(options.dropout(), in_norm=options.norm())
+        n, d = options.streams, options.d_model
+        self.alpha = nn.Parameter(torch.cat([torch.eye(n)[:, [number % n]], torch.eye(n)], dim=1))
+        self.beta = nn.Parameter(torch.ones(n))
+        self.stream_norm = options.norm() if options.dynamic else None
+        if options.dynamic:
+            self.alpha_map, self.beta_map = nn.Parameter(torch.zeros(d, 1 + n)), nn.Parameter(torch.zeros(d))
+            self.alpha_scale, self.beta_scale = (nn.Parameter(torch.full((1,), 0.01)) for _ in range(2))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
+        return super().enter((self.weights(x)[0][..., :1] * x).sum(-2))
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
+        return self.join_as(x, x, fx)
+
+    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join them by the weights that the streams `seen` give."""
+        alpha, beta = self.weights(seen)
+        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
+        with torch.autocast(x.device.type, enabled=False):
+            mixed = alpha[..., 1:].transpose(-1, -2) @ x
+        return mixed + beta[..., None] * self.dropout(fx)[..., None, :]
+
+    def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (A_m, A_r) and B for the streams `x` [..., n, d_model].
+
+        Their shapes are [n, 1 + n] and [n]; dynamic ones differ by position: [..., n, 1 + n] and [..., n].
+        """
+        if self.stream_norm is None:
+            return self.alpha, self.beta
+        seen = self.stream_norm(x)
+        alpha = self.alpha + self.alpha_scale * torch.tanh(seen @ self.alpha_map)
+        return alpha, self.beta + self.beta_scale * torch.tanh(seen @ self.beta_map)
+
+
+SINKHORN_ROUNDS = 20
+"""Of Sinkhorn's iteration (table 5 of the paper)."""
+
+
+class ManifoldConnection(Residual):
+    """H' = R H + p^T dropout(f(LN(q H))) with q, p and R made from the streams themselves: Xie et al. 2025 (mHC).
+
+    For n streams H [..., n, d_model], x = RMSNorm(vec H) over all channels, and [c_q, c_p, c_R] = s (x W) + b with a
+    scale s for each of the three parts (equations 7 to 9): q = sigmoid(c_q), p = 2 sigmoid(c_p), and R [n, n] is doubly
+    stochastic, so that the streams' mean passes through any depth unchanged. R is
+
+    - with `mixing: sinkhorn`, exp(c_R) after 20 rounds that divide its columns, then its rows, by their sums, so that
+      each new stream is exactly a mean of the old ones, and each old one nearly shared out;
+    - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of
+      the streams: exact, without iteration.
+
+    The paper says of initial values only that s is 0.01; W and b are ours to choose. `stream_start: streams`: W = 0,
+    and b such that connection k reads stream k mod n, writes to all, and mixes none (to 3 digits), as hyper-connections
+    start; that they read different streams tells these apart. `normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the
+    port of DeepSeek's model to transformers. All of it is computed in fp32.
+
+    q is needed before the sub-layer and p and R after it, so each is computed from H when it is needed.
+
+    Args:
+        number: k of this connection, from 0, counted over the sub-layers of the stack.
+        options: see ResidualOptions; n is `streams`.
+    """
+
+    permutations: Tensor | None
+
+    def __init__(self, number: int, options: ResidualOptions) -> None:
+        super().__init__(options.dropout(), in_norm=options.norm())
+        n = options.streams
+        self.streams, self.start, self.width = n, options.stream_start, n * options.d_model
+        mixed = n * n
+        self.register_buffer("permutations", None, persistent=False)
+        if options.mixing == "permutations":
+            orders = torch.tensor(list(itertools.permutations(range(n))))
+            self.permutations = F.one_hot(orders, n).float()  # the identity first
+            mixed = len(orders)
+        self.weight = nn.Parameter(torch.zeros(2 * n + mixed, self.width))
+        self.bias = nn.Parameter(torch.zeros(2 * n + mixed))
+        self.scale = nn.Parameter(torch.full((3,), 0.01 if self.start == "streams" else 1.0))
+        if self.start == "streams":
+            with torch.no_grad():
+                read, _, mix = self.bias.split([n, n, mixed])
+                read.fill_(-8.0)[number % n] = 8.0
+                kept = torch.eye(n).flatten().bool() if self.permutations is None else torch.arange(mixed) == 0
+                # A sum of n! - 1 small weights: the identity needs a larger lead the more permutations there are.
+                mix.copy_(torch.where(kept, 8.0 + math.log(max(1.0, mixed / n)), -8.0))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
+        return super().enter((self.reading(x)[..., None] * x).sum(-2).to(x.dtype))
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
+        return self.join_as(x, x, fx)
+
+    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join them by the weights that the streams `seen` give."""
+        write, mix = self.writing(seen)
+        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
+        with torch.autocast(x.device.type, enabled=False):
+            mixed = mix.to(x.dtype) @ x
+        return mixed + write[..., None].to(x.dtype) * self.dropout(fx)[..., None, :]
+
+    def reading(self, x: Tensor) -> Tensor:
+        """Return q [..., n] for the streams `x` [..., n, d_model]."""
+        (read,) = self._logits(x, slice(0, 1))
+        return torch.sigmoid(read)
+
+    def writing(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p [..., n] and R [..., n, n] for the streams `x` [..., n, d_model]."""
+        write, mix = self._logits(x, slice(1, 3))
+        with torch.autocast(x.device.type, enabled=False):  # or the mean of permutations would be in a half type
+            return 2 * torch.sigmoid(write), self._mixing(mix)
+
+    def _logits(self, x: Tensor, parts: slice) -> list[Tensor]:
+        """Return some of c_q, c_p and c_R, at least in fp32."""
+        sizes = [self.streams, self.streams, len(self.bias) - 2 * self.streams]
+        rows = zip(self.scale, self.weight.split(sizes), self.bias.split(sizes), strict=True)
+        with torch.autocast(x.device.type, enabled=False):
+            wide = torch.promote_types(x.dtype, torch.float32)
+            seen = F.rms_norm(x.flatten(-2).to(wide), (self.width,), eps=1e-6)
+            return [s * (seen @ weight.to(wide).T) + b for s, weight, b in list(rows)[parts]]
+
+    def _mixing(self, logits: Tensor) -> Tensor:
+        """Return R, [..., n, n]."""
+        n = self.streams
+        if self.permutations is not None:
+            return (logits.softmax(-1) @ self.permutations.to(logits.dtype).flatten(1)).unflatten(-1, (n, n))
+        # In logarithms: a row of small weights divided by its sum stays exact.
+        mix = logits.unflatten(-1, (n, n))
+        for _ in range(SINKHORN_ROUNDS):
+            mix = mix - mix.logsumexp(-2, keepdim=True)
+            mix = mix - mix.logsumexp(-1, keepdim=True)
+        return mix.exp()
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        for name, values in self.named_parameters(recurse=False):
+            drawn = name == "weight" and self.start == "normal"
+            yield Slot(values, Role.STREAM_MAP if drawn else Role.WIRING, name)
+
+
+class SiameseConnection(Residual):
+    """x' = N_x(x) + z / c and y' = y + z with z = dropout(f(N_in(N_x(x) + N_y(y)))): Li et al. 2026 (SiameseNorm).
+
+    Two streams H = (x, y): x is normalised at every sub-layer, as in post-norm, y never, as in pre-norm, and one branch
+    feeds both. c = sqrt(s l) in layer l, from 1, with s sub-layers each: the authors' code, whose layers have two; the
+    count for cross-attention is ours. A stack ends with SiameseEnd, then a norm.
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: float, options: ResidualOptions) -> None:
+        super().__init__(options.dropout(), in_norm=options.norm())
+        self.x_norm, self.y_norm = options.norm(), options.norm()
+        # A buffer, as in ScaledNorm: it differs from layer to layer.
+        self.register_buffer("factor", torch.tensor(factor, dtype=torch.float64), persistent=False)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the sub-layer's input [..., d_model] for the streams `x` [..., 2, d_model]."""
+        post, pre = x.unbind(-2)
+        return super().enter(self.x_norm(post) + self.y_norm(pre))
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the streams `x` [..., 2, d_model] and the sub-layer's output `fx` [..., d_model]."""
+        post, pre = x.unbind(-2)
+        z = self.dropout(fx)
+        return torch.stack([self.x_norm(post) + z * self.factor, pre + z], dim=-2)
+
+
+class SiameseEnd(nn.Module):
+    """N_x(x) + N_y(y) for the two streams of SiameseConnection."""
+
+    def __init__(self, norm: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.x_norm, self.y_norm = norm(), norm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., d_model] for the streams `x` [..., 2, d_model]."""
+        post, pre = x.unbind(-2)
+        merged: Tensor = self.x_norm(post) + self.y_norm(pre)
+        return merged
 
 
 def post_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
@@ -161,7 +368,7 @@ def no_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def fixup(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + m f(x), a scalar m [1] from 1: Zhang, Dauphin and Ma 2019, section 3, rule 3.
 
-    The other rules are shifts for biases (ziggurat.model.residual.fixup) and branches that start at 0
+    The other rules are shifts for biases (ziggurat.model.residual.base) and branches that start at 0
     (ziggurat.model.init.schemes).
     """
     return Residual(options.dropout(), branch=nn.Parameter(torch.ones(1)))

@@ -12,17 +12,14 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ziggurat.config.languages import main_language
+from ziggurat.config.notices import main_language
 from ziggurat.serve.glossaries import Glossaries
-from ziggurat.serve.interfaces.description import Described, Field, Operation
-from ziggurat.serve.interfaces.dialects import DEEPL
-from ziggurat.serve.interfaces.schemas import flag, listed, record, text, whole
+from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.text.glossary import Terms
 from ziggurat.serve.text.markup import HTML, Rules, xml_tokens
 from ziggurat.serve.text.tokens import Token
-from ziggurat.serve.translations import Translations
-from ziggurat.serve.wanted import Wanted
+from ziggurat.serve.translations import Translations, Wanted
 from ziggurat.system.errors import DataError
 
 _SCHEME = "DeepL-Auth-Key "

@@ -12,14 +12,11 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ziggurat.serve.document_translation import Document
-from ziggurat.serve.documents import Documents
+from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.glossaries import Glossary, read_entries
-from ziggurat.serve.interfaces.attachments import name_of, sent
 from ziggurat.serve.interfaces.deepl import GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepLAccount
-from ziggurat.serve.interfaces.description import Described, Field, Operation
-from ziggurat.serve.interfaces.dialects import DEEPL
-from ziggurat.serve.interfaces.schemas import flag, listed, record, text, whole
+from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
+from ziggurat.serve.interfaces.files import name_of, sent
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.serve.translations import Translations

@@ -1,6 +1,10 @@
 """What paths take and answer, declared once: requests are read by it, and `GET /spec` tells it (OpenAPI 3.1).
 
 Whoever answers a request sees the declared fields alone, so that no path takes what /spec does not say.
+
+The interfaces that a server has, and how each says that something is wrong.
+
+JSON Schemas (2020-12) of what paths take and answer, in few words.
 """
 
 from __future__ import annotations
@@ -18,10 +22,103 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from ziggurat import __version__
-from ziggurat.serve.interfaces.dialects import Dialect
-from ziggurat.serve.interfaces.schemas import Schema, record, text
 from ziggurat.serve.requests import Refused, fields_of, upload_of
 from ziggurat.system.errors import printable
+
+Schema = dict[str, Any]
+
+
+def text(about: str = "", *values: str, **more: Any) -> Schema:
+    """Return the schema of a text, of these `values` where any are given."""
+    return _about({"type": "string", **({"enum": list(values)} if values else {}), **more}, about)
+
+
+def whole(about: str = "", **more: Any) -> Schema:
+    """Return the schema of a whole number."""
+    return _about({"type": "integer", **more}, about)
+
+
+def number(about: str = "", **more: Any) -> Schema:
+    """Return the schema of a number."""
+    return _about({"type": "number", **more}, about)
+
+
+def flag(about: str = "") -> Schema:
+    """Return the schema of true or false."""
+    return _about({"type": "boolean"}, about)
+
+
+def listed(items: Schema, about: str = "", **more: Any) -> Schema:
+    """Return the schema of a list."""
+    return _about({"type": "array", "items": items, **more}, about)
+
+
+def record(properties: Mapping[str, Schema], about: str = "", *, optional: Sequence[str] = ()) -> Schema:
+    """Return the schema of an object that has these properties, but for the `optional` ones always."""
+    required = [name for name in properties if name not in optional]
+    return _about({"type": "object", "properties": dict(properties), "required": required}, about)
+
+
+def _about(schema: Schema, about: str) -> Schema:
+    return {**schema, "description": about} if about else schema
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """An interface as programs know it: its paths, and how it says that something is wrong.
+
+    Attributes:
+        name: for people.
+        prefix: its paths begin so.
+        error: an error's content, given the status and a text.
+        error_schema: the schema of that.
+        security: how a key is given, by a name of that way; as OpenAPI has it. Empty: in a field.
+    """
+
+    name: str
+    prefix: str
+    error: Callable[[int, str], Schema]
+    error_schema: Schema
+    security: Mapping[str, Schema] = field(default_factory=dict)
+
+
+def _plain(status: int, said: str) -> Schema:
+    return {"error": said}
+
+
+def _deepl(status: int, said: str) -> Schema:
+    return {"message": said}
+
+
+def _openai(status: int, said: str) -> Schema:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": said, "type": kind, "param": None, "code": None}}
+
+
+_PLAIN = record({"error": text()})
+_NULL: Schema = {"type": ["string", "null"]}
+_KIND = text("", "invalid_request_error", "server_error")
+_OPENAI = record({"error": record({"message": text(), "type": _KIND, "param": _NULL, "code": _NULL})})
+_BEARER: Schema = {"bearer": {"type": "http", "scheme": "bearer"}}
+_KEY: Schema = {
+    "type": "apiKey",
+    "in": "header",
+    "name": "Authorization",
+    "description": "`DeepL-Auth-Key` and the key",
+}
+
+LIBRETRANSLATE = Dialect("LibreTranslate", "/", _plain, _PLAIN)
+SERVER = Dialect("Server", "/", _plain, _PLAIN, _BEARER)
+DEEPL = Dialect("DeepL", "/v2", _deepl, record({"message": text()}), {"DeepL-Auth-Key": _KEY})
+OPENAI = Dialect("OpenAI", "/v1", _openai, _OPENAI, _BEARER)
+OWN = Dialect("Ziggurat", "/v1", _openai, _OPENAI, _BEARER)
+
+
+def dialect_of(path: str) -> Dialect:
+    """Return the interface that a path belongs to, even one that there is not."""
+    own = (each for each in (DEEPL, OPENAI) if f"{path}/".startswith(f"{each.prefix}/"))
+    return next(own, LIBRETRANSLATE)
+
 
 _CONVERTER = re.compile(r":\w+\}")
 _JSON, _FORM, _UPLOAD = "application/json", "application/x-www-form-urlencoded", "multipart/form-data"

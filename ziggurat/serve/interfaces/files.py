@@ -1,26 +1,63 @@
-"""Documents over HTTP: LibreTranslate's paths, and our own with progress."""
+"""Documents over HTTP: LibreTranslate's paths, and our own with progress.
+
+Files in requests and answers: names that are no paths, and documents that no browser shows as a page.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ziggurat.serve.document_translation import Document
-from ziggurat.serve.documents import Documents
+from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.glossaries import terms_of
-from ziggurat.serve.interfaces.attachments import name_of, sent
-from ziggurat.serve.interfaces.description import Described, Field, Operation
-from ziggurat.serve.interfaces.dialects import LIBRETRANSLATE, OWN
-from ziggurat.serve.interfaces.schemas import listed, record, text, whole
+from ziggurat.serve.interfaces.description import (
+    LIBRETRANSLATE,
+    OWN,
+    Described,
+    Field,
+    Operation,
+    listed,
+    record,
+    text,
+    whole,
+)
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.text.documents.kinds import document_kind
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError
 from ziggurat.system.small_files import parse_json
+
+_BLOCK = 1 << 16
+
+
+def sent(file: BinaryIO, given: Document) -> Response:
+    """Return an answer with a translated file, which is closed at its end."""
+
+    def blocks() -> Iterator[bytes]:
+        with file:
+            while block := file.read(_BLOCK):
+                yield block
+
+    # Never as a page: whatever a stranger translates would else have the rights of the server's own.
+    headers = {
+        "Content-Disposition": f'attachment; filename="{given.translated_name}"',
+        "Content-Length": str(given.size),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+    }
+    return StreamingResponse(blocks(), media_type=document_kind(given.name).media_type, headers=headers)
+
+
+def name_of(given: str | None) -> str:
+    """Return a file's name without folders and characters that are not shown, at most 100; empty: it has none."""
+    last = re.split(r"[/\\]", given or "")[-1]
+    shown = "".join(character for character in last if character.isprintable()).strip()
+    return shown if len(shown) <= 100 else shown[-100:]
+
 
 _SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
 _TARGET = Field("target", text("the code of the language to translate into"), required=True)

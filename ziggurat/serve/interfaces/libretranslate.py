@@ -10,14 +10,23 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ziggurat.serve.interfaces.description import Described, Field, Operation
-from ziggurat.serve.interfaces.dialects import LIBRETRANSLATE
-from ziggurat.serve.interfaces.schemas import Schema, flag, listed, number, record, text, whole
+from ziggurat.serve.interfaces.description import (
+    LIBRETRANSLATE,
+    Described,
+    Field,
+    Operation,
+    Schema,
+    flag,
+    listed,
+    number,
+    record,
+    text,
+    whole,
+)
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
-from ziggurat.serve.translations import Translations
-from ziggurat.serve.wanted import Wanted
+from ziggurat.serve.translations import Translations, Wanted
 
 FORMATS = ("text", "html")
 

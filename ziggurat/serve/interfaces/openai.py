@@ -11,9 +11,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ziggurat.serve.interfaces.description import Described, Field, Operation
-from ziggurat.serve.interfaces.dialects import OPENAI
-from ziggurat.serve.interfaces.schemas import Schema, flag, listed, record, text, whole
+from ziggurat.serve.interfaces.description import (
+    OPENAI,
+    Described,
+    Field,
+    Operation,
+    Schema,
+    flag,
+    listed,
+    record,
+    text,
+    whole,
+)
 from ziggurat.serve.pool import Model
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.translations import Translations

@@ -8,8 +8,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ziggurat.serve.interfaces.description import Described, Operation
-from ziggurat.serve.interfaces.dialects import SERVER
+from ziggurat.serve.interfaces.description import SERVER, Described, Operation
 
 _SCRIPTS = ("page.js", "common.js", "documents.js", "glossary.js", "output.js")
 _FILES = {

@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 import regex
 
 from ziggurat.data.subword import Tokenizer
-from ziggurat.serve.text.work import Link, Rendered
+from ziggurat.serve.text.sentences import Link, Rendered
 from ziggurat.translate.results import Alignment, Translation
 
 _BLANK = "\u2581"

@@ -16,7 +16,7 @@ import regex
 
 from ziggurat.serve.text.protection import occurrences
 from ziggurat.system.errors import DataError, printable
-from ziggurat.translate.lines import UNSPACED_SCRIPTS
+from ziggurat.translate.results import UNSPACED_SCRIPTS
 
 MAX_TERM = 200
 """Characters of a term, in either language."""

@@ -12,9 +12,7 @@ from collections.abc import Sequence
 
 from ziggurat.serve.text.glossary import Found
 from ziggurat.serve.text.protection import Item, occurrences
-from ziggurat.serve.text.sentences import Options, Unit, sentence
-from ziggurat.serve.text.words import Target
-from ziggurat.serve.text.work import Link, Work
+from ziggurat.serve.text.sentences import Link, Options, Target, Unit, Work, sentence
 
 
 def with_terms(unit: Unit, found: Sequence[Found], options: Options, notices: Counter[str]) -> Work[Target]:

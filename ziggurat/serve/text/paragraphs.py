@@ -11,14 +11,22 @@ from typing import NamedTuple, TypeVar
 import regex
 
 from ziggurat.serve.text.hard_terms import with_terms
-from ziggurat.serve.text.marked import Close, Copied, Mark, Marked, Open, Piece
-from ziggurat.serve.text.projection import MAX_STEPS, MisplacedError, project, steps
+from ziggurat.serve.text.projection import (
+    MAX_STEPS,
+    Close,
+    Copied,
+    Mark,
+    Marked,
+    MisplacedError,
+    Open,
+    Piece,
+    project,
+    steps,
+)
 from ziggurat.serve.text.protection import Item, protected
-from ziggurat.serve.text.sentences import Options, Unit
+from ziggurat.serve.text.sentences import Link, Options, Outcome, Rendered, Sentence, Target, Unit, Work, together
 from ziggurat.serve.text.splitting import sentence_spans
-from ziggurat.serve.text.words import Target
-from ziggurat.serve.text.work import Link, Outcome, Rendered, Sentence, Work, together
-from ziggurat.translate.lines import join_parts
+from ziggurat.translate.results import join_parts
 
 Result = TypeVar("Result")
 

@@ -2,22 +2,174 @@
 
 The forms, in order: the sentence as it is; without the stretches that must come through (which are put back by the
 alignment); each segment between marks and such stretches by itself. Every fall-back is counted.
+
+Words and signs of a translation, what they are linked to, and where between them something belongs.
+
+Works: text that is to be translated, as generators which ask for translations of sentences and are sent them.
+
+Nothing in this package calls a translator. A work yields a list of sentences, is sent back their translations in the
+same order, may ask again (a retry, a fall-back), and returns its outcome. So one caller can translate sentence by
+sentence (`run`), and a server can put the sentences of many requests into one search.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import regex
 
 from ziggurat.serve.text.glossary import Tally, Terms
 from ziggurat.serve.text.protection import Item, has_words, occurrences, protected
 from ziggurat.serve.text.splitting import Splitter
-from ziggurat.serve.text.words import Target, best_boundary, units
-from ziggurat.serve.text.work import Link, Rendered, Sentence, Work
+from ziggurat.translate.results import UNSPACED_SCRIPTS
+
+Result = TypeVar("Result")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A sentence to be translated; it has at least one letter, and no white space at its ends."""
+
+    text: str
+
+
+class Link(NamedTuple):
+    """A stretch of the source and the stretch of its translation that says the same; ends are exclusive."""
+
+    source_start: int
+    source_end: int
+    target_start: int
+    target_end: int
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The translation of a sentence.
+
+    Attributes:
+        text: the translation.
+        links: which characters of the sentence became which of `text`, the surest first where two disagree; None:
+            not known.
+    """
+
+    text: str
+    links: Sequence[Link] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[Value]):
+    """What a work returns.
+
+    Attributes:
+        value: the translated text or document.
+        notices: what was not translated in the ordinary way, by kind (docs/documents.md).
+    """
+
+    value: Value
+    notices: Counter[str] = field(default_factory=Counter)
+
+
+Work: TypeAlias = Generator[list[Sentence], list[Rendered], Result]
+"""A generator that yields sentences, is sent their translations, and returns its result."""
+
+
+def run(work: Work[Result], translate: Callable[[list[Sentence]], list[Rendered]]) -> Result:
+    """Return the result of `work`, whose sentences `translate` translates, one Rendered for each, in order."""
+    try:
+        asked = next(work)
+        while True:
+            asked = work.send(translate(asked))
+    except StopIteration as ended:
+        result: Result = ended.value
+        return result
+
+
+def together(works: Sequence[Work[Result]]) -> Work[list[Result]]:
+    """Return several works as one, which asks for the sentences of all at once; its result is the list of theirs."""
+    results: dict[int, Result] = {}
+    answers: dict[int, list[Rendered]] | None = None  # None: the works have not begun
+    while True:
+        asked: dict[int, list[Sentence]] = {}
+        for place in range(len(works)) if answers is None else answers:
+            try:
+                asked[place] = next(works[place]) if answers is None else works[place].send(answers[place])
+            except StopIteration as ended:
+                results[place] = ended.value
+        if not asked:
+            return [results[place] for place in range(len(works))]
+        rendered = yield [sentence for sentences in asked.values() for sentence in sentences]
+        answers, begin = {}, 0
+        for place, sentences in asked.items():
+            answers[place] = rendered[begin : begin + len(sentences)]
+            begin += len(sentences)
+
+
+# A letter of a script without blanks; a word, with what joins its parts; any other sign.
+_UNIT = regex.compile(
+    rf"[{UNSPACED_SCRIPTS}]\p{{M}}*|(?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+"
+    rf"(?:['’·\-](?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+)*|\S"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The translation of a text.
+
+    Attributes:
+        text: the translation.
+        links: between characters of the source and of `text`, the surest first.
+        fixed: the links of stretches that came through unchanged; no tag goes inside of them.
+    """
+
+    text: str
+    links: list[Link] = field(default_factory=list)
+    fixed: list[Link] = field(default_factory=list)
+
+
+def units(text: str, fixed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
+    """Return the words and signs of a text as spans; those in `fixed` (in order) are not cut."""
+    spans, begin = [], 0
+    for start, end in fixed:
+        spans += [found.span() for found in _UNIT.finditer(text, begin, start)]
+        spans.append((start, end))
+        begin = end
+    return spans + [found.span() for found in _UNIT.finditer(text, begin)]
+
+
+def cut_at(spans: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the spans, each cut at those of `cuts` that are inside of it."""
+    parts = []
+    for start, end in spans:
+        inside = cuts[bisect_right(cuts, start) : bisect_left(cuts, end)]
+        parts += list(pairwise([start, *inside, end]))
+    return parts
+
+
+def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[int], lowest: int, highest: int) -> int:
+    """Return the boundary at which the fewest words are on another side of a point than in the source.
+
+    `centres` has for each word the place in the source that it belongs to, None where that is not known, and `at` is
+    the place of the point in the source. `allowed` are boundaries in order; k is before word k. Only words from
+    `lowest` to `highest` count.
+    """
+    wrong = sum(1 for c in centres[lowest:highest] if c is not None and c < at)
+    best, fewest, k = allowed[0], wrong + 1, lowest
+    for boundary in allowed:
+        while k < boundary:
+            centre = centres[k]
+            if centre is not None:
+                wrong += 1 if centre >= at else -1
+            k += 1
+        if wrong < fewest:
+            best, fewest = boundary, wrong
+    return best
+
 
 _CLOSES = regex.compile(r"[.,;:!?…)\]}»”’。，；：！？、）」』]")
 _OPENS = regex.compile(r"[(\[{«“‘（「『]")

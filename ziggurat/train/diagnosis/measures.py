@@ -22,13 +22,12 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ziggurat.model.attention.additive import AdditiveAttention
-from ziggurat.model.attention.base import weights_explicit
-from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention.multihead import CrossAttention, SelfAttention, weights_explicit
 from ziggurat.model.history.base import History
 from ziggurat.model.history.transparent import Transparent
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Encoder
-from ziggurat.train.diagnosis.hooks import STACKS, Trace, layers_of
+from ziggurat.train.diagnosis.gradients import STACKS, Trace, layers_of
 
 
 @torch.no_grad()

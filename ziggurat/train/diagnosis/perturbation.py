@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.diagnosis.gradients import by_part, lengths, parts_of
-from ziggurat.train.diagnosis.hooks import STACKS, Trace, layers_of
+from ziggurat.train.diagnosis.gradients import STACKS, Trace, by_part, layers_of, lengths, parts_of
 
 
 class Snapshot:

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 
 import regex
 
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.markup import Rules, markup_template
-from ziggurat.serve.text.template import Slot, Template, written
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.markup import Rules, Slot, Template, markup_template, written
+from ziggurat.serve.text.sentences import Outcome, Work
 from ziggurat.serve.text.tokens import Token, spelt
-from ziggurat.serve.text.work import Outcome, Work
 from ziggurat.serve.text.xml import Xml, read_xml
 from ziggurat.system.errors import DataError
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from ziggurat.serve.text.documents import bilingual, lines, markdown, messages, office, opendocument
-from ziggurat.serve.text.documents.settings import LINES, TAGS, Settings
-from ziggurat.serve.text.work import Outcome, Work
+from ziggurat.serve.text.documents.archive import LINES, TAGS, Settings
+from ziggurat.serve.text.sentences import Outcome, Work
 from ziggurat.system.errors import DataError, printable
 
 Reader = Callable[[bytes, str, Settings], Work[Outcome[bytes]]]

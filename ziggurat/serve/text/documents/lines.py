@@ -10,13 +10,22 @@ from html import unescape
 import regex
 
 from ziggurat.serve.text.charsets import Charset, decoded
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.marked import Close, Open, Piece, Point
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, html
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.markup import (
+    HTML,
+    HTML_ATTRIBUTES,
+    MarkupForm,
+    PlainForm,
+    Spellings,
+    Template,
+    filled,
+    html,
+    written,
+)
 from ziggurat.serve.text.paragraphs import plain_text
-from ziggurat.serve.text.template import MarkupForm, PlainForm, Spellings, Template, filled, written
+from ziggurat.serve.text.projection import Close, Open, Piece, Point
+from ziggurat.serve.text.sentences import Outcome, Work
 from ziggurat.serve.text.tokens import html_tokens
-from ziggurat.serve.text.work import Outcome, Work
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""

@@ -9,12 +9,10 @@ from typing import TypeAlias
 import regex
 
 from ziggurat.serve.text.charsets import Charset, decoded
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.markup import HTML, markup_template
-from ziggurat.serve.text.sentences import Options
-from ziggurat.serve.text.template import PlainForm, filled, written
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.markup import HTML, PlainForm, filled, markup_template, written
+from ziggurat.serve.text.sentences import Options, Outcome, Work, together
 from ziggurat.serve.text.tokens import html_tokens
-from ziggurat.serve.text.work import Outcome, Work, together
 from ziggurat.system.errors import DataError, printable
 from ziggurat.system.small_files import parse_json
 

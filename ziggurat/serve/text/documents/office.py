@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Archive
+from ziggurat.serve.text.documents.archive import Archive, Settings
 from ziggurat.serve.text.documents.opendocument import xml_members
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.marked import Close, Open, Piece, Point
-from ziggurat.serve.text.template import Raw, Template, add, filled
+from ziggurat.serve.text.markup import Raw, Template, add, filled
+from ziggurat.serve.text.projection import Close, Open, Piece, Point
+from ziggurat.serve.text.sentences import Outcome, Work
 from ziggurat.serve.text.tokens import Token, spelt
-from ziggurat.serve.text.work import Outcome, Work
 from ziggurat.serve.text.xml import read_xml
 
 _SPACES = {

@@ -9,12 +9,10 @@ from urllib.parse import unquote
 
 import regex
 
-from ziggurat.serve.text.documents.archive import Archive
-from ziggurat.serve.text.documents.settings import Settings
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, markup_template
-from ziggurat.serve.text.template import Template, written
+from ziggurat.serve.text.documents.archive import Archive, Settings
+from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, Template, markup_template, written
+from ziggurat.serve.text.sentences import Outcome, Work, together
 from ziggurat.serve.text.tokens import spelt
-from ziggurat.serve.text.work import Outcome, Work, together
 from ziggurat.serve.text.xml import Xml, read_xml
 from ziggurat.system.errors import DataError
 

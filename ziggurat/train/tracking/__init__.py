@@ -1,1 +1,0 @@
-"""Experiment trackers: TensorBoard, Weights & Biases, MLflow; none of them can stop or delay a run."""
