@@ -1,8 +1,6 @@
 """The verb that looks at a model before it is trained: inspect.
 
-In the order of its output: parameters and methods, costs, the depth check (ziggurat.cli.inspection).
-
-The depth check behind `inspect`: its progress, its result as text, and the configuration it suggests.
+In the order of its output: parameters and methods, costs, the depth check with the configuration that it suggests.
 """
 
 from __future__ import annotations

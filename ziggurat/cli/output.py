@@ -24,10 +24,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from ziggurat.config.load import apply_override
-from ziggurat.inspect.report.template import may_be_replaced
 from ziggurat.system.compressed import byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
-from ziggurat.system.files import atomic_file
+from ziggurat.system.files import atomic_file, may_be_replaced
 from ziggurat.system.small_files import json_safe
 from ziggurat.system.terminal import safe
 

@@ -1,8 +1,8 @@
 """Configuration of an experiment: typed sections, strict YAML, overrides. Imports no torch.
 
-Order of reading: base, then the sections (data; model with wiring; train with lifecycle and growth; decode), the whole
-in experiment; yaml_text and load read it, edit writes it changed; reference, recipes and papers describe it;
-compatibility, notices, languages and methods judge it.
+Order of reading: base, then the sections (data; model; train with lifecycle and growth; decode), the whole in
+experiment, and that of a pipeline in pipeline; load reads them; reference, choices, recipes and papers describe them;
+refusals, compatibility and notices judge them.
 """
 
 from ziggurat.config.base import Section as Section

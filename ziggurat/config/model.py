@@ -1,8 +1,7 @@
 """The model section: free choices on independent axes.
 
-Sections of the model: its two stacks, and the options of every axis.
-
-ziggurat.config.model puts them together; the names of kinds and the facts about them are in ziggurat.config.kinds.
+First the sections of the two stacks and the options of every axis, then `ModelConfig` with all of them. The names of
+kinds and the facts about them are in ziggurat.config.kinds.
 """
 
 from __future__ import annotations

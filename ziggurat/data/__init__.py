@@ -1,16 +1,14 @@
-"""From text to ids on disk to batches. Only collate.py and loader.py import torch.
+"""From text to ids on disk to batches. Only loader.py imports torch.
 
 Order of reading:
 
-- text: folder_kinds, origins, lines, parquet, readers, score_files, sides, vocabulary, segmentation, subword,
-  subword_training;
-- cleaning: the package `cleaning`, and sampling;
-- word alignments: the package `alignment`, units, word_links;
-- the store: inputs, tags, passes, encoded, encoding, prepare, prepare_report; arrow_shard, rare_pieces, table, corpus,
-  store_checks;
-- modified pairs: edits, typos, modifiers, foretold_lengths, modified;
-- batches: stages, batching, collate, loader.
+- text: folder_kinds, origins, lines, readers, sides, vocabulary, subword, subword_training;
+- cleaning: the folder `cleaning`;
+- word alignments: the folder `alignment`, word_links;
+- the store: inputs, passes, encoding, prepare, table, corpus, store_checks;
+- modified pairs: modifiers, modified;
+- batches: batching, loader.
 
-Beside these, shortlist estimates which target pieces translate a source piece, and babel, with babel_lexicon, generates
-the embedded language pair.
+Beside these, shortlist estimates which target pieces translate a source piece, and babel generates the embedded
+language pair.
 """

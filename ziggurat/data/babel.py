@@ -5,10 +5,7 @@ has agreement in gender, number and case. A translator must move words across a 
 away, yet every source sentence has exactly one translation. Grammar: docs/embedded-data.md.
 
 Words and rules are constants; `seed` chooses only the sentences.
-
-The words of Babel: endings of its two languages, and a lexicon invented from their sounds.
-
-docs/embedded-data.md describes the languages; ziggurat.data.babel makes the sentences.
+First come the words: endings of the two languages, and a lexicon invented from their sounds; then the sentences.
 """
 
 from __future__ import annotations

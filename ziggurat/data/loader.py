@@ -1,11 +1,7 @@
 """Loader of batches: for training, resumable at every update and split among processes, and for validation.
 
-Last of the batch modules: ziggurat.data.batching plans an epoch, ziggurat.data.loader makes the tensors.
-
-Padded tensors from sentence pairs, and the thread that prepares them ahead.
-
-`collate` makes a `Batch`; `Background` runs any iterator in a thread. In ziggurat.data, only this module and
-ziggurat.data.loader import torch.
+ziggurat.data.batching plans an epoch. Here `collate` makes padded tensors of its pairs, a `Batch`, and `Background`
+prepares them ahead in a thread. No other module of ziggurat.data imports torch.
 """
 
 from __future__ import annotations

@@ -4,13 +4,12 @@ On one store a pair is modified as a function of (seed, epoch, its index) alone,
 any time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
 
 A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
-pairs like it (ziggurat.data.modified); one that becomes longer stays as it was, and so does one that gets a
+pairs like it; one that becomes longer stays as it was, and so does one that gets a
 piece which the vocabulary does not know. Batches then never exceed their budget.
 
-The length that a modifier gives to a pair, foretold without its text: batches are planned before it is read.
-
-Each modifier is tried on a sample of pairs. Where it changes every word, the new length is foretold from the pieces of
-the pair, by what the modifier makes of each piece alone; else from their number.
+That length is predicted without the text. Each modifier is tried on a sample of pairs: where it changes every word, the
+new length is predicted from the pieces of the pair, by what the modifier makes of each piece alone; else from their
+number.
 """
 
 from __future__ import annotations

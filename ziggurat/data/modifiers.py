@@ -1,14 +1,10 @@
-"""The modifiers of a sentence pair: what each changes, as edits (ziggurat.data.modifiers).
+"""The modifiers of a sentence pair: what each changes, as edits that keep its word alignment right.
 
 Each takes the pair, its section of the configuration, a generator and the number of the first word to change, counted
 among those that it may change; one that works on whole sentences ignores that.
 
-Typing errors of nine kinds, each one edit of a text: those of OpusTrainer, where the package `typo` makes them.
-
-Changes of a sentence pair that keep its word alignment right: every modifier says what it replaces, nothing else.
-
-First of the modules on modifiers, in order of use: edits, typos, modifiers, growth, modified. Links follow from
-replacements alone, in one place, so that no modifier can get them wrong.
+In the order of the file: edits, where links follow from replacements alone, in one place, so that no modifier can get
+them wrong; typing errors of nine kinds, those of OpusTrainer's package `typo`; the modifiers.
 """
 
 from __future__ import annotations

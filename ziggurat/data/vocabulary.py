@@ -1,10 +1,7 @@
-"""Tokenizer for text that is already segmented (subword-nmt), with a plain vocabulary file.
+"""What is in a vocabulary: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
 
-It exists to reproduce published set-ups; see ziggurat.data.subword for the protocol.
-
-Pieces of a vocabulary that training hardly ever sees: counted while a store is written, told if they are many.
-
-Tags that name languages: which those are, and what is noticed of corpora that lack one.
+The tokenizer for text that is already segmented (subword-nmt) exists to reproduce published set-ups; its protocol is in
+ziggurat.data.subword.
 """
 
 from __future__ import annotations

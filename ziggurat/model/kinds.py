@@ -3,9 +3,8 @@
 What a configuration must know (paper, options, notices) is on the kind's row in ziggurat.config.kinds. The table of
 attention is in ziggurat.model.attention.kinds, that of initialisation in ziggurat.model.init.schemes.
 
-Makers of a model's parts from its configuration.
-
-Configuration objects end here: the modules of ziggurat.model are given numbers and makers only.
+Before the tables come the makers of a model's parts. Configuration objects end here: the modules of ziggurat.model are
+given numbers and makers only.
 """
 
 from __future__ import annotations

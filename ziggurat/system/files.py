@@ -1,16 +1,14 @@
 """Files: finding them by pattern, fingerprints, and writes that appear whole or not at all.
 
-Among the modules about files and folders, in order of use: compressed (reading), temporary (names and locks), files,
-staging and workspace (the same for folders), checksums, folder_kinds.
-
-Checksums of a folder's files: written last, and compared by every reader before it parses a file.
+ziggurat.system.staging does the same for folders. Checksums of a folder's files are written last, and compared by every
+reader before it parses a file:
 
 checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content of
                  config.yaml, so that an edit can be named), checksum (of all this)
 
 Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files or silently read wrong
-numbers from them. A folder without checksums.json, written by another program, is opened
-unchecked.
+numbers from them. A folder without checksums.json, written by another program, is
+opened unchecked.
 """
 
 from __future__ import annotations
@@ -325,3 +323,21 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
     else:
         ways += f"; if the edit is to stay, remove {path.with_name(CHECKSUMS_FILE)}: the folder then opens unchecked"
     raise CheckpointError(f"{path}: edited since it was written ({shown(changes)}); {ways}")
+
+
+GENERATOR = "Ziggurat"
+"""GENERATOR is what pages of ours name as their generator."""
+_MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
+_HEAD = 1000  # bytes that hold the mark
+
+
+def may_be_replaced(path: Path) -> bool:
+    """Return True unless a file with something other than a page of ours is at `path`."""
+    if not path.is_file():  # nothing, or a device, which is written to and not replaced
+        return True
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError:
+        return False
+    return not head or _MARK in head

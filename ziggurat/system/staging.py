@@ -1,16 +1,11 @@
 """Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
 
-ziggurat.system.staging has the protocol and the layout on disk; here are the operations for the rest of the package:
-`building` writes a folder, `recover` and `tidy` repair what a killed process left, `discard` deletes, `sweep` removes
-temporary files and folders.
-
-Temporary files: their names, and a lock that tells whether the writer lives.
+The operations for the rest of the package: `building` writes a folder, `recover` and `tidy` repair what a killed
+process left, `discard` deletes, `sweep` removes temporary files and folders.
 
 A file on its way to NAME is called `.NAME.<8 letters>.tmp` and locked (flock) while its writer lives: the kernel
 releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow
-the same pattern (ziggurat.system.staging). In order: locks, temporary files, putting content on the disk.
-
-Building of folders: one process builds the next content beside a folder, which gets its name when all is on disk.
+the same pattern. One process builds the next content beside a folder, which gets its name when all is on disk.
 
 While NAME is built, `.NAME.building.tmp` lies beside it:
 

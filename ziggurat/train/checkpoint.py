@@ -8,18 +8,13 @@ best, last                                 links to checkpoints
 
 There are no states of random generators: random numbers of training follow from the seed and the position in the data.
 
-Moments in shards: each process writes its part as safetensors, and any number of processes can read them.
-
-A shard has the headers of torch.distributed.checkpoint: `DCP_SHARDING_INFO` says where in its tensor each slice begins.
-A process that is alone needs no more than that of it; several agree through ziggurat.train.checkpoint.
-
-Shards of several processes, planned and read by torch.distributed.checkpoint, which takes a second to import.
-
-It plans which process writes which slice, agrees on errors and reads the slices back. Its own
-writers are not used: FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and
-HuggingFaceStorageWriter assembles a process's whole shard in memory before it writes it (filesystem.py,
-`stream.write(save(tensor_dict, ...))`) and syncs no checksum with it. The files here have the headers that
-HuggingFaceStorageReader reads (ziggurat.train.checkpoint).
+Moments are in shards: each process writes its part, and any number of processes can read them. A shard has the headers
+of torch.distributed.checkpoint: `DCP_SHARDING_INFO` says where in its tensor each slice begins. A process that is alone
+needs no more than that of it; several agree through torch.distributed.checkpoint, which takes a second to import. It
+plans which process writes which slice, agrees on errors and reads the slices back. Its own writers are not used:
+FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and HuggingFaceStorageWriter assembles a
+process's whole shard in memory before it writes it (filesystem.py, `stream.write(save(tensor_dict, ...))`) and syncs no
+checksum with it. The files here have the headers that HuggingFaceStorageReader reads.
 """
 
 from __future__ import annotations

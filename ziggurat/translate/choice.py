@@ -2,17 +2,14 @@
 
 A `Choice` says which one-token extensions of the beams are candidates, and which candidates are the next beams. The
 beams of a sentence form G groups of equal size, each with candidates and finished hypotheses of its own: one group for
-a plain beam search, one group per sample when sampling. (Constraints: ziggurat.translate.choice.)
+a plain beam search, one group per sample when sampling.
 
 Equal scores rank by age, then by the parent's rank, then by token id, on every device.
 
-Shapes: N live sentences, K beams, C candidates, G groups, V vocabulary.
+Before the choices come the requests to a search, its sentences and the settings that hold for all of them; behind them
+the lexically constrained choice, for sentences that must contain given phrases.
 
-Lexically constrained beam search: the choice of beams where sentences must contain given phrases.
-
-Shapes: N live sentences, K beams, C candidates, P phrases, L longest phrase, V vocabulary.
-
-Requests to a search: its sentences and the settings that hold for all of them.
+Shapes: N live sentences, K beams, C candidates, G groups, P phrases, L longest phrase, V vocabulary.
 """
 
 from __future__ import annotations

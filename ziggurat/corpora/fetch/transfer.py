@@ -1,17 +1,10 @@
 """One file over HTTP: resumed where the connection dropped, never mixed from two versions, never a page in its place.
 
-What has arrived stays beside the future file (ziggurat.corpora.fetch.transfer). A later request asks for the rest of
-that version only (If-Range); a server that has another one by now sends it whole, and the part is dropped.
-
-The part of a file that has arrived so far, and the notes that say of which version it is.
-
-`NAME.part` is locked while a process writes it; `NAME.part.json` has the address, the version (ETag or date) and the
-length that the server gave. A part without notes is never continued.
-
-What a server's answer means: pages in place of data, answers that will not change, servers that cannot be reached.
-
-Every message ends with the way out. What may pass (overload, a dropped connection) is no matter for this module, except
-that it says how long to wait.
+What has arrived stays beside the future file as `NAME.part`, locked while a process writes it; `NAME.part.json` has the
+address, the version (ETag or date) and the length that the server gave. A later request asks for the rest of that
+version only (If-Range); a server that has another one by now sends it whole, and the part is dropped, as is a part
+without notes. Answers that will not change (a page in place of data, a missing file) are errors with the way out;
+overload and dropped connections are tried again.
 """
 
 from __future__ import annotations

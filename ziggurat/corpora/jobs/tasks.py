@@ -1,8 +1,6 @@
 """Jobs of lines: each line in, its result out as one line or several, in order.
 
-The tasks that need models are in ziggurat.corpora.jobs.tasks; this module does not import PyTorch.
-
-Translation and scoring of lines as tasks of a job (ziggurat.corpora.jobs.tasks).
+Alignment, translation and scoring are such tasks. PyTorch is imported by those that need a model, when they begin.
 """
 
 from __future__ import annotations

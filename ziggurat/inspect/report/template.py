@@ -11,7 +11,6 @@ import base64
 import gzip
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,29 +18,8 @@ from markupsafe import Markup, escape
 
 from ziggurat.inspect.report.drawing import DARK, LIGHT, to_svg
 from ziggurat.inspect.report.figure import Figure
+from ziggurat.system.files import GENERATOR
 from ziggurat.system.terminal import duration
-
-GENERATOR = "Ziggurat"
-"""What pages name as their generator."""
-_MARKS = (
-    f'<meta name="generator" content="{GENERATOR}">'.encode(),
-    # All that pages of version 0.1 have.
-    b"""content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">""",
-)
-_HEAD = 1000  # bytes that hold the mark
-
-
-def may_be_replaced(path: Path) -> bool:
-    """Return True unless a file with something other than a page of ours is at `path`."""
-    if not path.is_file():  # nothing, or a device, which is written to and not replaced
-        return True
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD)
-    except OSError:
-        return False
-    return not head or any(mark in head for mark in _MARKS)
-
 
 _PACKED = 50_000  # characters; longer tables are compressed
 

@@ -1,7 +1,7 @@
 """History kinds: what the next layer reads of all layers below it, one kind each, as in the table of docs/depth.md.
 
 y_0 is the stack's input (the embedding) and y_l the output of layer l; G is a combination of them, a weighted sum with
-an optional norm at its sources or on itself (ziggurat.model.history.kinds).
+an optional norm at its sources or on itself.
 
     Latest                  layer l + 1 reads y_l
     Dlcl, dense, average    layer l + 1 reads G_l(y_0, ..., y_l)
@@ -9,10 +9,8 @@ an optional norm at its sources or on itself (ziggurat.model.history.kinds).
     TopOnly                 layers read y_l, only the stack's output is a combination
     DepthWeighted           after every `period`-th layer, a combination of every `dilation`-th output
 
-Weighted sums of layer outputs, and the base of the histories that form them.
-
-It is apart from ziggurat.model.history.kinds, which reads like the table of docs/depth.md: here is what all kinds
-share, the sum with its own backward pass, and ziggurat.model.history.transparent forms its mixtures by it as well.
+First comes what all kinds share, the weighted sum with its own backward pass, by which
+ziggurat.model.history.transparent forms its mixtures as well.
 """
 
 from __future__ import annotations
