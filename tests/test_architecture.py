@@ -30,8 +30,12 @@ UNDER = {
 """UNDER is a room of the package -> the rooms that it may import (docs/architecture.md)."""
 LOOSE = {"__init__.py", "__main__.py"}
 """LOOSE are the modules that are in no room."""
-OVER_BUDGET = {"serve/app.py": 520, "data/alignment/aligner.py": 510, "corpora/pipeline/engine.py": 520}
-"""OVER_BUDGET is a module of one idea that is longer than 500 lines -> how long it may be."""
+OVER_BUDGET = {
+    "serve/app.py": (520, "an application and all that lies around each of its requests"),
+    "data/alignment/aligner.py": (510, "an aligner, its words, its links and how two directions are merged"),
+    "corpora/pipeline/engine.py": (520, "the engine of steps, their parts and why they are stale"),
+}
+"""OVER_BUDGET is a module that is longer than 500 lines -> how long it may be, and what it holds together."""
 SHORT = {
     "__init__.py": "the face of the package",
     "__main__.py": "python -m ziggurat",
@@ -81,7 +85,7 @@ def test_a_room_imports_only_those_under_it(path: Path) -> None:
 def test_modules_have_the_length_of_an_idea(path: Path) -> None:
     name = str(path.relative_to(PACKAGE))
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= OVER_BUDGET.get(name, 500)
+    assert lines <= OVER_BUDGET.get(name, (500, ""))[0]
     assert lines >= 60 or name in SHORT or path.name == "__init__.py"
 
 

@@ -1,4 +1,4 @@
-"""What is in a vocabulary: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
+"""Vocabularies: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
 
 The tokenizer for text that is already segmented (subword-nmt) exists to reproduce published set-ups; its protocol is in
 ziggurat.data.subword.

@@ -233,7 +233,7 @@ class LossSums(NamedTuple):
         objective: the quantity that is minimised, already normalised; shape [].
         nll: sum of -log p(gold) over the batch's tokens, nats; shape [].
         alignment: [2], the cross-entropy of guided alignment summed over target tokens with links, nats, and the number
-            of these tokens (ziggurat.train.loss); None without guided alignment.
+            of these tokens; None without guided alignment.
     """
 
     objective: Tensor

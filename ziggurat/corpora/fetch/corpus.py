@@ -52,7 +52,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a target."""
+    """The outcome for a target."""
 
     target: Target
     origin: Origin
@@ -318,7 +318,7 @@ class FetchTask:
 
     @property
     def missing(self) -> bool:
-        """Whether somebody has to bring it."""
+        """True where somebody has to bring it."""
         return self.by_hand is not None and not self.own
 
 

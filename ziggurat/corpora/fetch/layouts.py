@@ -184,7 +184,7 @@ _KEPT_TAGS = re.compile(r"<(title|description)>(.*?)</\1>")
 
 @dataclass
 class Counts:
-    """What happened to the lines of a corpus."""
+    """Counts of what happened to the lines of a corpus."""
 
     pairs: int = 0
     """Pairs, or lines of one language."""

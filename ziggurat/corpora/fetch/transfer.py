@@ -232,7 +232,7 @@ _AWAY = {errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.EHOSTDOWN, er
 
 @dataclass(frozen=True)
 class Network:
-    """How servers are reached."""
+    """Settings of the network: how servers are reached."""
 
     proxy: str | None = None
     """Address of a proxy; empty: none; None: as the environment says (`https_proxy`, `http_proxy`, `no_proxy`)."""

@@ -101,7 +101,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Identified:
-    """What is known of opened models.
+    """Facts about opened models.
 
     Attributes:
         choice: the choice, with a device that is not `auto` and with the fingerprints of the weights.

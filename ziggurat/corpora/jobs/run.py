@@ -157,7 +157,7 @@ known)."""
 
 @dataclass(frozen=True)
 class Work:
-    """How one call does its share of a job; the result does not depend on it.
+    """Execution of one call's share of a job; the result does not depend on it.
 
     Attributes:
         launch: where shards are done.

@@ -1,4 +1,4 @@
-"""What the steps of a pipeline are expected to take, before they begin.
+"""Costs that the steps of a pipeline are expected to have, before they begin.
 
 Training is estimated as `ziggurat inspect` does: an update is simulated, and this machine's speed measured. Translating
 follows from the same arithmetic. Steps on text go by rates that were measured once.

@@ -1,4 +1,4 @@
-"""What the steps of a pipeline share: the configuration, the places of their results, and their messages."""
+"""The common context of the steps of a pipeline: the configuration, the places of their results, and their messages."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """What a step is expected to take.
+    """Time and memory that a step is expected to take.
 
     Attributes:
         seconds: time; None: not known.
@@ -55,7 +55,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class Done:
-    """How much is done of a step that was begun.
+    """Progress of a step that was begun.
 
     Attributes:
         share: of its work, from 0 to 1.
@@ -300,7 +300,7 @@ State = Literal["done", "begun", "running", "page", "new", "changed", "damaged",
 
 @dataclass(frozen=True)
 class StepState:
-    """What is to be done with a step, and why.
+    """Status of a step: what is to be done with it, and why.
 
     Attributes:
         step: the step.

@@ -183,7 +183,7 @@ Hashes = NDArray[np.uint64]
 
 
 class Overlap(NamedTuple):
-    """What training pairs have in common with a held-out set."""
+    """Overlap of training pairs with a held-out set."""
 
     sentences: int
     """Of the set, unlike ones, with letters or digits."""
