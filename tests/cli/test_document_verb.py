@@ -124,7 +124,7 @@ def test_without_sentencex_the_way_out_is_named(
 def test_a_model_without_attention_weights_goes_by_segments(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.cli.translation.tells_alignments", lambda translator: False)
+    monkeypatch.setattr("ziggurat.translate.served.tells_alignments", lambda translator: False)
     out = tmp_path / "out.html"
     status, _, errors = ziggurat("translate", trained, *SHORT, "--document", page, "--output", out)
     assert status == 0

@@ -22,7 +22,7 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.data.alignment.aligner import Symmetrisation
+from ziggurat.config.data import Symmetrisation
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import fingerprint, write_atomically
 from ziggurat.system.terminal import duration

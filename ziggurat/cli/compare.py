@@ -25,7 +25,6 @@ from ziggurat.cli.output import (
     say,
 )
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
-from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ def _scores(comparison: Comparison) -> str:
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
     """Return the differences and p-values of all pairs, and for three systems or more who beats whom."""
+    from ziggurat.evaluate.findings import FEWEST_CASES
+
     several = len(scores.pairs) > 1  # a single p-value needs no correction for their number
     head = ["p bootstrap", *(["adjusted"] * several), "p randomisation", *(["adjusted"] * several)]
     rows = [["", "difference", *head]]

@@ -20,7 +20,6 @@ from ziggurat.cli.output import (
     say,
 )
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
-from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -171,6 +170,8 @@ def _write_page(results: Robustness, path: str) -> None:
 
 def _text(results: Robustness) -> str:
     """Return the tables."""
+    from ziggurat.evaluate.findings import FEWEST_CASES
+
     head = [f"{counted(results.sentences, 'sentence')}; {results.tests}; * marks adjusted p < {_SIGNIFICANT}"]
     head += [f"{printable(n)}: {printable(o, _LINE)}" for n, o in zip(results.systems, results.origins, strict=True)]
     parts = ["\n".join(head)]

@@ -30,7 +30,6 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.data.sides import Trigrams, resembles_more
-from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -261,6 +260,8 @@ def _perplexity(translator: AnyTranslator, texts: Texts, tag: str | None) -> Sco
 
 def checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOptions) -> list[Score]:
     """Return the scores of translations; warn where the texts seem swapped, or too short for intervals."""
+    from ziggurat.evaluate.findings import FEWEST_CASES
+
     warn_of_sides(hypotheses, test_set)
     scores = score_outputs(test_set, hypotheses, scoring)
     if scoring.confidence and len(hypotheses) < FEWEST_CASES:

@@ -62,7 +62,6 @@ from ziggurat.cli.output import (
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.terminal import duration
-from ziggurat.translate.served import tells_alignments
 
 if TYPE_CHECKING:
     from ziggurat.serve.text.sentences import Rendered, Sentence
@@ -113,6 +112,8 @@ def translate_documents(
         open_engine(models, opening, beside_lines="terminology" in extras) as engine,
     ):
         translator: Any = engine
+        from ziggurat.translate.served import tells_alignments
+
         aligned = tells_alignments(translator)
         if not aligned:
             say("no alignments from this model: text with tags inside of sentences is translated segment by segment")

@@ -19,11 +19,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.config.data import DataConfig
+from ziggurat.config.data import DataConfig, Symmetrisation
 from ziggurat.data.alignment.aligner import (
     Aligner,
     Link,
-    Symmetrisation,
     WordRule,
     parse_links,
     split_words,

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ziggurat.config.data import Symmetrisation
 from ziggurat.data.alignment.hmm import (
     JUMPS,
     Emissions,
@@ -266,11 +267,6 @@ def error_rate(
         recall=right / gold if gold else 1.0,
     )
 
-
-Symmetrisation = Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"]
-"""`intersection`: links that both directions have. `union`: those that any has. `grow-diag`: the intersection, and
-links of the union beside links so far, diagonals included, where one of the two words has none. `-final`: and links of
-either direction where one of the two words has none, `-final-and`: where neither has any (Koehn et al. 2005)."""
 
 SYMMETRISATIONS: tuple[Symmetrisation, ...] = get_args(Symmetrisation)
 
