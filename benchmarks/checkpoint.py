@@ -33,13 +33,12 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.prepare import prepare
 from ziggurat.model.build import build_model, parameter_roles
-from ziggurat.train.memory import keep_freed_memory
+from ziggurat.train.checkpoint import Progress
+from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import Saver
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 
 VOCABULARY, DEFAULT_CADENCE, LIMIT = 32_000, 1000, 0.05
 WAYS = ("none", "asynchronous", "synchronous")

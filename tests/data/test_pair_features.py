@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ziggurat.data.alignment.hmm import Lexicon
-from ziggurat.data.cleaning import pair_features
-from ziggurat.data.cleaning.pair_features import FEATURES, Corpus, Half, Order, Sides, features, vocabulary
+from ziggurat.data.cleaning import pair_score
+from ziggurat.data.cleaning.pair_score import FEATURES, Corpus, Half, Order, Sides, features, vocabulary
 
 SIZES = (6, 5)
 IDS = st.lists(st.integers(-1, 4), min_size=1, max_size=6)
@@ -101,7 +101,7 @@ def test_features_by_plain_loops(half: Half, pairs: list[tuple[list[int], list[i
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=6))
 def test_longest_runs_end_with_their_sentence(masks: list[list[bool]]) -> None:
-    found = pair_features._longest_runs(
+    found = pair_score._longest_runs(
         np.concatenate([np.array(m) for m in masks]), _arrays([[0] * len(m) for m in masks])
     )
     wanted = [max(map(len, "".join("x" if m else " " for m in mask).split()), default=0) for mask in masks]

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning import pair_score
-from ziggurat.data.cleaning.pair_features import Corpus, Half, Sides
-from ziggurat.data.cleaning.pair_score import LEAST_PAIRS, PairScorer, read_pair_score, wrong_pairs
+from ziggurat.data.cleaning.pair_score import LEAST_PAIRS, Corpus, Half, PairScorer, Sides, read_pair_score, wrong_pairs
 from ziggurat.system.errors import DataError
 
 Pairs = list[tuple[str, str]]

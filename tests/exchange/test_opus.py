@@ -24,8 +24,8 @@ from tests.vocabulary import trained_tokenizer
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, load_tokenizers, same_vocabulary
 from ziggurat.exchange.import_huggingface import Generation, decoding_of, notes_of, ruled_out
+from ziggurat.exchange.imported import with_vocabularies
 from ziggurat.exchange.importer import import_checkpoint
-from ziggurat.exchange.vocabularies import with_vocabularies
 from ziggurat.model.directory import open_model
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError, DataError

@@ -101,14 +101,14 @@ def _train(name: str) -> Verb:
 
 
 TORCH = (
-    *("torch._dynamo", "ziggurat.train.loop", "ziggurat.train.run", "ziggurat.train.fitting"),
+    *("torch._dynamo", "ziggurat.train.loop", "ziggurat.train.run", "ziggurat.train.setup"),
     "tests.conftest",
 )
 _REPORT = (
     "ziggurat.inspect.report.content",
     "ziggurat.inspect.report.page",
     "ziggurat.inspect.report.runs",
-    "ziggurat.inspect.report.paper",
+    "ziggurat.inspect.report.drawing",
 )
 _TRANSLATE = ("ziggurat.translate.translator", "ziggurat.evaluate.scores")
 _HERE = (*TORCH, "tests.faults.ground", "tests.corpora.synthesis.conftest")  # for `in_one_process`

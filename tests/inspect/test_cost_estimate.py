@@ -23,13 +23,13 @@ from ziggurat.inspect.cost.machine import BatchShape, Measured, SimulatedUpdate,
 from ziggurat.model.build import assemble
 from ziggurat.model.fast.quantised import quantised_linear
 from ziggurat.model.linear import Linear
-from ziggurat.model.low_rank_updates import is_update
+from ziggurat.model.low_rank import is_update
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.fitting import largest_batches
+from ziggurat.train.device import loader_of
 from ziggurat.train.objective import as_trained
-from ziggurat.train.parallel import Parallel
+from ziggurat.train.setup import largest_batches
+from ziggurat.train.update import Parallel
 
 PLAIN = Product(torch.float32, batched=False)
 BATCHED = Product(torch.float32, batched=True)

@@ -9,7 +9,7 @@ import pytest
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
-from ziggurat.inspect import check as reference
+from ziggurat.inspect import check
 from ziggurat.inspect.check import reference_of
 from ziggurat.inspect.trial import Trial, TrialOptions, peak_rate
 
@@ -26,7 +26,7 @@ def test_it_is_pre_norm_of_three_layers_at_a_rate_that_suits_its_width(
         points: dict[int, dict[str, Any]] = {options.updates: {"nll": unigram - 1.25}}
         return Trial(options.updates, width, rate, unigram, losses=[], points=points, failed=None)
 
-    monkeypatch.setattr(reference, "run_trial", trial)
+    monkeypatch.setattr(check, "run_trial", trial)
     hopeless = {"d_model": width, "residual": "post", "encoder": {"layers": 30}, "decoder": {"layers": 30}}
     deep = change_section(experiment, {"model": hopeless, "training": {"schedule": {"peak": 1e9}}}, "")
     found = reference_of(deep, store, 5.0, TrialOptions(updates=7, width=None), lambda *_: lambda _: None)

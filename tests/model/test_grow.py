@@ -16,7 +16,7 @@ from ziggurat.config.growth import CopyStrategy, GrowthConfig, growth_refused
 from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.build import build_model, count_parameters
-from ziggurat.model.grow import Copies, Deepening, at_depth, deepening, grow_moments, grow_weights
+from ziggurat.model.depth import Copies, Deepening, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights

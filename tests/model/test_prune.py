@@ -12,7 +12,7 @@ from tests.small import moved, small_config
 from ziggurat.config import ModelConfig
 from ziggurat.config.pruning import LeftOut, unprunable
 from ziggurat.model.build import assemble, build_model
-from ziggurat.model.prune import prune
+from ziggurat.model.depth import prune
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import load_weights, weights
 from ziggurat.system.errors import ConfigError

@@ -24,7 +24,7 @@ from tests.train.batches import batches
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.notices import notices
 from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
-from ziggurat.model import seq2seq as recompute
+from ziggurat.model import seq2seq
 from ziggurat.model.build import build_model, set_recompute
 from ziggurat.model.seq2seq import Run, Seq2Seq, runs
 from ziggurat.train.objective import as_trained, batch_loss
@@ -54,7 +54,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an inside of one input, four layers make segments of two."""
-    monkeypatch.setattr(recompute, "_INSIDE", 1)
+    monkeypatch.setattr(seq2seq, "_INSIDE", 1)
 
 
 def small(**choices: Any) -> Seq2Seq:
@@ -204,7 +204,7 @@ def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:
 
 
 def test_evaluation_and_decoding_never_come_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "checkpoint", None)
+    monkeypatch.setattr(seq2seq, "checkpoint", None)
     model = small()
     part = batches([4])[0]
     with pytest.raises(TypeError):

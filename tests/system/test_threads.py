@@ -1,4 +1,4 @@
-"""Waiting of OpenMP's threads (ziggurat/system/threads.py): when a machine is crowded; a team held and let go."""
+"""Waiting of OpenMP's threads (ziggurat/system/processes.py): when a machine is crowded; a team held and let go."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import ziggurat
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.inspect.diagnose import diagnose
-from ziggurat.system import threads
-from ziggurat.system.threads import Crowd, Load, idle_team, share_cores, sleeping_at_once, usable_cpus
+from ziggurat.system import processes as threads
+from ziggurat.system.processes import Crowd, Load, idle_team, share_cores, sleeping_at_once, usable_cpus
 from ziggurat.train.loop import train
 from ziggurat.translate.translator import load_translator
 

@@ -16,12 +16,10 @@ from tests.train.test_step import tiny
 from ziggurat.config.train import LossConfig
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.train import update
-from ziggurat.train.checkpoint import read_progress
+from ziggurat.train.checkpoint import Progress, read_progress
 from ziggurat.train.loop import train
-from ziggurat.train.parallel import Parallel
 from ziggurat.train.recovery import count_skipped
-from ziggurat.train.run_state import Progress
-from ziggurat.train.update import AdaptiveClipper, Guard, train_update
+from ziggurat.train.update import AdaptiveClipper, Guard, Parallel, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:

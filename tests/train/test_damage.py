@@ -26,9 +26,8 @@ from ziggurat.system.files import write_atomically
 from ziggurat.system.staging import building
 from ziggurat.train import average
 from ziggurat.train.average import CheckpointSelection, average_run, mean_weights
-from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, Progress, load_checkpoint, save_checkpoint
 from ziggurat.train.loop import train
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune, set_aside
 
 FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")

@@ -26,12 +26,11 @@ from ziggurat.data.prepare import prepare
 from ziggurat.inspect.cost.estimate import expected_batches
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.fitting import largest_batches
+from ziggurat.train.checkpoint import Progress, read_progress
+from ziggurat.train.device import loader_of
 from ziggurat.train.loop import train
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import finished
+from ziggurat.train.setup import largest_batches
 
 STAGES: list[dict[str, Any]] = [
     {"mix": {"one": 0.5, "two": 0.5}, "until": {"corpus": "two", "epochs": 1}},

@@ -15,13 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
+from ziggurat.train.checkpoint import Progress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, read_warnings
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.train.loop import train
 from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.progress import ProgressLine, Reporter, UpdateWindow
-from ziggurat.train.run_state import Progress
 from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 

@@ -26,11 +26,10 @@ from ziggurat.inspect.diagnose import _pruned_bleu
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, mend_links
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.checkpoint import read_progress
+from ziggurat.train.checkpoint import Progress, read_progress
 from ziggurat.train.diagnosis.records import Record
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune
 from ziggurat.train.validate import DevLoss, Direction, DirectionScores, Validation, Validator, directions_of, loss_over
 from ziggurat.translate.translator import load_translator

@@ -15,7 +15,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
-from ziggurat.train import feeding
+from ziggurat.train import device as feeding
 
 CPU = torch.device("cpu")
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")

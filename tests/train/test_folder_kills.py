@@ -21,11 +21,10 @@ from ziggurat.data.corpus import Store
 from ziggurat.exchange.exporter import export_model
 from ziggurat.model.directory import open_model
 from ziggurat.train.average import CheckpointSelection, average_run
-from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
-from ziggurat.train.growth import grow_model
+from ziggurat.train.checkpoint import Checkpoint, Progress, save_checkpoint
+from ziggurat.train.learner import grow_model
 from ziggurat.train.loop import train
 from ziggurat.train.run import create_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import clear_leftovers, prune
 
 Work = Callable[[Path], object]

@@ -17,15 +17,15 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import load_experiment
 from ziggurat.config.notices import notices
 from ziggurat.config.pruning import LeftOut
+from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model
-from ziggurat.model.prune import pruned_experiment
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.diagnosis.health import readings
 from ziggurat.train.diagnosis.records import read_records
-from ziggurat.train.growth import grow_model
+from ziggurat.train.learner import grow_model
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
 

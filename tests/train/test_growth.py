@@ -26,21 +26,19 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model, parameter_roles, stack_residuals
+from ziggurat.model.depth import at_depth
 from ziggurat.model.directory import open_model, write_model_directory
-from ziggurat.model.grow import at_depth
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.train.average import regular_checkpoints
-from ziggurat.train.checkpoint import load_checkpoint, read_progress
-from ziggurat.train.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
-from ziggurat.train.learner import Learner
+from ziggurat.train.checkpoint import Progress, load_checkpoint, read_progress
+from ziggurat.train.learner import Learner, after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.train.loop import train
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.recovery import next_rate
 from ziggurat.train.run import reopen_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import StoreCheck
 from ziggurat.train.schedule import finished, initial_progress, learning_rate
 

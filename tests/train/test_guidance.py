@@ -30,16 +30,14 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.data.word_links import LinkMapper, PieceUnits, Words
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
+from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model
-from ziggurat.model.prune import pruned_experiment
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.train.graphs import refuse_unrecordable
 from ziggurat.train.loop import train
-from ziggurat.train.objective import autocast, batch_loss
+from ziggurat.train.objective import autocast, batch_loss, refuse_unrecordable
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.update import UpdateResult, train_update
+from ziggurat.train.update import Parallel, UpdateResult, train_update
 
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},

@@ -32,11 +32,10 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.train.average import CheckpointSelection, average_run, mean_weights, regular_checkpoints
-from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, Progress, save_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.progress import UpdateWindow
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune
 from ziggurat.train.schedule import TrainingResult, how_to_go_on, share_done, time_left
 from ziggurat.train.setup import position_limit

@@ -24,7 +24,7 @@ from ziggurat.corpora.pipeline.road import Road
 from ziggurat.corpora.pipeline.summary import _models
 from ziggurat.data.corpus import Store
 from ziggurat.model.directory import open_model, write_model_directory
-from ziggurat.model.low_rank_updates import is_update
+from ziggurat.model.low_rank import is_update
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError

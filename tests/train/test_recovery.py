@@ -25,14 +25,12 @@ from ziggurat.model.run_folder import CHECKPOINT_FORMAT, checkpoint_folders, rea
 from ziggurat.model.tensors import read_tensors, write_tensors
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.system.files import fingerprint
-from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, read_progress
+from ziggurat.train.checkpoint import Checkpoint, Progress, load_checkpoint, read_progress
 from ziggurat.train.depth_records import DepthProbe
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.growth import after_growth
-from ziggurat.train.learner import Learner
+from ziggurat.train.device import loader_of
+from ziggurat.train.learner import Learner, after_growth
 from ziggurat.train.loop import train
 from ziggurat.train.recovery import Fault, Recovery
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import TrainingResult, learning_rate
 from ziggurat.train.update import UpdateResult, train_update
 

@@ -20,9 +20,8 @@ from ziggurat.data.loader import LoaderState
 from ziggurat.model.run_folder import checkpoint_folders, checkpoint_name, checkpoint_update
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.average import CheckpointSelection, average_run, regular_checkpoints, selected_checkpoints
-from ziggurat.train.checkpoint import Checkpoint, read_progress, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, Progress, read_progress, save_checkpoint
 from ziggurat.train.loop import train
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune
 from ziggurat.train.schedule import due
 

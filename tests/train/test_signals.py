@@ -27,8 +27,8 @@ from ziggurat.train import saving
 from ziggurat.train.checkpoint import load_checkpoint, read_progress
 from ziggurat.train.loop import train
 from ziggurat.train.objective import batch_loss
+from ziggurat.train.processes import GracefulStop
 from ziggurat.train.schedule import TrainingResult
-from ziggurat.train.signals import GracefulStop
 from ziggurat.train.update import train_update
 from ziggurat.train.validate import Validation, Validator
 from ziggurat.translate.search import search_by_steps
@@ -210,7 +210,7 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     torch.set_num_threads(1)
     from ziggurat.cli import main
-    from ziggurat.train.signals import GracefulStop
+    from ziggurat.train.processes import GracefulStop
 
     heard: list[int] = []
     seen: dict[str, int] = {}

@@ -20,9 +20,9 @@ from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
+from ziggurat.train.checkpoint import Progress
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.setup import rank_anew
 from ziggurat.train.validate import DevLoss, Validation, Validator, _DecodingClock
 from ziggurat.translate.results import Hypothesis, Translation

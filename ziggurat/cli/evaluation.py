@@ -312,6 +312,6 @@ def score(
     if not scores:
         say("0 lines, which have no perplexity")
         return
-    from ziggurat.evaluate.perplexity import Likelihood
+    from ziggurat.evaluate.metrics import Likelihood
 
     say(Likelihood.of(result.token_log_probabilities for result in scores).line())

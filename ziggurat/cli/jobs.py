@@ -15,8 +15,8 @@ import typer
 
 from ziggurat.cli.output import check_input, counted, input_stream, say
 from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import duration
-from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.cli.engine import ModelOptions

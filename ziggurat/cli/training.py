@@ -26,7 +26,7 @@ from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.terminal import importing, let_go, why
-from ziggurat.train.signals import leave_with_launcher
+from ziggurat.train.processes import leave_with_launcher
 
 
 def train(
@@ -136,7 +136,7 @@ def grow(
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
-    from ziggurat.train.growth import grow_model
+    from ziggurat.train.learner import grow_model
 
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")

@@ -1,6 +1,6 @@
 """Layers of a trained model that are left out (Fan et al. 2019): their names, whether that is possible, what is left.
 
-The weights follow in ziggurat.model.prune.
+The weights follow in ziggurat.model.depth.
 """
 
 from __future__ import annotations

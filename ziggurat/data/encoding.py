@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.alignment.aligner import Link
-from ziggurat.data.cleaning.clean import Mask
 from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
 from ziggurat.data.cleaning.comparisons import Comparisons, TraceMaker, Traces
+from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.readers import PairBlock
 from ziggurat.data.subword import Tokenizer

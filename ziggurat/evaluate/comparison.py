@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ziggurat.evaluate.comet import CometEnvironment
 from ziggurat.evaluate.findings import (
     BucketTable,
     Example,
@@ -35,7 +34,7 @@ from ziggurat.evaluate.findings import (
     sentence_scores,
     word_accuracy,
 )
-from ziggurat.evaluate.metrics import TestSet, check_metrics
+from ziggurat.evaluate.metrics import CometEnvironment, TestSet, check_metrics
 from ziggurat.evaluate.scores import METRICS, SacrebleuMetric, SegmentMetric, Statistics, Words, check_lines
 from ziggurat.evaluate.significance import RESAMPLINGS, TRIALS, compare_scores
 from ziggurat.system.errors import ConfigError, DataError, other_format, printable

@@ -37,7 +37,7 @@ from ziggurat.exchange.huggingface import MAX_NEW_TOKENS
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.model.directory import OpenedModel, open_model
-from ziggurat.model.low_rank_updates import weights_fingerprint
+from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.system.files import made_by, write_atomically, write_checksums

@@ -1,4 +1,4 @@
-"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.pickled).
+"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.imported).
 
 Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing.
 """
@@ -25,10 +25,11 @@ from ziggurat.exchange.imported import (
     ControlIds,
     ForeignModel,
     layer_from,
+    load_pickled,
     positions_from,
     take,
+    tensors_of,
 )
-from ziggurat.exchange.pickled import load_pickled, tensors_of
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import Form, read_bounded, shaped
 

@@ -1,6 +1,7 @@
 """Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
-Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle (ziggurat.exchange.pickled).
+Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle
+(ziggurat.exchange.imported).
 
 How transformers is told to search: its generation_config.json (of old models config.json), and what is ours of it.
 
@@ -29,12 +30,15 @@ from ziggurat.exchange.imported import (
     NORM_EPSILON,
     ControlIds,
     ForeignModel,
+    TokenizerConfig,
     layer_from,
+    load_pickled,
     positions_from,
+    refuse_languages_apart,
     take,
+    tensors_of,
+    with_vocabularies,
 )
-from ziggurat.exchange.pickled import load_pickled, tensors_of
-from ziggurat.exchange.vocabularies import TokenizerConfig, refuse_languages_apart, with_vocabularies
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import Form, check_opens, inside, read_bounded, read_json

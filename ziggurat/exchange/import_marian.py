@@ -31,9 +31,8 @@ from ziggurat.exchange.anatomy import (
     one_of,
     width_of,
 )
-from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from
+from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, with_vocabularies
 from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
-from ziggurat.exchange.vocabularies import with_vocabularies
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import Form, read_bounded, shaped
 

@@ -39,13 +39,12 @@ from ziggurat.data.loader import Batch, LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.model.directory import random_state_kept, refuse_two_vocabularies, usable_device
 from ziggurat.system.files import content_checksum, write_atomically
+from ziggurat.system.processes import share_cores
 from ziggurat.system.small_files import Form, json_safe, read_json
-from ziggurat.system.threads import share_cores
+from ziggurat.train.device import loader_of
 from ziggurat.train.diagnosis.probe import measure
-from ziggurat.train.feeding import loader_of
 from ziggurat.train.learner import Learner
-from ziggurat.train.objective import probe_loss, settle_precision
-from ziggurat.train.profile import profile_batch
+from ziggurat.train.objective import probe_loss, profile_batch, settle_precision
 from ziggurat.train.schedule import learning_rate, peak_update
 from ziggurat.train.update import train_update
 

@@ -32,9 +32,8 @@ from ziggurat.config.pruning import LeftOut
 from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
-from ziggurat.model.grow import at_depth
-from ziggurat.model.low_rank_updates import base_file, with_base
-from ziggurat.model.prune import prune, pruned_experiment
+from ziggurat.model.depth import at_depth, prune, pruned_experiment
+from ziggurat.model.low_rank import base_file, with_base
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -227,7 +226,7 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
 
-    Low-rank updates are merged with the weights that they belong to (ziggurat.model.low_rank_updates).
+    Low-rank updates are merged with the weights that they belong to (ziggurat.model.low_rank).
 
     Raises CheckpointError: missing, damaged, too new.
     """

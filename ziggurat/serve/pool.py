@@ -23,7 +23,7 @@ from ziggurat.serve.engine import Engine, Opened
 from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions
 from ziggurat.serve.text.glossary import Terms
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.engines import SERVED_FILE, is_served, read_report, refuse_unserved
 from ziggurat.translate.results import Notices, Translation
 from ziggurat.translate.served import tells_alignments

@@ -46,11 +46,10 @@ from ziggurat.system.files import made_by
 from ziggurat.system.staging import BeingBuiltError, building, discard, sweep
 from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import shown
-from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.growth import stage_experiment
+from ziggurat.train.checkpoint import Progress, read_progress
+from ziggurat.train.learner import stage_experiment
 from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.run import changes_since
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import finished
 from ziggurat.train.setup import Setup
 

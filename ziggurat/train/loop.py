@@ -17,20 +17,18 @@ from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
 from ziggurat.system.terminal import duration, safe
 from ziggurat.train.average import average_ended, remove_average
+from ziggurat.train.checkpoint import Progress
 from ziggurat.train.depth_records import DepthProbe, DepthReporter
-from ziggurat.train.feeding import fed
-from ziggurat.train.fitting import refuse_too_large
-from ziggurat.train.growth import after_growth, keep_stage, stage_ended, stage_folder
+from ziggurat.train.device import fed
+from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.processes import joined, lost
+from ziggurat.train.processes import GracefulStop, joined, lost
 from ziggurat.train.progress import ProgressLine, Reporter, UpdateWindow, introduction
 from ziggurat.train.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.train.run import held, other_files_notice
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on
-from ziggurat.train.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
-from ziggurat.train.signals import GracefulStop
+from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.trackers import open_trackers
 from ziggurat.train.update import train_update
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config.train import OptimiserConfig
-from ziggurat.model.init.transfer import Scale
+from ziggurat.model.init import Scale
 from ziggurat.model.roles import Role
 from ziggurat.model.tensors import local, part_begins, placed_as
 from ziggurat.system.errors import CheckpointError

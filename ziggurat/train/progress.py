@@ -21,10 +21,10 @@ from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.loader import Loader
 from ziggurat.model.build import count_parameters
 from ziggurat.system.terminal import duration
+from ziggurat.train.checkpoint import Progress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.learner import Learner
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import finished, share_done, time_left
 from ziggurat.train.update import UpdateResult

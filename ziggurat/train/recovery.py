@@ -26,13 +26,12 @@ from ziggurat.data.loader import Batch
 from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import CheckpointError, TrainingError
-from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, same_for_all
+from ziggurat.train.checkpoint import Checkpoint, Progress, load_checkpoint, same_for_all
+from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import eagerly
 from ziggurat.train.learner import Learner
-from ziggurat.train.memory import Shortage, within_memory
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.objective import Objective, add_gradients
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import learning_rate
 from ziggurat.train.update import AdaptiveClipper, Guard, UpdateResult
 

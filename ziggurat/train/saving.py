@@ -43,11 +43,10 @@ from ziggurat.model.run_folder import (
 from ziggurat.model.tensors import local
 from ziggurat.system.errors import CheckpointError, DataError, MachineError
 from ziggurat.system.staging import discard, sweep, tidy
-from ziggurat.train.checkpoint import Checkpoint, read_progress, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, Progress, read_progress, save_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.processes import Processes
-from ziggurat.train.run_state import Progress
 
 
 def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:

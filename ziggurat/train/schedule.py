@@ -14,7 +14,7 @@ from ziggurat.config.train import ScheduleConfig
 from ziggurat.data.loader import LoaderState
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.terminal import duration
-from ziggurat.train.run_state import Progress
+from ziggurat.train.checkpoint import Progress
 
 
 def peak_update(config: ScheduleConfig) -> int:

@@ -32,9 +32,9 @@ from ziggurat.evaluate.splitting import splitting
 from ziggurat.model.run_folder import checkpoint_name
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
+from ziggurat.train.checkpoint import Progress
 from ziggurat.train.objective import autocast, batch_loss
 from ziggurat.train.processes import Processes
-from ziggurat.train.run_state import Progress
 from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import Translator
 

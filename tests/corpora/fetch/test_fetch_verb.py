@@ -16,7 +16,7 @@ from tests.corpora.fetch.material import PAIRS, packed_tar, packed_zip, serve
 from tests.corpora.fetch.server import Server
 from ziggurat.cli import main
 from ziggurat.corpora.fetch import corpus as corpus_module
-from ziggurat.data.origins import write_origin
+from ziggurat.data.inputs import write_origin
 from ziggurat.system.compressed import byte_stream
 
 Fetch = Callable[..., Result]

@@ -24,12 +24,11 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.corpora.fetch.archives import Member, is_archive, take_out
-from ziggurat.corpora.fetch.downloads import Downloads, Held
+from ziggurat.corpora.fetch.downloads import Downloads, Held, Member, is_archive, take_out
 from ziggurat.corpora.fetch.indexes import Names
 from ziggurat.corpora.fetch.layouts import Block, Counts, read
 from ziggurat.corpora.fetch.registry import Corpus, Folder, FolderSet, HoldOut
-from ziggurat.data.origins import Origin, read_origin, record_of, set_name, write_origin
+from ziggurat.data.inputs import Origin, read_origin, record_of, set_name, write_origin
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DamageError, DataError, printable, written_whole
 from ziggurat.system.files import atomic_file, fingerprint

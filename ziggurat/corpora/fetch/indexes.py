@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from ziggurat.corpora.fetch.archives import is_archive
-from ziggurat.corpora.fetch.downloads import Downloads
+from ziggurat.corpora.fetch.downloads import Downloads, is_archive
 from ziggurat.corpora.fetch.registry import Corpus, Layout, Registry, Remote
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.small_files import Form, parse_json, shaped

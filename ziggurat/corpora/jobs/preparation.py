@@ -19,12 +19,11 @@ from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles, cut
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
 from ziggurat.data.alignment.aligner import Link, read_aligner
-from ziggurat.data.cleaning.clean import Mask
 from ziggurat.data.cleaning.comparisons import Comparisons
+from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.encoding import EncodedBlock, Encoder, block_text, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.data.passes import Learnt, learn
-from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
+from ziggurat.data.prepare import Inputs, Learnt, PrepareReport, learn, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.subword_training import read_pair_scores, write_pair_scores

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ziggurat.system.errors import ConfigError, printable
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.corpora.jobs.run import Progress, Work

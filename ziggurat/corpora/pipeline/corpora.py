@@ -12,7 +12,7 @@ from ziggurat.config.pipeline import BitextCorpus, TestSetConfig
 from ziggurat.corpora.pipeline.road import Progress, Road, slug, write_sides
 from ziggurat.corpora.pipeline.settings import Settings, settings_of
 from ziggurat.corpora.pipeline.step import Step
-from ziggurat.data.origins import Origin, read_origin
+from ziggurat.data.inputs import Origin, read_origin
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files

@@ -34,7 +34,7 @@ from ziggurat.corpora.pipeline.step import Step, read_document, write_document
 from ziggurat.corpora.pipeline.synthesis import NOTICES
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:
@@ -265,7 +265,7 @@ def _bytes_of(system: _System) -> int:
     if system.served:
         return sum(path.stat().st_size for path in system.folder.iterdir() if path.suffix == ".bin")
     from ziggurat.model.directory import locate_weights
-    from ziggurat.model.low_rank_updates import weights_files
+    from ziggurat.model.low_rank import weights_files
 
     return sum(path.stat().st_size for path in weights_files(locate_weights(system.folder)[0]))
 

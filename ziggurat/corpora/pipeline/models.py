@@ -247,7 +247,7 @@ def in_fresh_state() -> Iterator[None]:
     """
     import torch
 
-    from ziggurat.train.memory import give_back_freed_memory
+    from ziggurat.train.device import give_back_freed_memory
 
     threads = torch.get_num_threads()
     try:
@@ -282,7 +282,7 @@ def model_files(road: Road, *names: ModelName) -> dict[str, list[Path]]:
 
 def _files_of(folder: Path) -> list[Path]:
     from ziggurat.model.directory import locate_weights
-    from ziggurat.model.low_rank_updates import weights_files
+    from ziggurat.model.low_rank import weights_files
     from ziggurat.model.run_folder import CONFIG_FILE
 
     weights, root = locate_weights(folder)

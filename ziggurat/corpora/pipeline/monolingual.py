@@ -15,7 +15,7 @@ from ziggurat.corpora.pipeline.road import Progress, Road, write_side
 from ziggurat.corpora.pipeline.settings import settings_of
 from ziggurat.corpora.pipeline.step import Step, write_document
 from ziggurat.corpora.synthesis.plan import Line, readable_lines
-from ziggurat.data.cleaning.clean import HashSet
+from ziggurat.data.cleaning.filters import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.lines import normalise
 from ziggurat.system.errors import DataError

@@ -128,7 +128,7 @@ def _licences(road: Road, name: str | None) -> dict[str, str]:
 def _models(road: Road) -> list[ModelRow]:
     from ziggurat.model.directory import locate_weights, weights_experiment
     from ziggurat.model.inspection import inspect_experiment
-    from ziggurat.model.low_rank_updates import weights_files
+    from ziggurat.model.low_rank import weights_files
 
     rows = []
     for name in MODELS:

@@ -20,8 +20,8 @@ from ziggurat.config.decode import WITHOUT_BEAM, WITHOUT_SAMPLING
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK, Method
 from ziggurat.corpora.jobs.models import ModelChoice
 from ziggurat.corpora.jobs.run import Plan, fix_plan
+from ziggurat.data.inputs import named_language
 from ziggurat.data.lines import normalise
-from ziggurat.data.sides import named_language
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.compressed import byte_blocks

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaning.clean import HashSet, Mask, pair_hashes
+from ziggurat.data.cleaning.filters import HashSet, Mask, pair_hashes
 from ziggurat.data.cleaning.held_out import HeldOut, NearDuplicates, Overlap, rows_for, side_hashes, sketches
 from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise

@@ -40,14 +40,14 @@ from ziggurat.inspect.cost.machine import (
     simulate_update,
     without_values,
 )
-from ziggurat.model.attention.additive import AdditiveAttention
 from ziggurat.model.attention.multihead import CrossAttention, OwnAttention
 from ziggurat.model.directory import usable_device
 from ziggurat.model.fast.precision import precision_notice
+from ziggurat.model.rnmt import AdditiveAttention
 from ziggurat.model.seq2seq import Memory, Seq2Seq
 from ziggurat.system.errors import ConfigError, ZigguratError
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.growth import stage_experiment
+from ziggurat.train.device import loader_of
+from ziggurat.train.learner import stage_experiment
 from ziggurat.train.objective import settle_precision
 
 ASSUMED_LENGTH = 30

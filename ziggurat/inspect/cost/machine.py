@@ -31,10 +31,10 @@ from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import linear
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.system.threads import Load, sleeping_at_once
+from ziggurat.system.processes import Load, sleeping_at_once
 from ziggurat.train.objective import as_trained, every_branch_present
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
+from ziggurat.train.update import Parallel
 
 PURPOSES = ("weights", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch")
 """Purposes of memory: the weights and their copies in bf16, gradients and the optimiser's moments, the activations that
@@ -218,7 +218,7 @@ class Timer:
     """The timing of work on a device, by the wall clock or by the processor time of the thread that calls the work.
 
     The thread's own time is not disturbed by other programs. Where it shares work with other threads, it is the time
-    of its share, as long as it sleeps while it waits for them (ziggurat.system.threads.sleeping_at_once).
+    of its share, as long as it sleeps while it waits for them (ziggurat.system.processes.sleeping_at_once).
 
     Attributes:
         device: a CPU or a GPU.

@@ -23,8 +23,8 @@ from pydantic import Field
 
 from ziggurat.config.notices import main_language
 from ziggurat.data.cleaning.comparisons import CONTAMINATION, overlap_notice
+from ziggurat.data.cleaning.filters import confidences, identifier, likeliest, scripts
 from ziggurat.data.cleaning.held_out import HeldOut, Overlap, side_hashes
-from ziggurat.data.cleaning.languages import confidences, identifier, likeliest, scripts
 from ziggurat.data.corpus import Store
 from ziggurat.data.lines import normalise
 from ziggurat.data.prepare import CLEANING

@@ -27,9 +27,9 @@ from ziggurat.model.attention.cache import (
     SelfAttentionCache,
     SequenceBounds,
 )
-from ziggurat.model.attention.rotary import Rotary
 from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.embedding import Rotary
 from ziggurat.model.fast import compiled
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.residual.base import ShiftedLinear

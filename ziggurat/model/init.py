@@ -1,23 +1,43 @@
-"""Initialisation schemes: one function for each row of the table in docs/depth.md (`admin` is `xavier`).
+"""Initialisation: a scheme for each row of the table in docs/depth.md, ADMIN's skip vectors, transfer of learning
+rates.
 
 A scheme says of one parameter, by its role, shape and layer, which distribution its values are drawn from. It never
-looks at names. `xavier` knows every role; the others change what they must and leave the rest to it. The order here:
-the arguments of a scheme, the distributions it can return, the schemes, their table.
+looks at names. `xavier` knows every role; the others change what they must and leave the rest to it (`admin` is
+`xavier`). ADMIN's omega (Liu et al. 2020, section 4) is constant or profiled in one forward pass.
+
+Transfer (CompleteP and depth-muP: Dey et al. 2025, table 1): a rate that was tuned on a small model, the base, is right
+for a wider and deeper one if the sizes of its values and of their changes stay as they were. With m_N the ratio of
+widths and m_L that of depths, the paper scales
+
+    branches            x + m_L^-a f(LN(x))
+    weights in layers   variance 1/m_N, rate m_N^-1 m_L^(a-1), decay m_N
+    vectors in layers   rate m_L^(a-1)
+    logits              1/m_N
+    Adam's epsilon      m_N^-1 m_L^-a in layers
+
+with a = 1 for CompleteP and 1/2 for depth-muP. Ours is what the paper leaves open: encoder and decoder have each their
+own m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model), multiplied by
+sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to change by the same
+amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more. The attention's scale
+1/sqrt(d_head) stays, so the width of heads is to be that of the base.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self, assert_never
+from typing import Any, Literal, NamedTuple, Self, assert_never
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ziggurat.config.kinds import InitKind
-from ziggurat.config.model import InitConfig
+from ziggurat.config.model import InitConfig, ModelConfig
+from ziggurat.model.dropout import StochasticBranch
+from ziggurat.model.residual.base import Residual
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import MATRICES, QUERY_KEY_VALUE, WRITTEN, Role, Slot
 
@@ -253,7 +273,7 @@ Scheme = Callable[[Slot, InitConfig, ModelDepth], Distribution]
 INIT: dict[InitKind, Scheme] = {
     "xavier": xavier,
     "depth_scaled": depth_scaled,
-    "admin": xavier,  # ADMIN changes its skip vectors only: ziggurat.model.init.admin
+    "admin": xavier,  # ADMIN changes its skip vectors only: ziggurat.model.init
     "deepnorm": deepnorm,
     "magneto": magneto,
     "t_fixup": t_fixup,
@@ -277,3 +297,166 @@ def initialise(
     for slot in slots:
         chosen = layers[slot.decoder] if layers is not None and slot.layer else config
         INIT[chosen.kind](slot, chosen, depth).fill(slot.values, generator)
+
+
+@torch.no_grad()
+def constant_omega(
+    residuals: Sequence[Residual], kind: Literal["log", "linear", "one"], planned: int | None = None
+) -> None:
+    """Set omega of all n sub-layers of one stack to one number: the profile-free forms of admin-torch.
+
+    n is `planned`, the sub-layers of the stack once it has grown, or by default those it has.
+
+    `log`: sqrt((n + 1) / ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the
+    parameters; `linear`: sqrt(n), for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A
+    stack without omega stays as it is.
+    """
+    n = planned or len(residuals)
+    match kind:
+        case "log":
+            omega = math.sqrt((n + 1) / math.log(n + 1) - 1)
+        case "linear":
+            omega = math.sqrt(n)
+        case "one":
+            omega = 1.0
+        case _:
+            assert_never(kind)
+    for skip in map(_omega, residuals):
+        if skip is not None:
+            skip.fill_(omega)
+
+
+@torch.no_grad()
+def profile_omega(
+    stacks: Sequence[Sequence[Residual]],
+    run: Callable[[], object],
+    masks: Sequence[Tensor],
+    kept: Collection[Residual] = (),
+) -> list[list[float]]:
+    """Set omega of every sub-layer from the variances in one forward pass; return the values, stack by stack.
+
+    Args:
+        stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
+        run: the forward pass, in training mode, through each Residual exactly once.
+        masks: of each stack's tokens [batch, length], True where real.
+        kept: residuals whose omega stays as it is and is not returned: those of a trained model that has grown, or of a
+            stack with another initialisation.
+
+    Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order in
+    which the pass meets the sub-layers. Each omega is applied as soon as it is known: the progressive form of the
+    released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances are
+    over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
+    branch is dropped as a whole (stochastic sub-layers), and compiled layers run uncompiled. Nothing but omega changes.
+    """
+    recursions = [_Recursion(mask, kept) for mask in masks]
+    # Uncompiled: a compiled layer would be compiled again with its hooks, once for every sub-layer.
+    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
+        for residuals, recursion in zip(stacks, recursions, strict=True):
+            for residual in residuals:
+                if _omega(residual) is not None:
+                    hooks.enter_context(recursion.watching(residual))
+        run()
+    return [recursion.omegas for recursion in recursions]
+
+
+def _omega(residual: Residual) -> nn.Parameter | None:
+    return residual.skip if isinstance(residual.skip, nn.Parameter) else None
+
+
+class _Recursion:
+    """The recursion of one stack over its sub-layers; `mask` [batch, length] is True at tokens that count."""
+
+    def __init__(self, mask: Tensor, kept: Collection[Residual]) -> None:
+        self.mask = mask
+        self.kept = kept
+        self.omegas: list[float] = []
+        self.following = 1.0
+
+    @contextmanager
+    def watching(self, residual: Residual) -> Iterator[None]:
+        """Profile `residual` when it is called."""
+        training = residual.dropout.training
+        hook = residual.register_forward_pre_hook(self._profile)
+        try:
+            yield
+        finally:
+            hook.remove()
+            residual.dropout.train(training)
+
+    def _profile(self, residual: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert isinstance(residual, Residual)
+        x, fx, *bottom = inputs
+        omega, dropout = _omega(residual), residual.dropout
+        assert omega is not None
+        if residual not in self.kept:
+            omega.fill_(self.following)
+            self.omegas.append(self.following)
+        # Var(f_i) is of the branch after dropout. It is dropped out here, so the module's own dropout must pass it on.
+        fx = (dropout.dropout if isinstance(dropout, StochasticBranch) else dropout)(fx)
+        dropout.eval()
+        self.following = math.sqrt(self._variance(x * omega) + self._variance(fx))
+        return x, fx, *bottom
+
+    def _variance(self, x: Tensor) -> float:
+        real = x[self.mask]
+        return float(real.to(torch.promote_types(real.dtype, torch.float32)).var(correction=0))
+
+
+class Scale(NamedTuple):
+    """Factors of what an optimiser has for a parameter.
+
+    Attributes:
+        rate: of the learning rate.
+        epsilon: of Adam's epsilon.
+        decay: of the weight decay.
+    """
+
+    rate: float = 1.0
+    epsilon: float = 1.0
+    decay: float = 1.0
+
+
+# Tables of relative positions are as wide as a head, which is as wide as in the base.
+_VECTORS = frozenset({Role.BIAS, Role.NORM_GAIN, Role.NORM_BIAS, Role.WIRING, Role.RELATIVE})
+_VOCABULARY = frozenset({Role.EMBEDDING, Role.OUTPUT})
+
+
+def _depth(config: ModelConfig, decoder: bool) -> float:
+    """Return m_L of a stack."""
+    assert config.transfer is not None
+    layers = config.planned_decoder_layers if decoder else config.planned_encoder_layers
+    return layers / (config.transfer.decoder_layers if decoder else config.transfer.encoder_layers)
+
+
+def branch_factor(config: ModelConfig, decoder: bool) -> float | None:
+    """Return the factor of every branch of a stack, m_L^-a; None: the model has no base."""
+    return None if config.transfer is None else _depth(config, decoder) ** -config.transfer.exponent
+
+
+def output_factor(config: ModelConfig) -> float | None:
+    """Return the factor of what the output projection reads, m_N^-1/2; None: the model has no base."""
+    return None if config.transfer is None else (config.d_model / config.transfer.width) ** -0.5
+
+
+def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], Scale]:
+    """Return the Scale of every parameter of a model with a base, by place (ziggurat.model.roles.place_of)."""
+    assert config.transfer is not None
+    base, a = config.transfer.width, config.transfer.exponent
+    found: dict[tuple[int, int], Scale] = {}
+    for slot in slots:
+        width = config.d_model / base
+        if slot.role is Role.LOW_RANK:
+            scale = Scale()  # their rate is chosen for them, not taken over from a smaller model
+        elif slot.layer:
+            depth = _depth(config, slot.decoder)
+            epsilon = depth**-a / width
+            if slot.role in _VECTORS:
+                scale = Scale(depth ** (a - 1), epsilon)
+            else:
+                scale = Scale(depth ** (a - 1) / width, epsilon, width)
+        elif slot.role in _VOCABULARY:
+            scale = Scale(width**-0.5, width**-0.5)
+        else:
+            scale = Scale()  # final norms, and the weights of `top_only` and of memory
+        found.setdefault(slot.place, scale)
+    return found
