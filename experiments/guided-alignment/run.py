@@ -28,7 +28,7 @@ import yaml
 
 import ziggurat
 from ziggurat.config import load_experiment
-from ziggurat.data.alignment.aligner import Link, error_rate, format_links
+from ziggurat.data.aligner import Link, error_rate, format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare

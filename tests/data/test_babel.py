@@ -17,7 +17,7 @@ import pytest
 import sacrebleu
 
 from ziggurat.data import babel
-from ziggurat.data.alignment.aligner import split_words
+from ziggurat.data.aligner import split_words
 from ziggurat.data.babel import generate, generate_aligned, write_corpus
 from ziggurat.system.errors import DataError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.data.alignment import hmm
-from ziggurat.data.alignment.hmm import translation_table
+from ziggurat.data import hmm
+from ziggurat.data.hmm import translation_table
 from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.system.errors import ConfigError, DataError

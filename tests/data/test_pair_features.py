@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ziggurat.data.alignment.hmm import Lexicon
 from ziggurat.data.cleaning import pair_score
 from ziggurat.data.cleaning.pair_score import FEATURES, Corpus, Half, Order, Sides, features, vocabulary
+from ziggurat.data.hmm import Lexicon
 
 SIZES = (6, 5)
 IDS = st.lists(st.integers(-1, 4), min_size=1, max_size=6)

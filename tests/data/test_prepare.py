@@ -16,11 +16,11 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.data import inputs, subword_training
 from ziggurat.data.corpus import Store
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.prepare import PrepareReport, prepare, sample_sentences
 from ziggurat.data.store_checks import other_files
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import MANIFEST
 from ziggurat.system.staging import building
 
 WORDS = ["turm", "ziegel", "fluss", "lampe", "winter", "brief", "hof", "regen", "leiter", "garten"]

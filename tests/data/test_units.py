@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config.data import RegularisationConfig
-from ziggurat.data.alignment.aligner import Link, split_words
+from ziggurat.data.aligner import Link, split_words
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer

@@ -16,7 +16,7 @@ from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import Robustness, Trial, judge
 from ziggurat.evaluate.significance import holm
-from ziggurat.inspect.report.pipeline import robustness_page
+from ziggurat.inspect.report.page import robustness_page
 
 WORDS = [
     "the",

@@ -15,11 +15,11 @@ from tests.inspect.test_cost_flops import experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
-from ziggurat.inspect.cost import machine
-from ziggurat.inspect.cost import machine as simulation
-from ziggurat.inspect.cost.estimate import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
-from ziggurat.inspect.cost.ledger import Product, Work
-from ziggurat.inspect.cost.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
+from ziggurat.inspect import machine
+from ziggurat.inspect import machine as simulation
+from ziggurat.inspect.cost import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
+from ziggurat.inspect.ledger import Product, Work
+from ziggurat.inspect.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
 from ziggurat.model.build import assemble
 from ziggurat.model.fast.quantised import quantised_linear
 from ziggurat.model.linear import Linear
@@ -50,8 +50,8 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate._SAMPLE", 100)
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate._LONGEST", 60)
+    monkeypatch.setattr("ziggurat.inspect.cost._SAMPLE", 100)
+    monkeypatch.setattr("ziggurat.inspect.cost._LONGEST", 60)
     sampled = expected_batches(config)
     assert sampled.origin == f"{tiny_folder / 'store'}, one pair in 3"
     assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)
@@ -197,7 +197,7 @@ def test_what_is_simulated_and_timed_is_what_is_trained(
 @pytest.fixture
 def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Speed(dict.fromkeys([PLAIN, BATCHED], 1e9), moved=1e9, calls=1e6, waits=True)
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate.measure_machine", lambda *args: Measured(rates, 2.0))
+    monkeypatch.setattr("ziggurat.inspect.cost.measure_machine", lambda *args: Measured(rates, 2.0))
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 from tests.inspect.test_cost_flops import experiment, rnmt
 from ziggurat.config import Experiment
 from ziggurat.data.loader import SpecialIds, collate
-from ziggurat.inspect.cost.ledger import Ledger
-from ziggurat.inspect.cost.machine import PURPOSES, BatchShape, SimulatedUpdate, simulate_update
+from ziggurat.inspect.ledger import Ledger
+from ziggurat.inspect.machine import PURPOSES, BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.train.objective import as_trained
 from ziggurat.train.optim import Optimiser

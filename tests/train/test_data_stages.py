@@ -16,14 +16,14 @@ from tests.train.runs import QUIET, outcome, records, train_part
 from ziggurat.config import Experiment
 from ziggurat.config.data import DataConfig
 from ziggurat.config.load import change_section
-from ziggurat.data.alignment.aligner import format_links
+from ziggurat.data.aligner import format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.batching import make_batches
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.modified import PairModifier
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.cost.estimate import expected_batches
+from ziggurat.inspect.cost import expected_batches
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.checkpoint import Progress, read_progress

@@ -21,7 +21,7 @@ from ziggurat.config.experiment import Experiment as Checked
 from ziggurat.config.load import change_section
 from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
-from ziggurat.data.alignment.aligner import error_rate, format_links
+from ziggurat.data.aligner import error_rate, format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, SpecialIds, collate

@@ -36,7 +36,7 @@ from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.inspect.check import DepthCheck
-    from ziggurat.inspect.cost.estimate import Cost
+    from ziggurat.inspect.cost import Cost
     from ziggurat.inspect.trial import Trial
     from ziggurat.model.inspection import Inspection
 
@@ -176,7 +176,7 @@ def inspect(
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
-    from ziggurat.inspect.cost.estimate import estimate_cost
+    from ziggurat.inspect.cost import estimate_cost
     from ziggurat.model.inspection import inspect_experiment
     from ziggurat.model.run_folder import CONFIG_FILE
 

@@ -162,7 +162,7 @@ def _disturbed(
 
 
 def _write_page(results: Robustness, path: str) -> None:
-    from ziggurat.inspect.report.pipeline import robustness_page
+    from ziggurat.inspect.report.page import robustness_page
 
     with output_stream(path) as file:
         file.write(robustness_page(results).encode())

@@ -22,10 +22,9 @@ from ziggurat.cli.output import (
     say,
 )
 from ziggurat.cli.tuning import check_coordinates
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.files import write_atomically
+from ziggurat.system.files import MANIFEST, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -203,7 +203,7 @@ SHORTEST, LONGEST = 4, 20  # words of a source sentence
 class AlignedPair(NamedTuple):
     """A sentence pair with its gold alignment, as numbers of (source word, target word) from 0.
 
-    Words are those of ziggurat.data.alignment.aligner.split_words: punctuation counts.
+    Words are those of ziggurat.data.aligner.split_words: punctuation counts.
     """
 
     low: str

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ziggurat.data.folder_kinds import MANIFEST, folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, refuse_damaged
 from ziggurat.system.errors import DataError, other_format
-from ziggurat.system.files import has_checksum, is_intact
+from ziggurat.system.files import MANIFEST, folder_kind, has_checksum, is_intact
 from ziggurat.system.small_files import Form, parse_json, read_bounded, shaped
 from ziggurat.system.staging import recover
 

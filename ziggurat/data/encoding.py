@@ -23,7 +23,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
-from ziggurat.data.alignment.aligner import Link
+from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
 from ziggurat.data.cleaning.comparisons import Comparisons, TraceMaker, Traces
 from ziggurat.data.cleaning.filters import Mask

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.alignment.aligner import Link
+from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores

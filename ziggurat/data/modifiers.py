@@ -29,7 +29,7 @@ from ziggurat.config.modifiers import (
     TyposConfig,
     template_parts,
 )
-from ziggurat.data.alignment.aligner import word_spans
+from ziggurat.data.aligner import word_spans
 
 SOURCE, TARGET = 0, 1
 Span = tuple[int, int]

@@ -26,7 +26,6 @@ from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
 from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
-from ziggurat.data.folder_kinds import MANIFEST, is_store
 from ziggurat.data.inputs import (
     Corpus,
     Progress,
@@ -50,7 +49,7 @@ from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import rare_notices, tag_notices
 from ziggurat.data.word_links import train_aligner, words_of
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.files import content_checksum, fingerprint, holds_only, write_atomically
+from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
 from ziggurat.system.processes import usable_cpus
 from ziggurat.system.staging import TEMPORARY, Staging, building, sweep, tidy
 from ziggurat.system.yaml_text import shown

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig, Symmetrisation
-from ziggurat.data.alignment.aligner import (
+from ziggurat.data.aligner import (
     Aligner,
     Link,
     WordRule,

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import regex
 
 from ziggurat.config.modifiers import TYPO_KINDS
-from ziggurat.data.alignment.aligner import word_spans
+from ziggurat.data.aligner import word_spans
 from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TAGS, TARGET, TYPOS, Pair, inserted_noise
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import Robustness, Trial, judge

@@ -34,11 +34,10 @@ from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
 from ziggurat.data.batching import round_up
 from ziggurat.data.corpus import Store
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import Batch, LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.model.directory import random_state_kept, refuse_two_vocabularies, usable_device
-from ziggurat.system.files import content_checksum, write_atomically
+from ziggurat.system.files import MANIFEST, content_checksum, write_atomically
 from ziggurat.system.processes import share_cores
 from ziggurat.system.small_files import Form, json_safe, read_json
 from ziggurat.train.device import loader_of

@@ -29,7 +29,6 @@ from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.lora import without_lora
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
-from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
 from ziggurat.model.depth import at_depth, prune, pruned_experiment
@@ -55,6 +54,7 @@ from ziggurat.system.files import (
     check_folder,
     content_checksum,
     fingerprint,
+    folder_kind,
     has_checksum,
     holds_only,
     write_atomically,

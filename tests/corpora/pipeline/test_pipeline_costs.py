@@ -161,7 +161,7 @@ def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configur
         time=SimpleNamespace(seconds=1.0, flops=1.0),
     )
     told: list[Any] = []
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate.estimate_cost", lambda *given: told.append(given) or cost)
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", lambda *given: told.append(given) or cost)
     monkeypatch.setattr(
         "ziggurat.model.inspection.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
     )
@@ -255,9 +255,7 @@ def test_the_bitext_tells_lengths_until_there_are_stores(
     place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[CorpusReader | None] = []
-    monkeypatch.setattr(
-        "ziggurat.inspect.cost.estimate.estimate_cost", lambda experiment, sizes, text: told.append(text)
-    )
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", lambda experiment, sizes, text: told.append(text))
     there = road(whole())
     Costs({"student": tiny_experiment(place)}, Amounts(there)).of("student")
     [reader] = told

@@ -19,7 +19,7 @@ from ziggurat.corpora.pipeline.step import MANIFEST, Selection, Step, Times, wri
 from ziggurat.corpora.pipeline.table import steps_of
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import Trial, judge
-from ziggurat.inspect.report.pipeline import StepRow, pipeline_page
+from ziggurat.inspect.report.page import StepRow, pipeline_page
 
 
 def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_translation(

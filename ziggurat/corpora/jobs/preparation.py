@@ -18,7 +18,7 @@ from typing import NamedTuple
 from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles, cut
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
-from ziggurat.data.alignment.aligner import Link, read_aligner
+from ziggurat.data.aligner import Link, read_aligner
 from ziggurat.data.cleaning.comparisons import Comparisons
 from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.encoding import EncodedBlock, Encoder, block_text, compared, pack, unpack

@@ -14,7 +14,7 @@ from ziggurat.corpora.pipeline.costs import PAIRS_ALIGNED, Amounts, by_rate
 from ziggurat.corpora.pipeline.road import Corpora, Progress, Road, write_side
 from ziggurat.corpora.pipeline.settings import joined, settings_of
 from ziggurat.corpora.pipeline.step import Step
-from ziggurat.data.alignment.aligner import Aligner, TrainingOptions
+from ziggurat.data.aligner import Aligner, TrainingOptions
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.word_links import spread_pairs

@@ -34,7 +34,7 @@ from ziggurat.system.errors import ZigguratError
 from ziggurat.system.files import find_files
 
 if TYPE_CHECKING:
-    from ziggurat.inspect.cost.estimate import Cost
+    from ziggurat.inspect.cost import Cost
 
 
 _BYTES_PER_LINE = 60
@@ -211,7 +211,7 @@ class Costs:
 
     def of(self, name: ModelName) -> Cost:
         """Return the cost of training a model, on this machine; of one that is there, as if it were trained here."""
-        from ziggurat.inspect.cost.estimate import estimate_cost
+        from ziggurat.inspect.cost import estimate_cost
         from ziggurat.model.inspection import vocabulary_sizes
 
         if name not in self._known:

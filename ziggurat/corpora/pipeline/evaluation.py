@@ -242,7 +242,7 @@ class _Evaluation:
         self, disturbed: DisturbedSet, origins: list[list[str]], found: list[dict[str, Any]], scoring: TestSet
     ) -> None:
         """Write what the perturbations cost, as a document and as a page."""
-        from ziggurat.inspect.report.pipeline import robustness_page
+        from ziggurat.inspect.report.page import robustness_page
 
         outputs = [disturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]

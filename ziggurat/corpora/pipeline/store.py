@@ -21,9 +21,8 @@ from ziggurat.corpora.pipeline.road import Corpora, Progress, Road
 from ziggurat.corpora.pipeline.settings import joined, settings_of, without_places
 from ziggurat.corpora.pipeline.step import Step
 from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.system.errors import DataError
-from ziggurat.system.files import content_checksum, find_files
+from ziggurat.system.files import MANIFEST, content_checksum, find_files
 
 if TYPE_CHECKING:
     from ziggurat.corpora.jobs.run import JobOutcome

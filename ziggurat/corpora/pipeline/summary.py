@@ -18,7 +18,7 @@ from ziggurat.corpora.pipeline.models import said
 from ziggurat.corpora.pipeline.road import DISTILLED, Road
 from ziggurat.corpora.pipeline.step import Step, Times, read_document, read_manifest, write_document
 from ziggurat.corpora.pipeline.synthesis import NOTICES
-from ziggurat.inspect.report.pipeline import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
+from ziggurat.inspect.report.page import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
 from ziggurat.system.files import write_atomically
 
 PAGE, RECORD = "report.html", "report.json"

@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ziggurat.data.alignment.aligner import split_words
-from ziggurat.data.alignment.hmm import Lexicon, translation_table
+from ziggurat.data.aligner import split_words
 from ziggurat.data.cleaning.filters import greek_questions
+from ziggurat.data.hmm import Lexicon, translation_table
 from ziggurat.system.errors import DataError
 from ziggurat.system.small_files import check_regular, with_sorted_header
 

@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ziggurat.config import Experiment
 from ziggurat.data.loader import Batch
-from ziggurat.inspect.cost.ledger import Ledger, Product, Work
+from ziggurat.inspect.ledger import Ledger, Product, Work
 from ziggurat.model.build import assemble, build_model, parameter_roles, set_recompute
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout

@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ziggurat.config.data import Symmetrisation
-from ziggurat.data.alignment.hmm import (
+from ziggurat.data.hmm import (
     JUMPS,
     Emissions,
     JumpCounts,

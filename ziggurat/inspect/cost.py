@@ -26,12 +26,11 @@ from ziggurat.config import Experiment
 from ziggurat.config.growth import saved_passes
 from ziggurat.data.batching import make_batches, round_up
 from ziggurat.data.corpus import Store, read_manifest
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.readers import CorpusReader
 from ziggurat.data.store_checks import unlike_store
-from ziggurat.inspect.cost.ledger import Ledger, Work
-from ziggurat.inspect.cost.machine import (
+from ziggurat.inspect.ledger import Ledger, Work
+from ziggurat.inspect.machine import (
     BatchShape,
     SimulatedUpdate,
     Speed,
@@ -46,6 +45,7 @@ from ziggurat.model.fast.precision import precision_notice
 from ziggurat.model.rnmt import AdditiveAttention
 from ziggurat.model.seq2seq import Memory, Seq2Seq
 from ziggurat.system.errors import ConfigError, ZigguratError
+from ziggurat.system.files import MANIFEST
 from ziggurat.train.device import loader_of
 from ziggurat.train.learner import stage_experiment
 from ziggurat.train.objective import settle_precision
@@ -302,7 +302,7 @@ class MemoryCost:
     Attributes:
         batch: the batch that needs the most memory.
         peak: memory of all tensors together.
-        parts: the same by purpose (ziggurat.inspect.cost.machine.PURPOSES).
+        parts: the same by purpose (ziggurat.inspect.machine.PURPOSES).
         checkpoint: main memory that asynchronous checkpoints hold in addition, from the first one on.
     """
 
@@ -319,7 +319,7 @@ class TimeCost:
     Attributes:
         seconds: time of an update.
         parts: the same by part: encoder and decoder, the loss with the output layer, the optimiser's step.
-        slowness: measured over estimated time of a shallow copy's layers (ziggurat.inspect.cost.machine).
+        slowness: measured over estimated time of a shallow copy's layers (ziggurat.inspect.machine).
         flops: operations of an update.
         target_tokens_per_second: target tokens, padding left out, as training counts them.
         others: share of the processors' time that other processes took while rates were measured.
