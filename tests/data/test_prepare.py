@@ -452,7 +452,7 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
 @pytest.mark.parametrize(("total", "wanted"), [(0, 0), (100, 100), (100, 0), (30_000, 1), (30_000, 20_001)])
 def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, wanted: int) -> None:
     def picked(step: int) -> list[bool]:
-        picks = subword_training.Picks(np.random.default_rng(3), total, wanted)
+        picks = subword_training.SampledPositions(np.random.default_rng(3), total, wanted)
         return [bool(x) for start in range(0, total, step) for x in picks.take(min(step, total - start))]
 
     first = picked(7)
@@ -466,10 +466,12 @@ def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
     wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more than a billion pairs, and of few in small windows."""
-    assert subword_training.Picks(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
-    monkeypatch.setattr(subword_training.Picks, "_MOST", 500)
-    monkeypatch.setattr(subword_training.Picks, "_WINDOW", 100)
-    first, again = (subword_training.Picks(np.random.default_rng(3), 30_000, wanted).take(30_000) for _ in range(2))
+    assert subword_training.SampledPositions(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
+    monkeypatch.setattr(subword_training.SampledPositions, "_MOST", 500)
+    monkeypatch.setattr(subword_training.SampledPositions, "_WINDOW", 100)
+    first, again = (
+        subword_training.SampledPositions(np.random.default_rng(3), 30_000, wanted).take(30_000) for _ in range(2)
+    )
     assert first.sum() == wanted
     assert (first == again).all()
     deviation = (wanted * (1 - wanted / 30_000)) ** 0.5 / 2
@@ -479,7 +481,7 @@ def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
 def test_picks_favour_no_place() -> None:
     counts = np.zeros(20)
     for seed in range(3000):
-        picks = subword_training.Picks(np.random.default_rng(seed), 20, 5)
+        picks = subword_training.SampledPositions(np.random.default_rng(seed), 20, 5)
         picks._WINDOW = 8
         counts += picks.take(20)
     assert abs(counts / 3000 - 0.25).max() < 0.04  # five standard deviations

@@ -18,7 +18,7 @@ from ziggurat.data.loader import LoaderState
 from ziggurat.inspect import machine
 from ziggurat.inspect import machine as simulation
 from ziggurat.inspect.cost import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
-from ziggurat.inspect.ledger import Product, Work
+from ziggurat.inspect.ledger import OperatorWork, Product
 from ziggurat.inspect.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
 from ziggurat.model.build import assemble
 from ziggurat.model.fast.quantised import quantised_linear
@@ -83,7 +83,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
 
 
 def test_seconds_are_products_memory_and_calls() -> None:
-    work = Work(operations={PLAIN: 600, BATCHED: 50}, moved=400, calls=30)  # type: ignore[arg-type]
+    work = OperatorWork(operations={PLAIN: 600, BATCHED: 50}, moved=400, calls=30)  # type: ignore[arg-type]
     speed = Speed({PLAIN: 300.0, BATCHED: 100.0}, moved=200.0, calls=10.0, waits=True)
     assert speed.seconds(work) == 2 + 0.5 + 2 + 3
     # A GPU works while the next calls are made.
@@ -100,7 +100,7 @@ def test_each_part_of_an_update_takes_the_time_of_the_tokens_of_its_side() -> No
         "loss": 400,
         "step": 5000,
     }
-    update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()}, 0)
+    update = SimulatedUpdate(0, {}, {phase: OperatorWork(moved=count) for phase, count in seconds.items()}, 0)
     batches = Batches((), 30, 30, 1500, 500, 450, "made up")
     speed = Speed({}, moved=1.0, calls=1.0, waits=True)
     found = time_cost(update, BatchShape(10, 100, 100), batches, speed, 2.0, accumulate=3)

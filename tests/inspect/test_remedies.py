@@ -14,7 +14,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.check import REFERENCES_FILE, REMEDIES, Label, Outcome, Verdict, applied, check_depth, ranked
+from ziggurat.inspect.check import REFERENCES_FILE, REMEDIES, Label, TriedRemedy, Verdict, applied, check_depth, ranked
 from ziggurat.inspect.trial import TrialOptions, peak_rate
 
 BY_NAME = {remedy.name.split()[0]: remedy for remedy in REMEDIES}
@@ -83,8 +83,8 @@ def test_remedies_that_do_not_fit_a_family_are_left_out(name: str) -> None:
 
 
 def test_ranking(post: Experiment) -> None:
-    def outcome(label: Label, learned: float) -> Outcome:
-        return Outcome(REMEDIES[0], Verdict(label, learned, ()), post)
+    def outcome(label: Label, learned: float) -> TriedRemedy:
+        return TriedRemedy(REMEDIES[0], Verdict(label, learned, ()), post)
 
     best, second = outcome("trains", 0.9), outcome("trains", 0.2)
     risky, worst = outcome("risky", 0.99), outcome("will not train", float("-inf"))

@@ -26,7 +26,7 @@ from ziggurat.config.notices import notices
 from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
 from ziggurat.model import seq2seq
 from ziggurat.model.build import build_model, set_recompute
-from ziggurat.model.seq2seq import Run, Seq2Seq, runs
+from ziggurat.model.seq2seq import LayerRange, Seq2Seq, runs
 from ziggurat.train.objective import as_trained, batch_loss
 
 V = 20
@@ -108,11 +108,14 @@ def test_runs_are_all_layers_in_their_order(layers: int, rule: Recompute) -> Non
 
 
 def test_every_kth_layer_is_a_run_of_its_own() -> None:
-    assert runs(5, None) == [Run(range(5), False)]
-    assert runs(2, 1) == [Run(range(1), True), Run(range(1, 2), True)]
-    kept, again = [Run(range(2), False), Run(range(3, 5), False)], [Run(range(2, 3), True), Run(range(5, 6), True)]
-    assert runs(7, 3) == [kept[0], again[0], kept[1], again[1], Run(range(6, 7), False)]
-    assert runs(2, 3) == [Run(range(2), False)]
+    assert runs(5, None) == [LayerRange(range(5), False)]
+    assert runs(2, 1) == [LayerRange(range(1), True), LayerRange(range(1, 2), True)]
+    kept, again = (
+        [LayerRange(range(2), False), LayerRange(range(3, 5), False)],
+        [LayerRange(range(2, 3), True), LayerRange(range(5, 6), True)],
+    )
+    assert runs(7, 3) == [kept[0], again[0], kept[1], again[1], LayerRange(range(6, 7), False)]
+    assert runs(2, 3) == [LayerRange(range(2), False)]
 
 
 def test_segments_keep_the_least_that_equal_runs_can(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from ziggurat.data.prepare import prepare
 from ziggurat.inspect.cost import expected_batches
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.checkpoint import Progress, read_progress
+from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.device import loader_of
 from ziggurat.train.loop import train
 from ziggurat.train.schedule import finished
@@ -148,7 +148,7 @@ def test_a_store_whose_corpora_have_changed_names_is_refused(experiment: Experim
 def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experiment) -> None:
     training = change_section(experiment.training, {"stop": {"patience": 3}}, "training")
     stages = experiment.data.stages
-    p = Progress(validations_since_best=3)
+    p = RunProgress(validations_since_best=3)
     p.advance(1, LoaderState(0, 1, (0,)), stages)
     assert (p.stages_to_come, finished(p, training)) == (2, None)
     p.advance(1, LoaderState(1, 0, (0, 1)), stages)

@@ -26,12 +26,20 @@ from ziggurat.inspect.diagnose import _pruned_bleu
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, mend_links
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.checkpoint import Progress, read_progress
+from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.diagnosis.records import Record
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
 from ziggurat.train.saving import prune
-from ziggurat.train.validate import DevLoss, Direction, DirectionScores, Validation, Validator, directions_of, loss_over
+from ziggurat.train.validate import (
+    DevDirection,
+    DevLoss,
+    DirectionScores,
+    Validation,
+    Validator,
+    directions_of,
+    loss_over,
+)
 from ziggurat.translate.translator import load_translator
 
 TRAINED = ["en-de", "de-en", "en-fr", "fr-en", "en-cs", "cs-en"]
@@ -218,13 +226,17 @@ def test_a_zero_shot_pair_is_translated_and_evaluated_by_its_tag(run: Path, reci
 
 def test_zero_shot_directions_count_in_no_sum() -> None:
     rows = np.arange(2)
-    directions = [Direction("a-b", "b", rows), Direction("b-c", "c", rows, trained=False), Direction("c-a", "a", rows)]
+    directions = [
+        DevDirection("a-b", "b", rows),
+        DevDirection("b-c", "c", rows, trained=False),
+        DevDirection("c-a", "a", rows),
+    ]
     losses = [DevLoss(2.0, 1.0), DevLoss(100.0, 1.0), DevLoss(5.0, 2.0, 3.0, 4.0)]
     assert loss_over(directions, losses) == DevLoss(7.0, 3.0, 3.0, 4.0)
 
 
 def test_scores_of_deleted_checkpoints_are_forgotten() -> None:
-    p = Progress()
+    p = RunProgress()
     for update, (one, other) in enumerate([(1.0, 9.0), (2.0, 8.0), (3.0, 7.0)], start=1):
         p.update = update
         each = {"a-b": DirectionScores(one), "b-a": DirectionScores(other if update < 3 else float("nan"))}
@@ -243,7 +255,7 @@ def test_links_stay_where_scores_were_forgotten(tiny_folder: Path, tmp_path: Pat
     (run / "best-a-b").symlink_to(os.path.relpath(folders[0], run))
     kept = tiny_experiment(tiny_folder, checkpoint={"keep_last": 1, "keep_best_per_direction": 1}).training.checkpoint
     (run / "best").unlink()
-    prune(run, Progress(update=3), kept, smaller_is_better=True)
+    prune(run, RunProgress(update=3), kept, smaller_is_better=True)
     assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000001", "step-00000003"]
 
 

@@ -27,7 +27,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.word_links import LinkMapper, PieceUnits, Words
+from ziggurat.data.word_links import LinkMapper, PieceUnits, WordCounter
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.model.depth import pruned_experiment
@@ -389,7 +389,7 @@ def test_stages_of_growth_go_with_the_layers_they_led_to(guided: Experiment) -> 
 
 def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[set[int]]]:
     """Ids of a text, and the words that each of its pieces belongs to."""
-    spans, _ = Words("split", tokenizer).units(text, text)
+    spans, _ = WordCounter("split", tokenizer).units(text, text)
     ids = np.array(tokenizer.encode([text])[0], np.int32)
     begin, end = PieceUnits(tokenizer).find([ids], np.zeros(len(spans), np.int64), np.array(spans))
     return ids.tolist(), [

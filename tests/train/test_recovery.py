@@ -25,7 +25,7 @@ from ziggurat.model.run_folder import CHECKPOINT_FORMAT, checkpoint_folders, rea
 from ziggurat.model.tensors import read_tensors, write_tensors
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.system.files import fingerprint
-from ziggurat.train.checkpoint import Checkpoint, Progress, load_checkpoint, read_progress
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, read_progress
 from ziggurat.train.depth_records import DepthProbe
 from ziggurat.train.device import loader_of
 from ziggurat.train.learner import Learner, after_growth
@@ -145,7 +145,7 @@ def test_depth_is_measured_after_a_roll_back(
     for owner, name in ((Recovery, "roll_back"), (DepthProbe, "after")):
         original = getattr(owner, name)
 
-        def noted(self: Any, progress: Progress, *rest: Any, name: str = name, original: Any = original) -> None:
+        def noted(self: Any, progress: RunProgress, *rest: Any, name: str = name, original: Any = original) -> None:
             done.append(f"{name} {progress.update}")
             original(self, progress, *rest)
 
@@ -431,7 +431,7 @@ def test_the_median_survives_a_resume(tiny_folder: Path, tmp_path: Path) -> None
 
 def test_growth_forgets_the_losses_of_the_shallow_model(tiny_folder: Path) -> None:
     training = tiny_experiment(tiny_folder, growth={"stages": [{"layers": 1, "updates": 2}]}).training
-    progress = Progress(update=2, losses=[1.0, 2.0])
+    progress = RunProgress(update=2, losses=[1.0, 2.0])
     after_growth(progress, training)
     assert (progress.stage, progress.losses) == (1, [])
 

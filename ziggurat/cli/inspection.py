@@ -37,7 +37,7 @@ from ziggurat.system.terminal import duration
 if TYPE_CHECKING:
     from ziggurat.inspect.check import DepthCheck
     from ziggurat.inspect.cost import Cost
-    from ziggurat.inspect.trial import Trial
+    from ziggurat.inspect.trial import TrialMeasures
     from ziggurat.model.inspection import Inspection
 
 
@@ -103,7 +103,7 @@ def _nats(value: float) -> str:
     return f"{value:.2f} nats"
 
 
-def _profile(trial: Trial) -> list[str]:
+def _profile(trial: TrialMeasures) -> list[str]:
     """Return gradient norm, beta and Var(r) at five depths at most, before and after the trial."""
     lines: list[str] = []
     for update in sorted({0, *trial.points} & {0, trial.updates}):

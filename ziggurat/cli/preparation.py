@@ -33,7 +33,7 @@ from ziggurat.config.recipes import (
     recipe_summary,
     recipe_text,
 )
-from ziggurat.config.small import SUFFIX, Corpus
+from ziggurat.config.small import SUFFIX, SmallCorpus
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.terminal import duration
 
@@ -87,7 +87,7 @@ def recipes(
     if name is not None and name not in paper_keys():
         if find is not None:
             raise ConfigError(f"`--find` looks through a list, and `{name}` is one recipe; leave out one of the two")
-        text = recipe_text(name, corpus=Corpus(corpus, dev, None) if corpus and dev else None)
+        text = recipe_text(name, corpus=SmallCorpus(corpus, dev, None) if corpus and dev else None)
         if json:
             print_json({**_listed(name), "text": text})
         else:

@@ -66,9 +66,9 @@ def train(
     leave_with_launcher()
     with importing():
         from ziggurat.train.loop import train as train_run
-        from ziggurat.train.run import reopen_run, restarted
+        from ziggurat.train.run import reopen_run, was_requeued
 
-    if not resume and restarted(run):
+    if not resume and was_requeued(run):
         resume, named, given = True, None, []
         if is_first_process():
             say(f"this job made {run}: going on with it, as its config.yaml says")

@@ -158,7 +158,7 @@ class _Coiner:
         return Ranked(verbs)
 
 
-class Lexicon:
+class BabelLexicon:
     """All words of the pair. Every tenth noun is a homograph; transitive verbs may be phrasal."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Lexicon:
         self.names = Ranked([(name.capitalize(), gender) for name, gender in names])
 
 
-LEXICON = Lexicon()
+LEXICON = BabelLexicon()
 
 
 SOURCE_LANGUAGE = "qlo"

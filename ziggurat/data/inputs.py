@@ -30,11 +30,11 @@ from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
-from ziggurat.data.word_links import AlignmentFiles, HmmLinks, Words
+from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, ZigguratError
 from ziggurat.system.files import content_checksum, find_files, has_checksum, write_atomically
-from ziggurat.system.small_files import Form, parse_json, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shaped
 
 _CLEARLY = 1.15
 """Ratio of likenesses from which two texts count as clearly more alike.
@@ -123,7 +123,7 @@ ORIGIN_FORMAT = 1
 _ENDING = ".fetched.json"
 
 
-class FileOrigin(Form):
+class FileOrigin(JsonForm):
     """A file that was fetched."""
 
     url: str
@@ -133,7 +133,7 @@ class FileOrigin(Form):
     sha256: str
 
 
-class PartOrigin(Form):
+class PartOrigin(JsonForm):
     """A corpus in a file, with its licence."""
 
     name: str
@@ -145,12 +145,12 @@ class PartOrigin(Form):
     files: list[FileOrigin]
 
 
-class _File(Form):
+class _File(JsonForm):
     bytes: int = Field(ge=0)
     xxh3_128: str
 
 
-class Origin(Form):
+class Origin(JsonForm):
     """Form of a record."""
 
     format: int
@@ -283,7 +283,7 @@ class Corpus:
         }
 
     def blocks(
-        self, words: tuple[Words, Words]
+        self, words: tuple[WordCounter, WordCounter]
     ) -> Iterator[tuple[PairBlock, list[list[Link]] | None, NDArray[np.bool_] | None]]:
         """Yield its blocks with the links of each pair and the mask of those that a score rules out, None for neither.
 
@@ -294,7 +294,9 @@ class Corpus:
             yield block, links, stream.unwanted(len(block[0]))
         stream.end()
 
-    def _aligned_blocks(self, words: tuple[Words, Words]) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
+    def _aligned_blocks(
+        self, words: tuple[WordCounter, WordCounter]
+    ) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
         if self.alignments is not None:
             yield from self.alignments.blocks(self.reader, words)
             return
@@ -351,7 +353,9 @@ def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> 
     return corpus
 
 
-def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Words, Words] | None = None) -> None:
+def count_pairs(
+    corpora: Sequence[Corpus], progress: Progress, words: tuple[WordCounter, WordCounter] | None = None
+) -> None:
     """Read everything once, so that unusable files are refused before anything is trained or encoded.
 
     `words` are those of the two sides that word alignments count; None: by the usual rule.
@@ -361,7 +365,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Word
     """
     done = 0
     for corpus in corpora:
-        for (source, target), _, _ in corpus.blocks(words or (Words("split"), Words("split"))):
+        for (source, target), _, _ in corpus.blocks(words or (WordCounter("split"), WordCounter("split"))):
             corpus.sides.see(source, target)
             corpus.read += len(source)
             corpus.read_of[corpus.reader.part] += len(source)

@@ -89,7 +89,7 @@ def sample_sentences(
         raise nothing_left(sum(shares), counts, corpora)
 
 
-class Learnt(NamedTuple):
+class Trained(NamedTuple):
     """What is learnt of the corpora before any pair is encoded."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
@@ -99,17 +99,17 @@ class Learnt(NamedTuple):
     """The pair scores that filters go by."""
 
 
-class Parts(Protocol):
+class PreparedParts(Protocol):
     """Parts of a store that were made elsewhere (ziggurat.corpora.jobs.preparation)."""
 
-    def learnt(self, directory: Path) -> Learnt:
+    def learnt(self, directory: Path) -> Trained:
         """Return what `learn` does."""
 
     def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
         """Yield what ziggurat.data.encoding.encode_corpora does."""
 
 
-def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Learnt:
+def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Trained:
     """Return what is learnt of the corpora; the tokenizers are saved in `directory`.
 
     The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
@@ -134,7 +134,7 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     save_tokenizers(directory, *tokenizers)
     _align_corpora(corpora, config, tokenizers, progress)
     notices = short_row_notices(corpora) + side_notices(corpora, config) + tag_notices(config, tokenizers[0].tags)
-    return Learnt(tokenizers, notices, scorers)
+    return Trained(tokenizers, notices, scorers)
 
 
 def _align_corpora(
@@ -292,7 +292,7 @@ def prepare(
     progress: Progress | None = None,
     threads: int | None = None,
     inputs: Inputs | None = None,
-    parts: Parts | None = None,
+    parts: PreparedParts | None = None,
 ) -> PrepareReport:
     """Clean, segment and store the corpora of `config`.
 
@@ -374,7 +374,7 @@ def _build(
     directory: Path,
     threads: int,
     progress: Progress,
-    parts: Parts | None,
+    parts: PreparedParts | None,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
     corpora = inputs.corpora

@@ -265,7 +265,7 @@ def sampled_blocks(
     generator = np.random.default_rng(_SAMPLE_SEED)
     done, total = 0, sum(corpus.read for corpus in corpora)
     for corpus, cleaner, share in zip(corpora, cleaners, shares, strict=True):
-        picks = Picks(generator, corpus.read, share)
+        picks = SampledPositions(generator, corpus.read, share)
         for (source, target), unwanted in corpus.scored_blocks():
             picked = picks.take(len(source))
             sides = [list(compress(texts, picked)) for texts in (source, target)]
@@ -276,7 +276,7 @@ def sampled_blocks(
             progress("sample", done, total)
 
 
-class Picks:
+class SampledPositions:
     """A random choice of `wanted` out of `total` items without replacement, revealed in order, in constant memory.
 
     Items are drawn in windows of fixed size, with a hypergeometric number of chosen items in each, so the choice does

@@ -25,13 +25,13 @@ from ziggurat import __version__
 from ziggurat.config.notices import main_language
 from ziggurat.evaluate.scores import (
     METRICS,
+    BleuWords,
     MeanMetric,
     MeanSignature,
     Metric,
     SacrebleuMetric,
     Score,
     SegmentMetric,
-    Words,
     check_lines,
 )
 from ziggurat.evaluate.splitting import Splitting, splitting
@@ -257,7 +257,7 @@ class Meteor(MeanMetric):
             import nltk
         except ImportError:
             raise ConfigError("METEOR needs nltk: pip install 'ziggurat-mt[meteor]'") from None
-        self._words = Words(target_language=target_language, tokenize=tokenize)
+        self._words = BleuWords(target_language=target_language, tokenize=tokenize)
         self._references = [[self._words(line) for line in reference] for reference in references]
         self._raw = references
         code = main_language(target_language or "")

@@ -333,7 +333,7 @@ class _Resampled:
 # Words
 
 
-class Words:
+class BleuWords:
     """Splitter of lines into the words that BLEU counts, by sacreBLEU's tokenizers."""
 
     def __init__(

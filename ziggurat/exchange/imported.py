@@ -32,7 +32,7 @@ from ziggurat.config.kinds import Sharing
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabulary
 from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
 from ziggurat.system.errors import DataError, ExportError, out_of_memory, printable, refuse_passing
-from ziggurat.system.small_files import Form, check_regular
+from ziggurat.system.small_files import JsonForm, check_regular
 
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
 
@@ -350,7 +350,7 @@ def tensors_of(path: Path, content: object) -> dict[str, Tensor]:
     return dict(content)
 
 
-class SpecialToken(Form):
+class SpecialToken(JsonForm):
     """A token with its options, of which only the spelling counts here."""
 
     content: str
@@ -359,7 +359,7 @@ class SpecialToken(Form):
 _Tokens = list[str | SpecialToken] | dict[str, str | SpecialToken] | None
 
 
-class TokenizerConfig(Form):
+class TokenizerConfig(JsonForm):
     """Vocabularies, languages and tags in tokenizer_config.json of transformers."""
 
     separate_vocabs: bool = False

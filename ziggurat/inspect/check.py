@@ -29,7 +29,7 @@ from typing import Any, Literal
 from ziggurat.config import Experiment, ModelConfig, TrainingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store, unigram_entropy
-from ziggurat.inspect.trial import Trial, TrialOptions, open_data, reduced, run_trial, trial_digest
+from ziggurat.inspect.trial import TrialMeasures, TrialOptions, open_data, reduced, run_trial, trial_digest
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import json_safe, parse_json, read_bounded
@@ -115,7 +115,7 @@ class Verdict:
     findings: tuple[Finding, ...]
 
 
-def judge(trial: Trial, reference: Reference) -> Verdict:
+def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     """Return the verdict on a trial, beside a reference trained for as many updates.
 
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
@@ -163,13 +163,13 @@ def evenness(norms: Sequence[float]) -> float:
     return min(norms) / max(norms)
 
 
-def _loss(trial: Trial, nll: float, learned: float, reference: Reference) -> Finding:
+def _loss(trial: TrialMeasures, nll: float, learned: float, reference: Reference) -> Finding:
     level = f"word frequencies alone give {trial.unigram:.2f}, a shallow model {trial.unigram - reference.learned:.2f}"
     said = f"{nll:.2f} nats per token after {trial.updates} updates; {level}"
     return Finding("loss", learned >= reference.bar, said)
 
 
-def _stack(side: str, trial: Trial) -> Finding:
+def _stack(side: str, trial: TrialMeasures) -> Finding:
     norms = trial.points[trial.updates]["gradient_norm"][side]
     even, before = evenness(norms), evenness(trial.points[0]["gradient_norm"][side])
     said = (
@@ -280,10 +280,10 @@ class DepthCheck:
 
     data: str
     settings: TrialOptions
-    trial: Trial
+    trial: TrialMeasures
     verdict: Verdict
     reference: Reference
-    remedies: tuple[Outcome, ...]
+    remedies: tuple[TriedRemedy, ...]
     seconds: float
     untried: tuple[str, ...] = ()
 
@@ -339,14 +339,14 @@ def check_depth(
         settings = replace(settings, updates=reference.updates)
         trial = run_trial(experiment, store, unigram, settings, begun("the configuration", settings.updates))
         verdict = judge(trial, reference)
-        outcomes: list[Outcome] = []
+        outcomes: list[TriedRemedy] = []
         changes = {} if verdict.label in ("trains", "too early to tell") else _changes(experiment)
         if remedies and changes:
             count, took = len(changes), duration(time.perf_counter() - started)
             say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
             for name, (remedy, changed) in changes.items():
                 tried = judge(run_trial(changed, store, unigram, settings, begun(name, settings.updates)), reference)
-                outcomes.append(Outcome(remedy, tried, changed))
+                outcomes.append(TriedRemedy(remedy, tried, changed))
     outcomes, untried = ranked(outcomes), () if remedies else tuple(changes)
     seconds = time.perf_counter() - started
     return DepthCheck(data, settings, trial, verdict, reference, tuple(outcomes), seconds, untried)
@@ -403,7 +403,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TriedRemedy:
     """A remedy that was tried.
 
     Attributes:
@@ -439,6 +439,6 @@ def _changes(experiment: Experiment) -> dict[str, tuple[Remedy, Experiment]]:
     return {name: (remedy, changed) for name, (remedy, changed) in found.items() if changed is not None}
 
 
-def ranked(outcomes: list[Outcome]) -> list[Outcome]:
+def ranked(outcomes: list[TriedRemedy]) -> list[TriedRemedy]:
     """Return outcomes, best first: by verdict, then by the fall of the loss."""
     return sorted(outcomes, key=lambda outcome: (_LABELS.index(outcome.verdict.label), -outcome.verdict.learned))

@@ -29,7 +29,7 @@ from ziggurat.data.corpus import Store, read_manifest
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.readers import CorpusReader
 from ziggurat.data.store_checks import unlike_store
-from ziggurat.inspect.ledger import Ledger, Work
+from ziggurat.inspect.ledger import Ledger, OperatorWork
 from ziggurat.inspect.machine import (
     BatchShape,
     SimulatedUpdate,
@@ -241,7 +241,9 @@ def training_flops(forward: TokenFlops, update: SimulatedUpdate, target_tokens: 
     """
 
     def times(part: str) -> float:
-        forward_pass, backward_pass = (update.work.get(name, Work()).flops for name in (part, f"{part} backward"))
+        forward_pass, backward_pass = (
+            update.work.get(name, OperatorWork()).flops for name in (part, f"{part} backward")
+        )
         return (forward_pass + backward_pass) / forward_pass if forward_pass else 1.0
 
     encoder, decoder = times("encoder"), times("decoder")
@@ -268,7 +270,7 @@ def _counted(model: Seq2Seq, compute: Callable[[], Any]) -> tuple[_Count, Any]:
     ledger = Ledger()
     with _attention_apart(model, ledger), ledger:
         result = compute()
-    attention = ledger.work.get("attention", Work()).operations
+    attention = ledger.work.get("attention", OperatorWork()).operations
     # Batched products are those between positions; the projections inside attention modules are not batched.
     between = sum(count for kind, count in attention.items() if kind.batched)
     return _Count(sum(work.flops for work in ledger.work.values()) - between, between), result
@@ -440,7 +442,7 @@ def time_cost(
     # Sides have other proportions in the largest batch than on average.
     source = batches.source_tokens / (shape.sentences * shape.source)
     target = batches.target_tokens / (shape.sentences * shape.target)
-    layers, loss, step = Work(), update.work["loss"].scaled(target), update.work["step"]
+    layers, loss, step = OperatorWork(), update.work["loss"].scaled(target), update.work["step"]
     for phase, work in update.work.items():
         if phase not in ("loss", "step"):
             layers.add(work.scaled(source if phase.startswith("encoder") else target))

@@ -37,7 +37,7 @@ class Product(NamedTuple):
 
 
 @dataclass
-class Work:
+class OperatorWork:
     """The work of a computation.
 
     Attributes:
@@ -55,20 +55,20 @@ class Work:
         """Additions and multiplications of all products."""
         return sum(self.operations.values())
 
-    def add(self, other: Work) -> None:
+    def add(self, other: OperatorWork) -> None:
         """Add the work of `other`."""
         self.operations += other.operations
         self.moved += other.moved
         self.calls += other.calls
 
-    def scaled(self, share: float) -> Work:
+    def scaled(self, share: float) -> OperatorWork:
         """Return the work on a batch `share` times as large: as many calls, each with `share` times the work."""
         operations = Counter({kind: round(share * count) for kind, count in self.operations.items()})
-        return Work(operations, round(share * self.moved), self.calls)
+        return OperatorWork(operations, round(share * self.moved), self.calls)
 
 
 _STEP_BY_STEP = {**recurrence.STEP_BY_STEP, **quantised.STEP_BY_STEP}
-_inside: dict[Any, tuple[int, Work]] = {}
+_inside: dict[Any, tuple[int, OperatorWork]] = {}
 """One of our operators and its shapes -> peak memory and work inside it, which depend on nothing else."""
 
 
@@ -93,7 +93,7 @@ class Ledger(TorchDispatchMode):
         self.live: Counter[str] = Counter()
         self.peak = 0
         self.at_peak: Counter[str] = Counter()
-        self.work: dict[str, Work] = {}
+        self.work: dict[str, OperatorWork] = {}
         self._total = 0
         self._storages: dict[int, _Known] = {}
 
@@ -154,7 +154,7 @@ class Ledger(TorchDispatchMode):
         return self.purpose
 
     def _count(self, function: Any, args: Any, options: dict[str, Any], result: Any, outputs: list[Tensor]) -> None:
-        work = self.work.setdefault(self.phase, Work())
+        work = self.work.setdefault(self.phase, OperatorWork())
         work.calls += 1
         if flops := operations(function, args, options, result):
             work.operations[Product(outputs[0].dtype, is_batched(function))] += flops
@@ -173,10 +173,10 @@ class Ledger(TorchDispatchMode):
             with ledger:
                 result = _STEP_BY_STEP[function](*args)
             del result
-            _inside[key] = ledger.peak, ledger.work.get("", Work())
+            _inside[key] = ledger.peak, ledger.work.get("", OperatorWork())
         peak, work = _inside[key]
         self._note(peak)
-        self.work.setdefault(self.phase, Work()).add(work)
+        self.work.setdefault(self.phase, OperatorWork()).add(work)
 
 
 def _copied_inside(function: Any, args: Any) -> int:

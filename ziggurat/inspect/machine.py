@@ -25,13 +25,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ziggurat.config import Experiment
 from ziggurat.data.loader import Batch
-from ziggurat.inspect.ledger import Ledger, Product, Work
+from ziggurat.inspect.ledger import Ledger, OperatorWork, Product
 from ziggurat.model.build import assemble, build_model, parameter_roles, set_recompute
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import linear
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.system.processes import Load, sleeping_at_once
+from ziggurat.system.processes import SystemLoad, sleeping_at_once
 from ziggurat.train.objective import as_trained, every_branch_present
 from ziggurat.train.optim import Optimiser
 from ziggurat.train.update import Parallel
@@ -78,7 +78,7 @@ class SimulatedUpdate:
 
     peak: int
     at_peak: Mapping[str, int]
-    work: Mapping[str, Work]
+    work: Mapping[str, OperatorWork]
     trained: int
 
 
@@ -207,7 +207,7 @@ class Speed:
     calls: float
     waits: bool
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: OperatorWork) -> float:
         """Return the time of `work` at these rates."""
         products = sum(count / self.products[kind] for kind, count in work.operations.items())
         computing, starting = products + work.moved / self.moved, work.calls / self.calls
@@ -358,7 +358,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: 
     training, timer = experiment.training, timer or Timer(device)
     shape = BatchShape(16 if device.type == "cpu" else 128, _LENGTH, _LENGTH)
     small = shallow(experiment)
-    work = Work()
+    work = OperatorWork()
     for phase, of_phase in simulate_update(small, (_VOCABULARY, _VOCABULARY), shape, device).work.items():
         if phase != "step":
             work.add(of_phase)
@@ -406,7 +406,7 @@ def measure_machine(experiment: Experiment, kinds: Iterable[Product], device: to
         speed = measure_speed(kinds, widths, device, threads, timer)
         return speed, slowness(experiment, speed, device, timer)
 
-    load, timer = Load(), Timer(device)
+    load, timer = SystemLoad(), Timer(device)
     speed, factor = measured(timer)
     others, crowded = load.look(threads) if device.type == "cpu" else (0.0, False)
     if not crowded:

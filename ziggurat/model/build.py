@@ -20,7 +20,7 @@ from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
 from ziggurat.model.attention.kinds import ENCODER_ATTENTION, decoder_layer
-from ziggurat.model.init import ModelDepth, Scale, constant_omega, initialise, scales
+from ziggurat.model.init import ModelDepth, RateScale, constant_omega, initialise, scales
 from ziggurat.model.kinds import Embeddings, StackParts, memory_mixtures
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.rnmt import build_rnmt
@@ -183,7 +183,7 @@ def parameter_roles(model: Seq2Seq) -> dict[str, Role]:
     return {name: role_of[place_of(parameter)] for name, parameter in model.named_parameters()}
 
 
-def parameter_scales(model: Seq2Seq, config: ModelConfig) -> dict[str, Scale] | None:
+def parameter_scales(model: Seq2Seq, config: ModelConfig) -> dict[str, RateScale] | None:
     """Return the factors of rate, epsilon and decay of every parameter by its name; None: `config` has no base."""
     if config.transfer is None:
         return None

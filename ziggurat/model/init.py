@@ -402,7 +402,7 @@ class _Recursion:
         return float(real.to(torch.promote_types(real.dtype, torch.float32)).var(correction=0))
 
 
-class Scale(NamedTuple):
+class RateScale(NamedTuple):
     """Factors of what an optimiser has for a parameter.
 
     Attributes:
@@ -438,25 +438,25 @@ def output_factor(config: ModelConfig) -> float | None:
     return None if config.transfer is None else (config.d_model / config.transfer.width) ** -0.5
 
 
-def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], Scale]:
+def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], RateScale]:
     """Return the Scale of every parameter of a model with a base, by place (ziggurat.model.roles.place_of)."""
     assert config.transfer is not None
     base, a = config.transfer.width, config.transfer.exponent
-    found: dict[tuple[int, int], Scale] = {}
+    found: dict[tuple[int, int], RateScale] = {}
     for slot in slots:
         width = config.d_model / base
         if slot.role is Role.LOW_RANK:
-            scale = Scale()  # their rate is chosen for them, not taken over from a smaller model
+            scale = RateScale()  # their rate is chosen for them, not taken over from a smaller model
         elif slot.layer:
             depth = _depth(config, slot.decoder)
             epsilon = depth**-a / width
             if slot.role in _VECTORS:
-                scale = Scale(depth ** (a - 1), epsilon)
+                scale = RateScale(depth ** (a - 1), epsilon)
             else:
-                scale = Scale(depth ** (a - 1) / width, epsilon, width)
+                scale = RateScale(depth ** (a - 1) / width, epsilon, width)
         elif slot.role in _VOCABULARY:
-            scale = Scale(width**-0.5, width**-0.5)
+            scale = RateScale(width**-0.5, width**-0.5)
         else:
-            scale = Scale()  # final norms, and the weights of `top_only` and of memory
+            scale = RateScale()  # final norms, and the weights of `top_only` and of memory
         found.setdefault(slot.place, scale)
     return found

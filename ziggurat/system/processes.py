@@ -159,7 +159,7 @@ class _Times(NamedTuple):
     others: float
 
 
-class Crowd:
+class CoreContention:
     """Detector of other processes that want the cores of our threads, from samples of CPU times.
 
     Args:
@@ -202,7 +202,7 @@ class _Watch(NamedTuple):
     """The watching thread's detector, and the process it belongs to."""
 
     pid: int
-    crowd: Crowd
+    crowd: CoreContention
 
 
 _lock = threading.Lock()
@@ -211,11 +211,11 @@ _watch: _Watch | None = None
 
 def _start(threads: int) -> None:
     global _watch
-    _watch = _Watch(os.getpid(), Crowd(threads, usable_cpus()))
+    _watch = _Watch(os.getpid(), CoreContention(threads, usable_cpus()))
     threading.Thread(target=_watching, args=(_watch.crowd,), name="share-cores", daemon=True).start()
 
 
-def _watching(crowd: Crowd) -> None:
+def _watching(crowd: CoreContention) -> None:
     """Sample the machine's load until the process ends; hold a team of idle threads while it is crowded."""
     let_go: Callable[[], None] | None = None
     try:
@@ -235,7 +235,7 @@ def _watching(crowd: Crowd) -> None:
             let_go()
 
 
-def _team_size(crowd: Crowd) -> int:
+def _team_size(crowd: CoreContention) -> int:
     """Return the size of the idle team that makes threads sleep at once.
 
     libgomp counts a team without its first thread, so a team of n brings the count to threads + n - 1; this n makes it
@@ -262,7 +262,7 @@ def _times(*, low: bool | None = None) -> _Times:
     return _Times(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time())
 
 
-class Load:
+class SystemLoad:
     """The load of this process's CPUs by other processes, of whatever priority, since this object was made.
 
     Low priority counts here: it costs measurements of milliseconds nearly as much, since a thread that wakes up waits
@@ -286,7 +286,7 @@ class Load:
             return 0.0, False
         cpus = usable_cpus()
         others = min(max(0.0, (now.others - began.others) / (now.clock - began.clock)), cpus)
-        return others / cpus, Crowd(threads, cpus).look(others)
+        return others / cpus, CoreContention(threads, cpus).look(others)
 
 
 @contextlib.contextmanager
@@ -298,7 +298,7 @@ def sleeping_at_once(threads: int) -> Iterator[None]:
     """
     let_go: Callable[[], None] | None = None
     if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():
-        let_go = idle_team(_team_size(Crowd(threads, usable_cpus())))
+        let_go = idle_team(_team_size(CoreContention(threads, usable_cpus())))
     try:
         yield
     finally:

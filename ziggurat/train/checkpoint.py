@@ -68,7 +68,7 @@ from ziggurat.train.processes import Processes
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """The state of a run except its tensors.
 
     Attributes:
@@ -101,7 +101,7 @@ class Progress:
         schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
         interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
         by_clock: True when only the clock asked for this checkpoint (`every_minutes`).
-        window: sums of the updates since the last record (ziggurat.train.progress.UpdateWindow).
+        window: sums of the updates since the last record (ziggurat.train.progress.RecordWindow).
     """
 
     update: int = 0
@@ -232,7 +232,7 @@ class Checkpoint:
         configuration: that of the run, as a JSON document; None in a checkpoint that was read.
     """
 
-    progress: Progress
+    progress: RunProgress
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
     store: str
@@ -309,7 +309,7 @@ def _unwritten(folder: Path, size: int, error: OSError) -> str:
     )
 
 
-def read_progress(folder: Path) -> Progress:
+def read_progress(folder: Path) -> RunProgress:
     """Return the progress of a run at a checkpoint. Raises CheckpointError when its `meta.json` cannot be read."""
     return _read_meta(folder).progress
 
@@ -371,7 +371,7 @@ def same_for_all(
 class _Meta(NamedTuple):
     """Content of `meta.json`."""
 
-    progress: Progress
+    progress: RunProgress
     store: str
     corpora: list[str]
     checksums: dict[str, str]
@@ -380,7 +380,7 @@ class _Meta(NamedTuple):
 def _read_meta(folder: Path) -> _Meta:
     document, path = read_meta(folder), folder / META_FILE
     try:
-        progress = Progress(**document["progress"])
+        progress = RunProgress(**document["progress"])
         return _Meta(progress, document["store"], document["corpora"], dict(document["checksums"]))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None

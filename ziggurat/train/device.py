@@ -300,7 +300,7 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
     )
 
 
-def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
+def to_device(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
     """Yield the groups of `loader` from `state` on.
 
     Batches for a CUDA device are on it already: while the GPU works on one group, another stream copies the next. For

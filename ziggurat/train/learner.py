@@ -48,7 +48,7 @@ from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights, whole
 from ziggurat.system.errors import ConfigError, TrainingError
 from ziggurat.system.files import made_by
-from ziggurat.train.checkpoint import Checkpoint, Progress
+from ziggurat.train.checkpoint import Checkpoint, RunProgress
 from ziggurat.train.device import Shortage
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import GraphedPasses, as_trained, profile_admin
@@ -99,7 +99,7 @@ def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
     return experiment if model == experiment.model else _of_depth(experiment, model)
 
 
-def stage_ended(p: Progress, config: TrainingConfig) -> bool:
+def stage_ended(p: RunProgress, config: TrainingConfig) -> bool:
     """True when the present stage is over and a deeper one follows; a function of the progress alone."""
     growth = config.growth
     if growth is None or p.stage >= len(growth.stages):
@@ -110,7 +110,7 @@ def stage_ended(p: Progress, config: TrainingConfig) -> bool:
     )
 
 
-def after_growth(p: Progress, config: TrainingConfig) -> None:
+def after_growth(p: RunProgress, config: TrainingConfig) -> None:
     """Move `p` to the next stage; with `restart_rate`, back to the end of the warm-up (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1

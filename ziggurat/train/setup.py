@@ -32,7 +32,7 @@ from ziggurat.model.tensors import local
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError, printable
 from ziggurat.system.processes import share_cores
 from ziggurat.system.yaml_text import shown
-from ziggurat.train.checkpoint import Checkpoint, Progress, latest_checkpoint, same_for_all
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, latest_checkpoint, same_for_all
 from ziggurat.train.device import (
     Shortage,
     give_back_freed_memory,
@@ -270,7 +270,7 @@ class StartingPoint:
         origin: the model that the weights are of, for people; "": of no other model.
     """
 
-    progress: Progress
+    progress: RunProgress
     initialised: bool
     origin: str
 
@@ -440,7 +440,7 @@ def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
         )
 
 
-def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
+def rank_anew(p: RunProgress, experiment: Experiment) -> list[str]:
     """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
 
     Scores of other sentences or of another search cannot be compared. The link `best` stays until the next validation.

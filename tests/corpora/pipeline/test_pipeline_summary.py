@@ -18,7 +18,7 @@ from ziggurat.corpora.pipeline.road import Road
 from ziggurat.corpora.pipeline.step import MANIFEST, Selection, Step, Times, write_document
 from ziggurat.corpora.pipeline.table import steps_of
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.robustness import Trial, judge
+from ziggurat.evaluate.robustness import PerturbedScore, judge
 from ziggurat.inspect.report.page import StepRow, pipeline_page
 
 
@@ -54,7 +54,7 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     road = Road(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
     (ideal, _), (outputs, _) = TRIALS[2].ideal, TRIALS[2].found
     trials = [
-        Trial(name, "", REFERENCES[:cases], [REFERENCES[:cases]], [outputs[:cases]], [ideal[:cases]])
+        PerturbedScore(name, "", REFERENCES[:cases], [REFERENCES[:cases]], [outputs[:cases]], [ideal[:cases]])
         for name, cases in (("strong", 40), ("few", 9))
     ]
     judged = judge(["teacher"], [""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)

@@ -21,9 +21,9 @@ from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, at_work, do_shards
 from ziggurat.data.aligner import Link, read_aligner
 from ziggurat.data.cleaning.comparisons import Comparisons
 from ziggurat.data.cleaning.filters import Mask
-from ziggurat.data.encoding import EncodedBlock, Encoder, block_text, compared, pack, unpack
+from ziggurat.data.encoding import EncodedBlock, PairEncoder, block_text, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.data.prepare import Inputs, Learnt, PrepareReport, learn, prepare, reusable_store
+from ziggurat.data.prepare import Inputs, PrepareReport, Trained, learn, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.subword_training import read_pair_scores, write_pair_scores
@@ -188,10 +188,10 @@ class _Parts:
                 f"{self.plan.folder}: {found:,} of {total:,} pairs are encoded; run the same command without `--merge`"
             )
 
-    def learnt(self, directory: Path) -> Learnt:
+    def learnt(self, directory: Path) -> Trained:
         """Return what was learnt; the tokenizers are saved in `directory`. The pair scores have done their work."""
         save_tokenizers(directory, *self._tokenizers)
-        return Learnt(self._tokenizers, self._notices, {})
+        return Trained(self._tokenizers, self._notices, {})
 
     def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
         """Yield the blocks of one split, in order, compared."""
@@ -219,7 +219,7 @@ def _encode(learnt: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
 
 
 @lru_cache(maxsize=2)
-def _opened(learnt: str, split: str) -> tuple[DataConfig, Encoder, HmmLinks | None]:
+def _opened(learnt: str, split: str) -> tuple[DataConfig, PairEncoder, HmmLinks | None]:
     """Open what was learnt, once in a worker's life."""
     folder = Path(learnt)
     config = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
@@ -227,4 +227,4 @@ def _opened(learnt: str, split: str) -> tuple[DataConfig, Encoder, HmmLinks | No
     if config.aligned(split) and (folder / "aligner").exists():
         aligner = HmmLinks(read_aligner(folder / "aligner"), config.alignment.symmetrise)
     scorers = read_pair_scores(folder, config)
-    return config, Encoder(config, load_tokenizers(folder), split, 1, scorers), aligner
+    return config, PairEncoder(config, load_tokenizers(folder), split, 1, scorers), aligner

@@ -45,7 +45,7 @@ _ITERATIONS = 4  # of IBM Model 1
 _BIGRAMS = 1 << 21  # counts of neighbouring words, by hash
 
 
-class Sides(NamedTuple):
+class PairTokens(NamedTuple):
     """Pairs as the features see them."""
 
     words: tuple[Tokens, Tokens]
@@ -58,7 +58,7 @@ class Sides(NamedTuple):
     """Whether first and last characters are of one sort, [pairs] each."""
 
 
-class Corpus(NamedTuple):
+class CorpusStatistics(NamedTuple):
     """What all pairs have in common: sizes of the vocabularies, and mean and deviation of the log length ratios."""
 
     sizes: tuple[int, int]
@@ -66,7 +66,7 @@ class Corpus(NamedTuple):
     characters: tuple[float, float]
 
 
-class Order:
+class WordOrder:
     """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?
 
     Args:
@@ -80,7 +80,7 @@ class Order:
         self._words_total = self._words.sum()
 
     @classmethod
-    def learn(cls, sentences: Tokens, size: int) -> Order:
+    def learn(cls, sentences: Tokens, size: int) -> WordOrder:
         """Return the counts of sentences; `size`: number of words."""
         ids, inner = _joined(sentences)
         pairs = np.bincount(cls._keys(ids)[inner], minlength=_BIGRAMS).astype(np.int32)
@@ -110,14 +110,14 @@ class Order:
         return _means(gain, sentences, less=1)
 
 
-class Half(NamedTuple):
+class HalfModel(NamedTuple):
     """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
 
     lexicons: tuple[Lexicon, Lexicon]
-    order: tuple[Order, Order]
+    order: tuple[WordOrder, WordOrder]
 
     @classmethod
-    def learn(cls, words: tuple[Tokens, Tokens], sizes: tuple[int, int]) -> Half:
+    def learn(cls, words: tuple[Tokens, Tokens], sizes: tuple[int, int]) -> HalfModel:
         """Return what the pairs teach, of which `words` has both sides; `sizes` of both vocabularies."""
         known = [[ids[ids >= 0] for ids in side] for side in words]
 
@@ -126,7 +126,7 @@ class Half(NamedTuple):
             rows = translation_table(known[a], known[b], sizes[a], sizes[b], iterations=_ITERATIONS, kept=_KEPT)
             return Lexicon.of_rows(rows, sizes[a], sizes[b])
 
-        return cls((lexicon(0), lexicon(1)), (Order.learn(words[0], sizes[0]), Order.learn(words[1], sizes[1])))
+        return cls((lexicon(0), lexicon(1)), (WordOrder.learn(words[0], sizes[0]), WordOrder.learn(words[1], sizes[1])))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return it as named arrays; see `of_arrays`."""
@@ -137,16 +137,16 @@ class Half(NamedTuple):
         return found
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], sizes: tuple[int, int]) -> Half:
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], sizes: tuple[int, int]) -> HalfModel:
         """Return what `arrays` gave. Raises KeyError where one is missing."""
         lexicons, orders = [], []
         for way, ends in zip(_WAYS, (sizes, sizes[::-1]), strict=True):
             lexicons.append(Lexicon(arrays[f"{way}.keys"], arrays[f"{way}.probabilities"], *ends))
-            orders.append(Order(arrays[f"{way}.words"], arrays[f"{way}.pairs"]))
+            orders.append(WordOrder(arrays[f"{way}.words"], arrays[f"{way}.pairs"]))
         return cls((lexicons[0], lexicons[1]), (orders[0], orders[1]))
 
 
-def features(sides: Sides, half: Half, corpus: Corpus) -> Floats:
+def features(sides: PairTokens, half: HalfModel, corpus: CorpusStatistics) -> Floats:
     """Return the features of pairs that `half` does not contain, [pairs, FEATURES]."""
     columns: list[Floats] = []
     for a in (0, 1):
@@ -160,7 +160,7 @@ def features(sides: Sides, half: Half, corpus: Corpus) -> Floats:
     return np.stack(columns, 1)
 
 
-def _directed(source: Tokens, target: Tokens, lexicon: Lexicon, order: Order) -> list[Floats]:
+def _directed(source: Tokens, target: Tokens, lexicon: Lexicon, order: WordOrder) -> list[Floats]:
     """Return the features of one direction: how well the source explains the target."""
     ids, _ = _joined(target)
     likely, best = _explained(source, target, lexicon)
@@ -275,8 +275,8 @@ class PairScorer:
     def __init__(
         self,
         words: tuple[dict[str, int], dict[str, int]],
-        corpus: Corpus,
-        halves: tuple[Half, Half],
+        corpus: CorpusStatistics,
+        halves: tuple[HalfModel, HalfModel],
         scale: Floats,
         weights: Floats,
     ) -> None:
@@ -302,7 +302,7 @@ class PairScorer:
                 "the pair score (data.filters.pair_score) learns from words that occur twice or more, and no word of "
                 f"the {_SIDES[1 if words[0] else 0]} side does; switch it off with `pair_score: null`"
             )
-        corpus = Corpus(
+        corpus = CorpusStatistics(
             (len(words[0]), len(words[1])),
             usual_ratio(lengths[0], lengths[1]),
             usual_ratio([len(s) for s in sources], [len(t) for t in targets]),
@@ -310,7 +310,7 @@ class PairScorer:
         # (2) Lexicons and order
         odd = _odd(sources, targets)
         even, other = ([list(compress(side, odd == n)) for side in ids] for n in (False, True))
-        halves = Half.learn((even[0], even[1]), corpus.sizes), Half.learn((other[0], other[1]), corpus.sizes)
+        halves = HalfModel.learn((even[0], even[1]), corpus.sizes), HalfModel.learn((other[0], other[1]), corpus.sizes)
         del ids, even, other
         untrained = cls(
             (words[0], words[1]), corpus, halves, np.zeros((2, len(FEATURES))), np.zeros(2 * len(FEATURES) + 1)
@@ -383,10 +383,10 @@ def read_pair_score(path: Path) -> PairScorer:
         sizes = len(source), len(target)
         usual = [tuple(tensors[f"usual_{name}"].tolist()) for name in ("words", "characters")]
         parts = [{k[2:]: v for k, v in tensors.items() if k.startswith(f"{n}.")} for n in (0, 1)]
-        halves = Half.of_arrays(parts[0], sizes), Half.of_arrays(parts[1], sizes)
+        halves = HalfModel.of_arrays(parts[0], sizes), HalfModel.of_arrays(parts[1], sizes)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
-    return PairScorer((source, target), Corpus(sizes, *usual), halves, tensors["scale"], tensors["weights"])
+    return PairScorer((source, target), CorpusStatistics(sizes, *usual), halves, tensors["scale"], tensors["weights"])
 
 
 def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
@@ -461,12 +461,12 @@ def _sides(
     split: Sequence[Sequence[Sequence[str]]],
     ids: Sequence[Sequence[NDArray[np.int32]]],
     chosen: NDArray[np.int64],
-) -> Sides:
+) -> PairTokens:
     """Return the chosen pairs as the features see them."""
     texts = [[greek_questions(side[n]) for n in chosen] for side in (sources, targets)]
     bags = [[set(side[n]) for n in chosen] for side in split]
     common = [len(a & b) / min(len(a), len(b)) for a, b in zip(*bags, strict=True)]
-    return Sides(
+    return PairTokens(
         ([ids[0][n] for n in chosen], [ids[1][n] for n in chosen]),
         (np.array([len(t) for t in texts[0]], np.float64), np.array([len(t) for t in texts[1]], np.float64)),
         np.array(common),

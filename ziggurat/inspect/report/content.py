@@ -276,7 +276,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Translations:
+class SampleTranslations:
     """Translations of the same sentences by all runs.
 
     Attributes:
@@ -310,7 +310,7 @@ class Content:
     standings: tuple[Standing, ...]
     figures: tuple[Figure, ...]
     settings: tuple[Setting, ...]
-    translations: Translations | None
+    translations: SampleTranslations | None
     missing: tuple[Missing, ...]
     environment: tuple[tuple[str, str], ...]
 
@@ -397,7 +397,7 @@ def _sentence(error: Exception) -> str:
 
 def translate_all(
     runs: Sequence[ReportRun], sentences: Callable[[], Sentences], say: Callable[[str], None]
-) -> tuple[Translations | None, list[Missing]]:
+) -> tuple[SampleTranslations | None, list[Missing]]:
     """Return the runs' translations of the sentences, and the runs that have none, with the reason."""
     try:
         chosen = sentences()
@@ -427,7 +427,7 @@ def translate_all(
         return None, [*failed, *(Missing(run.colour, "scores and translations", _sentence(error)) for run in runs)]
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
-    return Translations(chosen, tuple(found), comparison, tuple(groups)), failed
+    return SampleTranslations(chosen, tuple(found), comparison, tuple(groups)), failed
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

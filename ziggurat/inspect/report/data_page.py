@@ -31,7 +31,7 @@ from ziggurat.data.prepare import CLEANING
 from ziggurat.data.table import PairTable
 from ziggurat.inspect.report.figure import Figure, Panel, Series, described, numbers
 from ziggurat.inspect.report.template import page_templates, table_link
-from ziggurat.system.small_files import Form, json_safe, parse_json, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, json_safe, parse_json, read_bounded, shaped
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class CorpusFacts:
     sampled: int
 
 
-class _Overlap(Form):
+class _Overlap(JsonForm):
     sentences: int
     found: int
     pairs: int
     sides: int
 
 
-class _Overlaps(Form):
+class _Overlaps(JsonForm):
     held_out: dict[str, _Overlap]
 
 
@@ -295,7 +295,7 @@ class DataContent:
         return [corpus for corpus in self.corpora if corpus.split == "train"]
 
 
-class _Cleaning(Form):
+class _Cleaning(JsonForm):
     """Form of CLEANING."""
 
     train: list[dict[str, list[Annotated[list[str], Field(min_length=2, max_length=2)]]]]

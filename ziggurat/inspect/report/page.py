@@ -17,7 +17,7 @@ from rich.filesize import decimal
 
 from ziggurat.config import dump
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
-from ziggurat.evaluate.findings import FEWEST_CASES, Pair, Scores
+from ziggurat.evaluate.findings import FEWEST_CASES, Scores, SystemDifference
 from ziggurat.evaluate.robustness import Effect, Robustness
 from ziggurat.inspect.report.content import Content, Setting
 from ziggurat.inspect.report.drawing import name_of_run
@@ -133,7 +133,7 @@ def _tested(scores: Sequence[Scores]) -> str | None:
     return f"{where} {better} is ahead of {worse} by {by}, which may well be chance (p = {p:.2f})."
 
 
-def _best_pair(scores: Scores) -> Pair:
+def _best_pair(scores: Scores) -> SystemDifference:
     """Return the pair of the two best systems."""
     sign = 1 if scores.higher_is_better else -1
     order = sorted(range(len(scores.systems)), key=lambda i: -sign * scores.systems[i].mean)
