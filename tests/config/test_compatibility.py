@@ -344,8 +344,8 @@ def test_fixed_combinations_are_part_of_what_is_computed() -> None:
         for start in ("one", "average")
     )
     assert unlike(one, average) == ["model.combination.start: one -> average"]
-    learnt = ModelConfig.model_validate({"encoder": encoder, "combination": {"start": "one"}})
-    assert unlike(learnt, ModelConfig.model_validate({"encoder": encoder})) == []
+    learned = ModelConfig.model_validate({"encoder": encoder, "combination": {"start": "one"}})
+    assert unlike(learned, ModelConfig.model_validate({"encoder": encoder})) == []
 
 
 def test_deepnorm_weights_belong_to_the_depth_of_their_constants() -> None:

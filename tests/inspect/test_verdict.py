@@ -115,7 +115,7 @@ def test_evenness() -> None:
         (0.11, HUNGRY, Reference(10, 1.0), "will not train"),
         (-1.0, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
         (0.09, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
-        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learnt, whatever the reference has
+        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learned, whatever the reference has
         (0.11, HUNGRY, Reference(10, 0.0), "trains"),
         (0.0, HUNGRY, Reference(10, ENOUGH * 0.99), "will not train"),  # gradients that die are seen early
         (-1.0, [5e-4, 1.0], Reference(10, ENOUGH), "risky"),

@@ -83,7 +83,7 @@ def check_text(check: DepthCheck) -> str:
     ]
     if not reference.enough:
         lines.append(
-            f"  the shallow model has hardly learnt anything in {reference.updates} updates: try more (`--updates`)"
+            f"  the shallow model has hardly learned anything in {reference.updates} updates: try more (`--updates`)"
         )
     lines += [*_profile(trial), ""]
     lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]

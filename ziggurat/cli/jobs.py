@@ -105,7 +105,7 @@ class JobOptions:
         if self.ray is not None and not self.merge:
             from ziggurat.corpora.jobs.launchers import cluster_library
 
-            cluster_library(self.ray)  # now: a vocabulary or an aligner may be learnt before workers are started
+            cluster_library(self.ray)  # now: a vocabulary or an aligner may be learned before workers are started
 
     @property
     def part(self) -> tuple[int, int]:

@@ -33,7 +33,7 @@ from ziggurat.system.errors import DataError
 Ids = NDArray[np.int32]
 
 SHARE = 0.95
-"""Share of the sample that fits into the length that is foretold."""
+"""Share of the sample that fits into the length that is predicted."""
 
 
 class PredictedLength(NamedTuple):
@@ -51,17 +51,17 @@ class PredictedLength(NamedTuple):
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
 
 
-def foretold_lengths(
+def predicted_lengths(
     modify: Callable[[AlignedPair, int], None],
     every_word: bool,
     sample: Sequence[AlignedPair],
     tokenizers: Sequence[Tokenizer],
 ) -> list[PredictedLength]:
-    """Return what foretells the length of either side after a modifier.
+    """Return what predicts the length of either side after a modifier.
 
     Args:
         modify: changes a pair, as a function of the pair and a number.
-        every_word: it changes words, whatever words they are; the length is then foretold by pieces.
+        every_word: it changes words, whatever words they are; the length is then predicted by pieces.
         sample: pairs to try it on; they stay as they are.
         tokenizers: of both sides.
     """
@@ -87,7 +87,7 @@ def _fitted(
         beyond = new - factor * sums
         constant = float(np.quantile(beyond, SHARE, method="higher")) if len(beyond) else 0.0
         tried.append(PredictedLength(by_piece, factor, constant))
-    return min(tried, key=lambda foretold: foretold.factor * float(sums.sum()) + foretold.constant * len(sums))
+    return min(tried, key=lambda predicted: predicted.factor * float(sums.sum()) + predicted.constant * len(sums))
 
 
 def _by_piece(modify: Callable[[AlignedPair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
@@ -109,7 +109,7 @@ def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.f
 Indices = NDArray[np.int64]
 
 _SAMPLE = 128
-"""Pairs on which a modifier is tried, to foretell lengths."""
+"""Pairs on which a modifier is tried, to predict lengths."""
 _EVERY_WORD = ("upper_case", "title_case")
 """Modifiers that change every word, so that the new length of a pair depends on its words."""
 _CHUNK = 1 << 20
@@ -175,7 +175,7 @@ class PairModifier:
         self._sections = {name: section for name, section in config.chosen.items() if name != "merge"}
         self._units = [PieceUnits(tokenizer) for tokenizer in tokenizers]
         self._sample = self._sampled()
-        self._foretold = {name: self._foretell(name) for name in self._sections}
+        self._predicted = {name: self._predict(name) for name in self._sections}
 
     def lengths(self, epoch: int, rows: Indices | None = None) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs].
@@ -292,14 +292,16 @@ class PairModifier:
         ]
         rooms = [one.copy() for one in whole]
         recased = np.zeros(len(indices), bool)
-        for number, (name, foretold) in enumerate(self._foretold.items()):
+        for number, (name, predicted) in enumerate(self._predicted.items()):
             rows = np.flatnonzero(hits[number] >= 0)
             if name in _EVERY_WORD:  # upper case leaves title case, which comes later, nothing to change
                 rows = rows[~recased[rows]]
                 recased[rows] = True
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
             for side in (0, 1):  # added up: factors upon factors would plan far too much or too little
-                rooms[side][rows] += whole[side][rows] * (foretold[side].ratio(ids[side]) - 1) + foretold[side].constant
+                rooms[side][rows] += (
+                    whole[side][rows] * (predicted[side].ratio(ids[side]) - 1) + predicted[side].constant
+                )
         source, target = (
             np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
             for one, room in zip(stored, rooms, strict=True)
@@ -311,13 +313,13 @@ class PairModifier:
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
-    def _foretell(self, name: str) -> list[PredictedLength]:
-        """Return what foretells the length of either side after a modifier."""
+    def _predict(self, name: str) -> list[PredictedLength]:
+        """Return what predicts the length of either side after a modifier."""
 
         def modify(pair: AlignedPair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
 
-        return foretold_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+        return predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
 
     def _tag(self, source: Ids) -> Ids:
         """Return the corpus's tag in front of a source, if there is one."""

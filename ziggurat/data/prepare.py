@@ -90,7 +90,7 @@ def sample_sentences(
 
 
 class Trained(NamedTuple):
-    """What is learnt of the corpora before any pair is encoded."""
+    """What is learned of the corpora before any pair is encoded."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[str]
@@ -102,7 +102,7 @@ class Trained(NamedTuple):
 class PreparedParts(Protocol):
     """Parts of a store that were made elsewhere (ziggurat.corpora.jobs.preparation)."""
 
-    def learnt(self, directory: Path) -> Trained:
+    def learned(self, directory: Path) -> Trained:
         """Return what `learn` does."""
 
     def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
@@ -110,7 +110,7 @@ class PreparedParts(Protocol):
 
 
 def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Trained:
-    """Return what is learnt of the corpora; the tokenizers are saved in `directory`.
+    """Return what is learned of the corpora; the tokenizers are saved in `directory`.
 
     The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
 
@@ -378,8 +378,8 @@ def _build(
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
     corpora = inputs.corpora
-    learnt = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
-    tokenizers, comparisons = learnt.tokenizers, Comparisons.of_all(config, corpora)
+    learned = learn(corpora, config, directory, progress) if parts is None else parts.learned(directory)
+    tokenizers, comparisons = learned.tokenizers, Comparisons.of_all(config, corpora)
     training = [corpus for corpus in corpora if corpus.split == "train"]
     tables, rare = {}, list[str]()
     for split in ("train", "dev"):
@@ -389,7 +389,7 @@ def _build(
         has_text = split == "dev" or config.subword.regularisation is not None
         writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
         if parts is None:
-            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learnt.scorers)
+            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learned.scorers)
         else:
             blocks = _shown(parts.blocks(split, comparisons), f"merge {split}", chosen, progress)
         for block in blocks:
@@ -412,7 +412,7 @@ def _build(
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": [*learnt.notices, *overlap_notices(corpora, config), *rare],
+        "notices": [*learned.notices, *overlap_notices(corpora, config), *rare],
         **({"held_out": overlap} if overlap else {}),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,

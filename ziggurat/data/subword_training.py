@@ -1,6 +1,6 @@
 """Training of SentencePiece models, and loading of the existing tokenizers that a configuration names.
 
-Random samples of the corpora: for subword models, and for the pair score, which is learnt from one.
+Random samples of the corpora: for subword models, and for the pair score, which is learned from one.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
 
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
-    """Return the pair score of each direction, learnt from those of its training corpora that are filtered by it.
+    """Return the pair score of each direction, learned from those of its training corpora that are filtered by it.
 
     It sees what the other filters of a pair leave.
 

@@ -5,13 +5,13 @@ that they can be ranked by what was measured.
 
 The reference of a depth check: what a shallow healthy model learns on the same data in as many updates.
 
-How much can be learnt in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
+How much can be learned in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
 of a deep model is compared with that of a plain pre-norm one of three layers, at a rate that suits it. It depends on
 the data (with stages and modifiers) and the width alone, and is kept in the store.
 
 The verdict on a trial: trains, risky or will not train; with findings on loss, encoder, decoder and source.
 
-What a trial should have learnt depends on its data, so the bar is a share of what a shallow healthy model, the
+What a trial should have learned depends on its data, so the bar is a share of what a shallow healthy model, the
 reference, learns on the same pairs in as many updates.
 """
 
@@ -38,20 +38,21 @@ from ziggurat.system.terminal import duration
 Label = Literal["trains", "risky", "too early to tell", "will not train"]
 
 LEARNING = 0.1
-"""Nats per token below the entropy of word frequencies, from which a model has learnt more than these: stuck runs come
+"""Nats per token below the entropy of word frequencies, from which a model has learned more than these: stuck runs come
 to be 0.08 below it."""
 
 SHARE = 0.2
-"""Share of what the reference has learnt, from which a model trains."""
+"""Share of what the reference has learned, from which a model trains."""
 
 ENOUGH = 0.3
-"""Nats per token that the reference must have learnt before a trial that has not reached the bar is held against it."""
+"""Nats per token that the reference must have learned before a trial that has not reached the bar is held against
+it."""
 
 STARVED = 1e-3
 """Evenness of a stack, below which its lowest layers hardly learn."""
 
 DEAD = 1e-5
-"""Geometric mean of the evenness of encoder and decoder, below which a model that has learnt only word frequencies
+"""Geometric mean of the evenness of encoder and decoder, below which a model that has learned only word frequencies
 does not learn more."""
 
 READS = 0.01
@@ -73,12 +74,12 @@ class Reference:
 
     @property
     def enough(self) -> bool:
-        """True where it has learnt enough to compare with."""
+        """True where it has learned enough to compare with."""
         return self.learned >= ENOUGH
 
     @property
     def bar(self) -> float:
-        """Nats per token that a trial should have learnt."""
+        """Nats per token that a trial should have learned."""
         return max(LEARNING, SHARE * self.learned)
 
 
@@ -120,10 +121,10 @@ def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
 
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
       will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients;
-      not beside a reference that has hardly learnt anything, since so early every loss falls to word frequencies.
+      not beside a reference that has hardly learned anything, since so early every loss falls to word frequencies.
     - `will not train`: neither, and gradients die out on their way down both stacks, as in plain deep post-norm; or a
       number is not finite.
-    - `too early to tell`: neither, and the reference has hardly learnt anything either.
+    - `too early to tell`: neither, and the reference has hardly learned anything either.
     - `risky`: anything else. Most such runs learn, but late and slowly.
 
     experiments/depth-check tells how the bands were chosen, and how often they are right.
@@ -194,7 +195,7 @@ REFERENCES_FILE = "depth-references.json"
 _LAYERS, _WIDTH, _PEAK = 3, 128, 2e-3
 """Depth of either stack, and the highest rate at that width."""
 _DOUBLINGS = 2
-"""Doublings of the updates, at most, where it has not learnt enough."""
+"""Doublings of the updates, at most, where it has not learned enough."""
 
 
 def reference_of(
@@ -206,7 +207,7 @@ def reference_of(
 ) -> Reference:
     """Return what a shallow model learns on the pairs of `store`, at the width of the trials of `experiment`.
 
-    Trained for the updates of `settings`, or two or four times as many where it has not learnt enough by then. The
+    Trained for the updates of `settings`, or two or four times as many where it has not learned enough by then. The
     arguments are those of ziggurat.inspect.check.check_depth.
     """
     shallow, reference = _shallow(experiment, store, settings), None
@@ -325,7 +326,7 @@ def check_depth(
 
     Args:
         experiment: the configuration.
-        settings: the options of the trials; there are more updates where a shallow model has not learnt enough.
+        settings: the options of the trials; there are more updates where a shallow model has not learned enough.
         begun: takes name and updates of each trial when it begins, and returns the function that takes their numbers.
         remedies: whether to try remedies where the verdict is not `trains`.
         say: takes the verdict before remedies are tried, since those take several times as long.

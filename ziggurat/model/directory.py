@@ -6,7 +6,7 @@ averaged/validation.json   metric, value (null: not measured), rival (`best` or 
 
 The device of a model, by the name that a setting gives, and torch's random state there.
 
-Checks that vocabularies fit weights: one for a shared embedding, and ids of text as weights learnt them.
+Checks that vocabularies fit weights: one for a shared embedding, and ids of text as weights learned them.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def test_cleaning_takes_what_its_filters_take() -> None:
     assert seconds(2) == pytest.approx(seconds(1) / 2)
     languages, scored = seconds(1, languages={}) - seconds(1), seconds(1, pair_score={}) - seconds(1)
     assert min(languages, scored) > seconds(1)
-    # A score is learnt from so many pairs at most, by one process.
+    # A score is learned from so many pairs at most, by one process.
     assert seconds(4, pair_score={}) > seconds(1, pair_score={}) / 4
     assert seconds(1, pair_score={"pairs": 2_000_000}) == pytest.approx(seconds(1, pair_score={"pairs": 1_000_000}))
     assert cleaning(None, FilterConfig(), 1).seconds is None

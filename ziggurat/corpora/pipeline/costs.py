@@ -178,7 +178,7 @@ def _at_most(lines: Lines | None, less: int = 0) -> Lines | None:
 PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
 """Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
 _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200
-"""Pairs a second of the usual filters with reading and writing, of `languages`, and of the pair score, which is learnt
+"""Pairs a second of the usual filters with reading and writing, of `languages`, and of the pair score, which is learned
 first, on one core of an Intel Xeon with AVX-512 (short sentences)."""
 _UNKNOWN = "is not known yet"
 _OF_TRAINING_SPEED = 0.2

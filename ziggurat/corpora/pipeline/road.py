@@ -139,9 +139,9 @@ class Corpora:
 
     def dev(self, name: ModelName) -> list[CorpusConfig]:
         """Return the development corpora of a model, with the tags that its training corpora have, too."""
-        learnt = {corpus.tag for corpus in self.train(name)}
+        learned = {corpus.tag for corpus in self.train(name)}
         sets = [
-            (self._road.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learnt else None)
+            (self._road.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learned else None)
             for number, corpus in enumerate(self._config.bitext.dev)
         ]
         held = self._config.bitext.hold_out

@@ -285,7 +285,7 @@ class PairScorer:
 
     @classmethod
     def train(cls, pairs: Iterable[tuple[str, str]]) -> PairScorer:
-        """Return a score learnt from `pairs`, which must have text on both sides.
+        """Return a score learned from `pairs`, which must have text on both sides.
 
         Raises DataError where there are too few, or no word of a side occurs twice.
         """
@@ -354,7 +354,7 @@ class PairScorer:
         return with_sorted_header(save(tensors, {"format": _FORMAT}))
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
-        """Return the features of pairs of the even or odd half, by what the other half has learnt."""
+        """Return the features of pairs of the even or odd half, by what the other half has learned."""
         found = np.zeros((len(sources), len(FEATURES)))
         for first in range(0, len(sources), _PART):
             part = slice(first, first + _PART)

@@ -133,7 +133,7 @@ def _judged(
         return "diverged", (f"Its latest {where} loss is not a finite number.",)
     best = figures["best_nll"] if of_dev else now
     assert best is not None  # the latest is finite
-    # (2) Has it learnt more than word frequencies?
+    # (2) Has it learned more than word frequencies?
     loss = f"{'Best dev' if of_dev else 'Latest training'} loss {best:.2f} nats per token"
     update = run.train[-1]["update"]
     if floor is not None:

@@ -449,7 +449,7 @@ REASONS = {
     "punctuation": "other punctuation on the two sides",
     "source_language": "the source is in another language",
     "target_language": "the target is in another language",
-    "pair_score": "sides that hardly translate each other, by the score learnt from the corpora",
+    "pair_score": "sides that hardly translate each other, by the score learned from the corpora",
     "duplicate": "seen before",
     "near_duplicate": "nearly the same as an earlier pair",
     "held_out": "in a development or test set",
