@@ -27,8 +27,8 @@ from ziggurat.train import saving
 from ziggurat.train.checkpoint import load_checkpoint, read_progress
 from ziggurat.train.loop import train
 from ziggurat.train.objective import batch_loss
-from ziggurat.train.processes import GracefulStop
 from ziggurat.train.schedule import TrainingResult
+from ziggurat.train.signals import GracefulStop
 from ziggurat.train.update import train_update
 from ziggurat.train.validate import Validation, Validator
 from ziggurat.translate.search import search_by_steps
@@ -210,7 +210,7 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     torch.set_num_threads(1)
     from ziggurat.cli import main
-    from ziggurat.train.processes import GracefulStop
+    from ziggurat.train.signals import GracefulStop
 
     heard: list[int] = []
     seen: dict[str, int] = {}
@@ -275,7 +275,7 @@ def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: 
 WORKER = """
 import os, sys, time
 from pathlib import Path
-from ziggurat.train.processes import GracefulStop, leave_with_launcher
+from ziggurat.train.signals import GracefulStop, leave_with_launcher
 with GracefulStop() as stop:
     leave_with_launcher()
     Path("began").touch()

@@ -29,7 +29,6 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.data.inputs import Trigrams, resembles_more
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -195,6 +194,8 @@ def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the ou
     """Print a warning when `outputs` resemble the source text more than the reference."""
     if test_set.sources is None:
         return
+    from ziggurat.data.inputs import Trigrams, resembles_more  # it loads numpy and pyarrow
+
     source, reference = (Trigrams(lines[:_LANGUAGE_LINES]) for lines in (test_set.sources, test_set.references[0]))
     if resembles_more(Trigrams(outputs[:_LANGUAGE_LINES]), source, reference):
         say(

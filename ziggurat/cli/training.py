@@ -26,7 +26,7 @@ from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.terminal import importing, let_go, why
-from ziggurat.train.processes import leave_with_launcher
+from ziggurat.train.signals import leave_with_launcher
 
 
 def train(

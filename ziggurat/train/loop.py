@@ -22,13 +22,14 @@ from ziggurat.train.depth_records import DepthProbe, DepthReporter
 from ziggurat.train.device import to_device
 from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.processes import GracefulStop, joined, lost
+from ziggurat.train.processes import joined, lost
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
 from ziggurat.train.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on
 from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
+from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
 from ziggurat.train.update import train_update
 
