@@ -99,35 +99,37 @@ class Objective(nn.Module):
         self.config = config
 
     def forward(self, batch: Batch, tokens: int, sentences: int) -> LossSums:
-        """Return the batch's part of the loss of an update of `tokens` and `sentences`."""
-        return batch_loss(self.model, batch, self.config, tokens=tokens, sentences=sentences)
+        """Run the model over `batch`, teacher-forced; return its part of the loss of an update."""
+        model, config = self.model, self.config
+        layers: list[Tensor] | None = [] if config.inter_sim else None
+        kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
+        # Positional and without None: recorded passes take no more than the first three.
+        wanted = (layers,) if kept is None else (layers, kept)
+        hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
+        output = model.output
+        sums = sequence_loss(
+            output.rounded(hidden),
+            output.rounded(output.weight),
+            Labels(batch.target_out, batch.target_mask, batch.target_tokens),
+            config,
+            tokens=tokens,
+            sentences=sentences,
+            bias=output.bias,
+            ruled_out=output.ruled_out,
+        )
+        sums = with_guidance(sums, kept, batch, config, tokens=tokens, sentences=sentences)
+        if layers is None:
+            return sums
+        penalty = inter_similarity_penalty(
+            layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
+        )
+        return sums._replace(objective=sums.objective + penalty)
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
-    """Run the model over `batch`, teacher-forced, and return its part of an update of `tokens` and `sentences`."""
-    layers: list[Tensor] | None = [] if config.inter_sim else None
-    kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
-    # Positional and without None: recorded passes (ziggurat.train.objective) take no more than the first three.
-    wanted = (layers,) if kept is None else (layers, kept)
-    hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
-    output = model.output
-    sums = sequence_loss(
-        output.rounded(hidden),
-        output.rounded(output.weight),
-        Labels(batch.target_out, batch.target_mask, batch.target_tokens),
-        config,
-        tokens=tokens,
-        sentences=sentences,
-        bias=output.bias,
-        ruled_out=output.ruled_out,
-    )
-    sums = with_guidance(sums, kept, batch, config, tokens=tokens, sentences=sentences)
-    if layers is None:
-        return sums
-    penalty = inter_similarity_penalty(
-        layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
-    )
-    return sums._replace(objective=sums.objective + penalty)
+    """Return the loss of `batch`, teacher-forced, as its part of an update of `tokens` and `sentences`."""
+    sums: LossSums = Objective(model, config)(batch, tokens, sentences)
+    return sums
 
 
 def inter_similarity_penalty(
