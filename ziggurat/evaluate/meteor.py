@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.evaluate.scores import MeanMetric, MeanSignature, Words, check_lines
 from ziggurat.system.errors import ConfigError
 

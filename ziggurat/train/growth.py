@@ -152,8 +152,8 @@ def grow_model(
         raise ConfigError(f"{path} has {depths[0]} encoder and {depths[1]} decoder layers already: nothing grows")
     for decoder in (False, True):
         grows = depths[decoder] != (before.decoder if decoder else before.encoder).layers
-        if grows and (reason := ungrowable(before, strategy, decoder=decoder)):
-            raise ConfigError(reason)
+        if grows and (problem := ungrowable(before, strategy, decoder=decoder)):
+            raise ConfigError(problem)
     config = at_depth(before, *depths)
     plan = deepening(strategy, before, config)
     source, target = opened.tokenizers

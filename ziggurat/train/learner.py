@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.compatibility import unlike
+from ziggurat.config.differences import differing_keys
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
@@ -173,10 +173,12 @@ class Learner:
         """
         opened = open_model(path)
         theirs, ours = opened.experiment.model, self.architecture
-        if changed := unlike(theirs, ours):
+        if changed := differing_keys(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = f"{path} has a config.yaml with which to train on"
-            if not unlike(theirs, self.experiment.model):  # as deep as this run in the end, which begins shallower
+            if not differing_keys(
+                theirs, self.experiment.model
+            ):  # as deep as this run in the end, which begins shallower
                 hint = "set `training.growth=null`, which trains on at the whole depth"
             elif deeper:
                 hint = "`ziggurat grow` makes a deeper model"

@@ -13,7 +13,7 @@ import numpy as np
 import regex
 from numpy.typing import NDArray
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.system.errors import ConfigError
 
 MOST_CHARACTERS = 2000
