@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ziggurat.config.data import FilterConfig
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.system.errors import ConfigError
 
 Mask = NDArray[np.bool_]
