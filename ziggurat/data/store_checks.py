@@ -88,7 +88,7 @@ class StoreWatch:
     def __init__(self, store: Store) -> None:
         self.store = store
         try:
-            self._seen = {name: _identity(os.stat(store.path / name)) for name in store.manifest["files"]}
+            self._seen = {name: _state(os.stat(store.path / name)) for name in store.manifest["files"]}
         except OSError as error:
             raise DataError(f"{error.filename}: {error.strerror}, just after the store was opened") from None
 
@@ -100,12 +100,12 @@ class StoreWatch:
         for name, seen in self._seen.items():
             path = self.store.path / name
             try:
-                now = _identity(os.stat(path))
+                now = _state(os.stat(path))
             except OSError:
                 return f"{path} is gone"
             if now == seen:
                 continue
-            if now[:2] != seen[:2]:  # another inode: the old file lives on under our mapping
+            if now[0][:2] != seen[0][:2]:  # another inode: the old file lives on under our mapping
                 return f"{path} is another file now"
             if fingerprint(path) != self.store.manifest["files"][name]["xxh3_128"]:
                 raise DataError(
@@ -125,7 +125,7 @@ class InputWatch:
 
     def __init__(self, take: Callable[[Path], str] = fingerprint) -> None:
         self._take = take
-        self._seen: dict[Path, tuple[tuple[int, int, int, int], int, str]] = {}
+        self._seen: dict[Path, tuple[tuple[tuple[int, int, int, int], int], str]] = {}
 
     def fingerprint(self, path: Path) -> str:
         """Return the file's fingerprint, and watch the file from now on; raises as
@@ -136,25 +136,27 @@ class InputWatch:
         except OSError:
             return self._take(path)
         found = self._take(path)
-        self._seen.setdefault(path, (_identity(status), status.st_ctime_ns, found))
+        self._seen.setdefault(path, (_state(status), found))
         return found
 
     def check(self, way_out: str = "run `ziggurat prepare` again") -> None:
         """Raise DataError, which ends in `way_out`, if a file may have had other content at any time since."""
-        for path, (identity, ctime, content) in self._seen.items():
+        for path, (seen, content) in self._seen.items():
             try:
-                now = os.stat(path)
+                now = _state(os.stat(path))
             except OSError:
                 now = None
-            # An edit can be hidden by resetting the mtime, but not the ctime. Changes of permissions or links alter the
-            # ctime as well, so then the content decides.
-            if now is None or _identity(now) != identity or (now.st_ctime_ns != ctime and self._take(path) != content):
+            if now is None or now[0] != seen[0] or (now[1] != seen[1] and self._take(path) != content):
                 raise DataError(f"{path}: changed while being read; {way_out}")
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
-    """Return (device, inode, size, mtime)."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+def _state(status: os.stat_result) -> tuple[tuple[int, int, int, int], int]:
+    """Return ((device, inode, size, mtime), ctime) of a file.
+
+    An edit can be hidden by resetting the mtime, but not the ctime. Changes of permissions or links alter the ctime as
+    well, so where only that differs, the content decides.
+    """
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns), status.st_ctime_ns
 
 
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}

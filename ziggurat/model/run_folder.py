@@ -17,10 +17,17 @@ from typing import Any, cast
 from pydantic import Field, RootModel
 
 from ziggurat.config import load_experiment
-from ziggurat.system.errors import CheckpointError, DataError, ZigguratError, other_format, refuse_passing
+from ziggurat.system.errors import (
+    CheckpointError,
+    DataError,
+    TrainingError,
+    ZigguratError,
+    other_format,
+    refuse_passing,
+)
 from ziggurat.system.files import content_checksum, has_checksum, write_atomically
 from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, read_json
-from ziggurat.system.staging import lock_missing, recover, sync_folder, try_lock
+from ziggurat.system.staging import is_same, lock_missing, recover, sync_folder, try_lock
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.yaml"
@@ -65,7 +72,27 @@ def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
                 time.sleep(0.02)
         except OSError as error:
             raise lock_missing(run, error) from None
-        yield
+        _LOCKS[run] = file.fileno()
+        try:
+            yield
+        finally:
+            del _LOCKS[run]
+
+
+_LOCKS: dict[Path, int] = {}
+"""_LOCKS is a run that this process has locked -> the descriptor of its lock."""
+
+
+def refuse_replaced(run: Path) -> None:
+    """Raise TrainingError if the folder `run`, which this process has locked, was moved, removed or replaced since.
+
+    A lock is on a file, whatever its name: without this, two runs could write into one folder.
+    """
+    if run in _LOCKS and not is_same(run / _LOCK, _LOCKS[run]):
+        raise TrainingError(
+            f"{run}: this folder was moved, removed or replaced while a process trained in it; nothing more is written "
+            "there. Where it was moved to, resume it with `ziggurat train --run FOLDER --resume`"
+        )
 
 
 def checkpoint_folders(run: Path) -> list[Path]:

@@ -59,6 +59,7 @@ from ziggurat.model.run_folder import (
     checkpoint_name,
     link,
     read_meta,
+    refuse_replaced,
     write_meta,
 )
 from ziggurat.model.tensors import read_tensors, write_tensors
@@ -254,6 +255,7 @@ def save_checkpoint(
     stagings: list[Staging] = []  # one, in the first process
 
     def begin() -> None:
+        refuse_replaced(run)
         stagings.append(Staging(folder))
         (stagings[0].begin() / _OPTIMISER).mkdir(parents=True)
 

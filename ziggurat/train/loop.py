@@ -16,6 +16,7 @@ from ziggurat.data.loader import Group
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
 from ziggurat.system.terminal import duration, safe
+from ziggurat.system.yaml_text import shown
 from ziggurat.train.average import average_ended, remove_average
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthProbe, DepthReporter
@@ -24,10 +25,10 @@ from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_
 from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.processes import joined, lost
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
-from ziggurat.train.recovery import Recovery, next_rate, refuse_to_go_on
+from ziggurat.train.recovery import Recovery, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.saving import Saver
-from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on
+from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on, next_rate
 from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
@@ -49,10 +50,12 @@ def train(
         try:
             setup = set_up(run.absolute(), experiment, processes, resume=resume)
             with (
-                run_locked(setup.run, setup.experiment, processes),
+                run_locked(setup.run, setup.experiment, processes) as differing,
                 closing(RunLog(setup.writes_to, console)) as log,
             ):
                 start = starting_point(setup, log, resume=resume)
+                if differing and start.progress.update:
+                    log.say(f"another environment: {shown(differing)}; results may differ in their last digits")
                 _introduce(setup, start, log)
                 return _train_from(setup, start.progress, log, console, advice)
         except RuntimeError as error:

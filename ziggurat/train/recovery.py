@@ -32,7 +32,6 @@ from ziggurat.train.diagnosis.gradients import eagerly
 from ziggurat.train.learner import Learner
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.objective import Objective, add_gradients
-from ziggurat.train.schedule import learning_rate
 from ziggurat.train.update import AdaptiveClipper, Guard, UpdateResult
 
 
@@ -253,13 +252,6 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
         f"`warmup_updates`, set `training.clip_norm`, use fp32{hint}. "
         + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else "")
     )
-
-
-def next_rate(p: RunProgress, config: TrainingConfig, d_model: int) -> float:
-    """Return the learning rate of the next update: the schedule's, times the factors of all roll backs so far."""
-    t, behind = p.schedule_update + 1, p.update - p.schedule_update
-    rate = learning_rate(config.schedule, t, d_model=d_model, last_update=config.stop.updates, behind=behind)
-    return p.rate_factor * rate
 
 
 class Recovery:

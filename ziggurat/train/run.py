@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 import torch
-from pydantic import ValidationError
+from pydantic import RootModel, ValidationError
 from torch import Tensor
 
 from ziggurat import __version__
@@ -39,8 +39,9 @@ from ziggurat.model.run_folder import (
     locked,
     read_meta,
 )
-from ziggurat.system.errors import CheckpointError, ConfigError
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ZigguratError
 from ziggurat.system.files import write_atomically, write_checksums
+from ziggurat.system.small_files import read_json
 from ziggurat.system.staging import building
 from ziggurat.system.yaml_text import changed, shown
 from ziggurat.train.processes import Processes
@@ -213,10 +214,17 @@ def keep_configuration(run: Path, experiment: Experiment) -> None:
         write_atomically(run / CONFIG_FILE, dump(experiment).encode())
 
 
-def keep_environment(run: Path, device: str, processes: int) -> None:
-    """Write `environment.json`, the versions and hardware of this start; it replaces that of an earlier one."""
-    content = json.dumps(_environment(device, processes), indent=1)
-    write_atomically(run / ENVIRONMENT_FILE, content.encode())
+def keep_environment(run: Path, device: str, processes: int) -> list[str]:
+    """Write `environment.json`, the versions and hardware of this start; return how those of the last one differ."""
+    found, before = _environment(device, processes), {}
+    with contextlib.suppress(OSError, ZigguratError):  # a damaged one is replaced as well
+        before = read_json(run / ENVIRONMENT_FILE, _Environment, error=DataError, remedy="remove the file").root
+    write_atomically(run / ENVIRONMENT_FILE, json.dumps(found, indent=1).encode())
+    return changed(before, found) if before else []
+
+
+class _Environment(RootModel[dict[str, str]]):
+    """The content of `environment.json`: values by name."""
 
 
 def _environment(device: str, processes: int) -> dict[str, str]:
@@ -231,6 +239,7 @@ def _environment(device: str, processes: int) -> dict[str, str]:
         "processor": f"{_processor()}, {os.cpu_count()} cores",
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else place.type,
         "threads": str(threads),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
     }
     return found | ({"processes": str(processes)} if processes > 1 else {})
 
@@ -253,8 +262,10 @@ _JOB = ".job"
 
 
 @contextlib.contextmanager
-def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Iterator[None]:
+def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Iterator[list[str]]:
     """Hold the run for all processes of this job, and write the configuration and environment with which it goes on.
+
+    Yields, in the first process, how the environment differs from that of the last start.
 
     Raises CheckpointError when another job trains in it, ConfigError when a process does not see its folder or the
     configuration is not that of the checkpoints.
@@ -266,8 +277,11 @@ def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Itera
         refuse_unshared(run, processes)
         processes.first_does(lambda: refuse_edited(run, experiment))
         processes.first_does(lambda: keep_configuration(run, experiment))
-        processes.first_does(lambda: keep_environment(run, experiment.training.device, processes.count))
-        yield
+        differing: list[str] = []
+        processes.first_does(
+            lambda: differing.extend(keep_environment(run, experiment.training.device, processes.count))
+        )
+        yield differing
 
 
 @contextlib.contextmanager

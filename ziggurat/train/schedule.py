@@ -72,6 +72,13 @@ def learning_rate(
     return config.floor + (config.peak - config.floor) * share
 
 
+def next_rate(p: RunProgress, config: TrainingConfig, d_model: int) -> float:
+    """Return the learning rate of the next update: the schedule's, times the factors of all roll backs so far."""
+    t, behind = p.schedule_update + 1, p.update - p.schedule_update
+    rate = learning_rate(config.schedule, t, d_model=d_model, last_update=config.stop.updates, behind=behind)
+    return p.rate_factor * rate
+
+
 @dataclass(frozen=True)
 class TrainingResult:
     """The end of a run.

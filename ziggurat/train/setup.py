@@ -27,11 +27,11 @@ from ziggurat.data.loader import Batch, Loader, LoaderState
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.model.directory import random_state_kept, refuse_other_vocabulary, refuse_two_vocabularies, usable_device
-from ziggurat.model.run_folder import BASE
+from ziggurat.model.run_folder import BASE, CHECKPOINTS, checkpoint_name, read_meta
 from ziggurat.model.tensors import local
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError, printable
 from ziggurat.system.processes import share_cores
-from ziggurat.system.yaml_text import shown
+from ziggurat.system.yaml_text import changed, shown
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, latest_checkpoint, same_for_all
 from ziggurat.train.device import (
     Shortage,
@@ -49,7 +49,7 @@ from ziggurat.train.objective import every_branch_present, refuse_unrecordable, 
 from ziggurat.train.processes import Processes
 from ziggurat.train.run import create_run, refuse_existing, refuse_idle, refuse_other_store, settled_before
 from ziggurat.train.saving import StoreCheck, set_aside
-from ziggurat.train.schedule import initial_progress, refuse_endless
+from ziggurat.train.schedule import initial_progress, next_rate, refuse_endless
 from ziggurat.train.trackers import refuse_missing_trackers
 from ziggurat.train.validate import Validator, settings_of_scores
 
@@ -408,7 +408,25 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     setup.processes.first_does(set_damaged_aside)
     pending = ", before its validation" if progress.validation_due else ""
     log.say(f"resumed after update {progress.update}{pending}")
+    _say_changes(setup, progress, log)
     return StartingPoint(progress, initialised=False, origin="")
+
+
+def _say_changes(setup: Setup, progress: RunProgress, log: RunLog) -> None:
+    """Log the settings that differ from those of the checkpoint resumed, and a jump of the learning rate by them."""
+    kept = read_meta(setup.run / CHECKPOINTS / checkpoint_name(progress.update))["configuration"]
+    before, now = Experiment.model_validate(kept), setup.experiment
+    changes = changed(*({"training": config.training.model_dump(mode="json")} for config in (before, now)))
+    if not changes:
+        return
+    log.say(f"changed since that checkpoint: {shown(changes)}", "yellow")
+    was, rate = (next_rate(progress, config.training, config.model.d_model) for config in (before, now))
+    if abs(rate - was) > _RATE_JUMP * max(rate, was):
+        log.say(f"so the learning rate of the next update is {rate:.2e}; it would have been {was:.2e}", "yellow")
+
+
+_RATE_JUMP = 0.05
+"""_RATE_JUMP is the relative change of a learning rate from which a resumed run says it."""
 
 
 def _refuse_other_data(setup: Setup) -> None:
