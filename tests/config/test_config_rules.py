@@ -167,7 +167,7 @@ def test_a_training_that_ends_within_its_warm_up_is_told(
     training = {"schedule": schedule, "stop": {"updates": updates, "epochs": 9}}
     found = notices(Experiment.model_validate({"data": DATA, "training": training}))
     keys = [("training.schedule.warmup_updates", "training.stop.updates")]
-    assert [problem.keys for problem in found] == ([] if reached is None else keys)
+    assert [(problem.key, *problem.named) for problem in found] == ([] if reached is None else keys)
     assert reached is None or reached in str(found[0])
 
 

@@ -12,6 +12,7 @@ import pytest
 from ziggurat.config.data import DataConfig, SubwordConfig
 from ziggurat.data.prepare import prepare
 from ziggurat.data.vocabulary import PieceCounts, rare_notices
+from ziggurat.system.errors import Problem
 
 
 def counted(*often: int) -> PieceCounts:
@@ -23,7 +24,7 @@ def counted(*often: int) -> PieceCounts:
     return counts
 
 
-def told(source: PieceCounts, target: PieceCounts, size: int = 1200, **subword: Any) -> list[str]:
+def told(source: PieceCounts, target: PieceCounts, size: int = 1200, **subword: Any) -> list[Problem]:
     return rare_notices(SubwordConfig(vocabulary_size=size, **subword), (size, size), (source, target))
 
 
@@ -35,7 +36,7 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
     half, none = counted(*[5] * 600), counted()
     without_bytes = {"byte_fallback": False}
     assert told(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
-    (said,) = told(half, none, **without_bytes)
+    said = str(*told(half, none, **without_bytes))
     assert said.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
     assert "lower `data.subword.vocabulary_size`, to 500, say, and prepare again" in said
 
@@ -43,10 +44,10 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
 def test_each_side_is_told_by_its_own_key() -> None:
     rare, frequent = counted(*[10] * 500), counted(*[10] * 900)
     sizes = {"joint": False, "byte_fallback": False}
-    assert [said.split("`")[1] for said in told(rare, frequent, **sizes)] == ["data.subword.vocabulary_size"]
-    (said,) = told(frequent, rare, target_vocabulary_size=1200, **sizes)
-    assert said.startswith("700 of 1,200 target pieces")
-    assert "`data.subword.target_vocabulary_size`, to 800" in said
+    assert [problem.key for problem in told(rare, frequent, **sizes)] == ["data.subword.vocabulary_size"]
+    (problem,) = told(frequent, rare, target_vocabulary_size=1200, **sizes)
+    assert problem.key == "data.subword.target_vocabulary_size"
+    assert str(problem).startswith("700 of 1,200 target pieces")
 
 
 def test_bytes_do_not_count_nor_vocabularies_that_are_given_or_small() -> None:

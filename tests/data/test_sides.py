@@ -11,6 +11,7 @@ import pytest
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.inputs import Trigrams, count_pairs, find_corpora, resembles_more, side_notices
+from ziggurat.system.errors import Problem
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     return found
 
 
-def noticed(files: dict[str, str], *corpora: tuple[str, str, str], **train_tags: Any) -> list[str]:
+def noticed(files: dict[str, str], *corpora: tuple[str, str, str], **train_tags: Any) -> list[Problem]:
     """Return the notices on corpora `(split, source file, target file)`; `train_1="<tag>"` tags data.train.1."""
     config: dict[str, Any] = {"train": [], "dev": []}
     for split, source, target in corpora:
@@ -51,21 +52,21 @@ def test_right_sides_are_not_mentioned(files: dict[str, str]) -> None:
 
 def test_swapped_sides_are_told_by_the_names_of_their_files(files: dict[str, str]) -> None:
     (notice,) = noticed(files, TRAIN, ("dev", "dev.qhi", "dev.qlo"))
-    assert notice.startswith("data.dev.0: by their names")
+    assert (notice.key, notice.severity) == ("data.dev.0", "warning")
 
 
 def test_swapped_sides_are_told_by_their_text(files: dict[str, str]) -> None:
     (notice,) = noticed(files, PLAIN, ("dev", "dev-in-qhi.txt", "dev-in-qlo.txt"))
-    assert notice.startswith("data.dev.0: its source looks like the target of data.train.0")
+    assert notice.names == ("data.dev.0", "data.train.0", notice.remedy)
     swapped = ("train", "dev-in-qhi.txt", "dev-in-qlo.txt")
-    assert [n[:12] for n in noticed(files, PLAIN, swapped)] == ["data.train.1"]
-    assert [n[:12] for n in noticed(files, PLAIN, swapped, train_1="<bt>")] == ["data.train.1"]
+    assert [n.key for n in noticed(files, PLAIN, swapped)] == ["data.train.1"]
+    assert [n.key for n in noticed(files, PLAIN, swapped, train_1="<bt>")] == ["data.train.1"]
     assert noticed(files, PLAIN, swapped, train_0="<2qhi>", train_1="<2qlo>") == []  # a model of both directions
 
 
 def test_a_source_given_as_target_is_told(files: dict[str, str]) -> None:
     (notice,) = noticed(files, ("train", "train-in-qlo.txt", "train-in-qlo.txt"))
-    assert "100 of 100 pairs looked at have the same text" in notice
+    assert "100 of 100 pairs looked at have the same text" in str(notice)
 
 
 def test_little_text_and_noise_resemble_nothing() -> None:

@@ -42,15 +42,16 @@ def test_what_tells_the_language_is_not_mentioned(train: Any, dev: Any, known: l
 
 def test_no_tag_beside_those_of_several_languages() -> None:
     (notice,) = tag_notices(data([("<2de>", None), (None, "fr")], [(None, None)]), TAGS)
-    assert notice.startswith("data.train.1; data.dev.0: no `tag`, although")
-    assert notice.endswith("`tag` can be <2de>, <2fr>")
+    assert (notice.key, notice.severity) == ("data.train.1", "warning")
+    assert set(notice.named) == {"data.train.1", "data.dev.0"}
+    assert notice.remedy == "`tag` can be <2de>, <2fr>"
 
 
 def test_one_tag_or_none_for_several_languages() -> None:
     (notice,) = tag_notices(data([("<bt>", None), (None, None)], [("<bt>", "fr")]), ["<bt>"])
-    assert notice.startswith("data.train.0 is into `de`; data.dev.0 is into `fr`; all have `tag: <bt>`: nothing")
+    assert str(notice).startswith("data.train.0 is into `de`; data.dev.0 is into `fr`; all have `tag: <bt>`: nothing")
     (notice,) = tag_notices(data([(None, None), (None, "fr"), (None, "fr")], []), [])
-    assert notice.startswith("data.train.0 is into `de`; data.train.1 is into `fr`; none has a `tag`: nothing")
+    assert notice.named == ("data.train.0", "data.train.1")
 
 
 def test_prepare_says_so(tmp_path: Path) -> None:

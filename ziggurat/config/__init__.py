@@ -2,7 +2,7 @@
 
 Order of reading: base, then the sections (data; model; train with lifecycle and growth; decode), the whole in
 experiment, and that of a pipeline in pipeline; load reads them; reference, choices, recipes and papers describe them;
-refusals, compatibility and notices judge them.
+rules judge them.
 """
 
 from ziggurat.config.base import Section as Section

@@ -185,25 +185,22 @@ class CorpusConfig(Section):
         if (self.path is not None) == aligned or (self.source is None) != (self.target is None):
             raise ValueError("give either `source` and `target` (aligned text files) or `path` (one file)")
         if self.alignment_column is not None and self.alignment is None:
-            raise ConfigError(
-                "`alignment_column` needs `alignment`, the file that has this column", key="alignment_column"
-            )
+            raise ConfigError.of("alignment_column", "needs `alignment`, the file that has this column")
         if self.columns and len(self.columns) != 2:
-            raise ConfigError("`columns` needs two entries: the source column and the target column", key="columns")
+            raise ConfigError.of("columns", "needs two entries: the source column and the target column")
         return self
 
     @model_validator(mode="after")
     def _rows_of_one_file(self) -> Self:
         if self.row_columns is not None:
             if self.scores or self.alignment not in (None, self.path):
-                raise ConfigError(
-                    "`row_columns` leaves out rows; `scores` or an `alignment` in another file would not",
-                    key="row_columns",
+                raise ConfigError.of(
+                    "row_columns", "leaves out rows; `scores` or an `alignment` in another file would not"
                 )
             wanted = [*(self.columns or (0, 1)), self.alignment_column or 0]
             if (most := max(column for column in wanted if isinstance(column, int))) >= self.row_columns:
-                raise ConfigError(
-                    f"`row_columns: {self.row_columns}` does not reach column {most}, counted from 0", key="row_columns"
+                raise ConfigError.of(
+                    f"row_columns: {self.row_columns}", f"does not reach column {most}, counted from 0"
                 )
         return self
 
@@ -277,18 +274,15 @@ class SubwordConfig(Section):
         # With `existing` these two have no effect, like other settings of a run whose vocabulary is used unchanged.
         fixed = self.kind == "vocabulary"
         if self.target_vocabulary_size is not None and (fixed or (self.joint and self.kind != "existing")):
-            raise ConfigError(
-                "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`",
-                key="target_vocabulary_size",
+            raise ConfigError.of(
+                "target_vocabulary_size", "needs two models to train: `joint: false`, with `kind: bpe` or `unigram`"
             )
         if self.symbols and fixed:
-            raise ConfigError(
-                "`symbols` needs a model to train: `kind: bpe` or `unigram`, not `vocabulary`", key="symbols"
-            )
+            raise ConfigError.of("symbols", "needs a model to train: `kind: bpe` or `unigram`, not `vocabulary`")
         if self.kind == "existing" and self.source_model is None:
-            raise ConfigError("`kind: existing` needs `source_model`", key="kind")
+            raise ConfigError.of("kind: existing", "needs `source_model`")
         if self.kind == "vocabulary" and self.source_vocabulary is None:
-            raise ConfigError("`kind: vocabulary` needs `source_vocabulary`", key="kind")
+            raise ConfigError.of("kind: vocabulary", "needs `source_vocabulary`")
         if self.kind == "vocabulary" and self.regularisation is not None:
             raise ValueError(
                 "pre-segmented text (`kind: vocabulary`) cannot be segmented again: remove `regularisation`"
@@ -332,17 +326,11 @@ class DataConfig(Section):
     def _stages_can_follow(self) -> Self:
         for number, stage in enumerate(self.stages[:-1]):
             if stage.until.epochs is None and stage.until.patience is None:
-                raise ConfigError(
-                    f"`stages.{number}` never ends: give its `until` `epochs` or `patience`", key=f"stages.{number}"
-                )
+                raise ConfigError.of(f"stages.{number}", "never ends: give its `until` `epochs` or `patience`")
         if self.stages and self.stages[-1].until.patience is not None:
-            raise ConfigError(
-                "`patience` of the last stage is that of the run: set `training.stop.patience`", key="patience"
-            )
+            raise ConfigError.of("patience", "of the last stage is that of the run: set `training.stop.patience`")
         if self.stages and (self.sampling_temperature != 1 or any(corpus.weight != 1 for corpus in self.train)):
-            raise ConfigError(
-                "`stages` say how corpora are mixed: leave out `sampling_temperature` and `weight`", key="stages"
-            )
+            raise ConfigError.of("stages", "say how corpora are mixed: leave out `sampling_temperature` and `weight`")
         changed = [self.modifiers, *(stage.modifiers for stage in self.stages if stage.modifiers)]
         if self.subword.kind == "vocabulary" and any(modifiers.chosen for modifiers in changed):
             raise ValueError("text that is already segmented (`subword.kind: vocabulary`) cannot have `modifiers`")
@@ -361,21 +349,16 @@ class DataConfig(Section):
             except ValidationError as error:
                 found = error.errors()[0]
                 place = ".".join(str(step) for step in ("train", number, "filters", *found["loc"]))
-                raise ConfigError(f"`{place}`: {found['msg']}", key=f"{place}") from None
+                raise ConfigError.of(f"{place}", f": {found['msg']}") from None
         # What corpora share cannot be one for this and another for that.
         shared = [(f.near_duplicates, f.pair_score and f.pair_score.pairs) for f in map(self.filters_of, self.train)]
         for key, chosen in zip(("near_duplicates", "pair_score.pairs"), zip(*shared, strict=True), strict=False):
             if len({value for value in chosen if value is not None}) > 1:
-                raise ConfigError(
-                    f"`filters.{key}` is shared by all corpora: set it in `data.filters` alone", key=f"filters.{key}"
-                )
+                raise ConfigError.of(f"filters.{key}", "is shared by all corpora: set it in `data.filters` alone")
         for number, corpus in enumerate(self.dev):
             for key in ("filters", "scores"):
                 if getattr(corpus, key):
-                    raise ConfigError(
-                        f"`dev.{number}.{key}`: development corpora are not filtered; remove it",
-                        key=f"dev.{number}.{key}",
-                    )
+                    raise ConfigError.of(f"dev.{number}.{key}", ": development corpora are not filtered; remove it")
         return self
 
     def filters_of(self, corpus: CorpusConfig) -> FilterConfig:

@@ -27,7 +27,7 @@ class LengthPenaltyConfig(Section):
     @model_validator(mode="after")
     def _coverage_needs_lingvo(self) -> Self:
         if self.coverage and self.kind != "lingvo":
-            raise ConfigError("`coverage` belongs to `kind: lingvo`", key="coverage")
+            raise ConfigError.of("coverage", "belongs to `kind: lingvo`")
         return self
 
 
@@ -119,21 +119,19 @@ class DecodingConfig(Section):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         if self.min_length > self.max_length.limit:
-            raise ConfigError(
-                f"`min_length` ({self.min_length}) is above `max_length.limit` ({self.max_length.limit})",
-                key="min_length",
+            raise ConfigError.of(
+                "min_length", f"({self.min_length}) is above `max_length.limit` ({self.max_length.limit})"
             )
         if self.endings != "candidates" and (self.search == "sample" or self.diverse_groups > 1):
-            raise ConfigError(f"`endings: {self.endings}` is for ordinary beam search, without groups", key="endings")
+            raise ConfigError.of(f"endings: {self.endings}", "is for ordinary beam search, without groups")
         if self.search == "sample":
             self._check_sampling()
             return self
         if self.n_best > self.beam_size:
-            raise ConfigError(f"`n_best` ({self.n_best}) is larger than `beam_size` ({self.beam_size})", key="n_best")
+            raise ConfigError.of("n_best", f"({self.n_best}) is larger than `beam_size` ({self.beam_size})")
         if self.beam_size % self.diverse_groups:
-            raise ConfigError(
-                f"`diverse_groups` ({self.diverse_groups}) must divide `beam_size` ({self.beam_size})",
-                key="diverse_groups",
+            raise ConfigError.of(
+                "diverse_groups", f"({self.diverse_groups}) must divide `beam_size` ({self.beam_size})"
             )
         if needed := [f"`{key}`" for key, value in WITHOUT_SAMPLING.items() if getattr(self, key) != value]:
             raise ValueError(f"{', '.join(needed)}: for sampling only; set `search: sample` as well")
@@ -145,10 +143,10 @@ class DecodingConfig(Section):
 
     def _check_sampling(self) -> None:
         if self.diverse_groups > 1:
-            raise ConfigError("`diverse_groups` is for `search: beam`", key="diverse_groups")
+            raise ConfigError.of("diverse_groups", "is for `search: beam`")
         if self.prune is not None:
-            raise ConfigError("`prune` is for `search: beam`", key="prune")
+            raise ConfigError.of("prune", "is for `search: beam`")
         if self.mbr == 1:
-            raise ConfigError("`mbr: 1` has nothing to choose from; draw more", key="mbr")
+            raise ConfigError.of("mbr: 1", "has nothing to choose from; draw more")
         if self.mbr and self.n_best > self.mbr:
-            raise ConfigError(f"`n_best` ({self.n_best}) is larger than `mbr` ({self.mbr})", key="n_best")
+            raise ConfigError.of("n_best", f"({self.n_best}) is larger than `mbr` ({self.mbr})")

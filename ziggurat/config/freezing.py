@@ -64,8 +64,11 @@ def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[Problem
     if not training.freeze:
         return []
     if training.lora is not None:
-        already = "`training.lora` leaves all weights of the model as they are already"
-        return [Problem("training.lora", already, "leave `training.freeze` out")]
+        return [
+            Problem.of(
+                "training.lora", "leaves all weights of the model as they are already", "leave `training.freeze` out"
+            )
+        ]
     try:
         frozen = Frozen.parse(training.freeze)
     except ConfigError as error:
@@ -82,9 +85,9 @@ def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> 
             continue
         first = section.layers if growth is None else growth.stages[0].depths(model.decoder.layers)[stack == "decoder"]
         if first < section.layers and (stack in frozen.parts or max(numbers, default=0) > first):
-            yield Problem(
+            yield Problem.of(
                 "training.growth",
-                f"`training.growth` adds layers to the {stack} above {first}, and frozen they would never be trained:",
+                f"adds layers to the {stack} above {first}, and frozen they would never be trained:",
                 f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)",
             )
         elif growth is not None and growth.copy_strategy in BETWEEN and numbers and first < section.layers:
@@ -114,8 +117,9 @@ def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -
     if not outside and not any(trained.values()):
         yield Problem("training.freeze", "nothing would be trained")
     elif training.optimiser.kind == "muon" and not any(trained.values()):
-        matrices = "`training.optimiser.kind: muon` trains matrices of the layers, and all are frozen:"
-        yield Problem("training.optimiser.kind", matrices, "use `adamw`")
+        yield Problem.of(
+            "training.optimiser.kind: muon", "trains matrices of the layers, and all are frozen:", "use `adamw`"
+        )
     kept = [stack for stack in trained if trained[stack] and not getattr(model, stack).layer_drop]
     if not outside and any(trained.values()) and not kept:
         key = f"model.{next(stack for stack in trained if trained[stack])}.layer_drop"

@@ -68,18 +68,16 @@ class GrowthConfig(Section):
     @model_validator(mode="after")
     def _deeper_and_later(self) -> Self:
         if not self.stages:
-            raise ConfigError(
-                "`stages` is empty: give the depths before the final one, or leave `growth` out", key="stages"
-            )
+            raise ConfigError.of("stages", "is empty: give the depths before the final one, or leave `growth` out")
         for before, after in pairwise(self.stages):
             old, new = before.depths(_DEEPEST), after.depths(_DEEPEST)
             if old == new or old[0] > new[0] or old[1] > new[1]:
-                raise ConfigError(f"`stages` must grow: {_named(after)} follow {_named(before)}", key="stages")
+                raise ConfigError.of("stages", f"must grow: {_named(after)} follow {_named(before)}")
             for unit in ("updates", "epochs"):
                 ends = getattr(before, unit), getattr(after, unit)
                 if None not in ends and ends[1] <= ends[0]:
-                    raise ConfigError(
-                        f"`stages`: {unit} count from the start of the run, so {ends[1]} after {ends[0]}", key="stages"
+                    raise ConfigError.of(
+                        "stages", f": {unit} count from the start of the run, so {ends[1]} after {ends[0]}"
                     )
         return self
 
@@ -233,9 +231,9 @@ def cut_short(growth: GrowthConfig, stop: StopConfig) -> Problem | None:
     for stage in growth.stages:
         for unit, end, limit in (("updates", stage.updates, stop.updates), ("epochs", stage.epochs, stop.epochs)):
             if end is not None and limit is not None and end >= limit:
-                return Problem(
+                return Problem.of(
                     f"training.stop.{unit}",
-                    f"`training.stop.{unit}` ({limit}) comes before the end of the stage of {_named(stage)} "
+                    f"({limit}) comes before the end of the stage of {_named(stage)} "
                     f"({end}): the model will not grow beyond it",
                     severity="warning",
                 )

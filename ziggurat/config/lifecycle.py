@@ -58,7 +58,7 @@ class ValidationConfig(Section):
     @model_validator(mode="after")
     def _metric_is_measured(self) -> Self:
         if self.metric != "loss" and not self.decode:
-            raise ConfigError(f"`metric: {self.metric}` needs `decode: true`", key="metric")
+            raise ConfigError.of(f"metric: {self.metric}", "needs `decode: true`")
         return self
 
 
@@ -145,10 +145,7 @@ class CheckpointConfig(Section):
     @model_validator(mode="after")
     def _enough_kept(self) -> Self:
         if self.average_last > self.keep_last:
-            raise ConfigError(
-                f"`average_last` ({self.average_last}) is larger than `keep_last` ({self.keep_last})",
-                key="average_last",
-            )
+            raise ConfigError.of("average_last", f"({self.average_last}) is larger than `keep_last` ({self.keep_last})")
         return self
 
     @model_validator(mode="after")
@@ -160,16 +157,15 @@ class CheckpointConfig(Section):
     @model_validator(mode="after")
     def _kept_ones_are_written(self) -> Self:
         if self.keep_every is not None and (self.every_updates is None or self.keep_every % self.every_updates):
-            raise ConfigError(
-                f"`keep_every` ({self.keep_every}) must be a multiple of `every_updates` ({self.every_updates}): there "
+            raise ConfigError.of(
+                "keep_every",
+                f"({self.keep_every}) must be a multiple of `every_updates` ({self.every_updates}): there "
                 "is no checkpoint to keep at other updates",
-                key="keep_every",
             )
         if self.keep_around_best is not None and self.keep_around_best % 2 == 0:
-            raise ConfigError(
-                f"`keep_around_best` ({self.keep_around_best}) must be odd: the best checkpoint has as many before it "
-                "as after it",
-                key="keep_around_best",
+            raise ConfigError.of(
+                "keep_around_best",
+                f"({self.keep_around_best}) must be odd: the best checkpoint has as many before it as after it",
             )
         return self
 

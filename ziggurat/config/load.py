@@ -279,7 +279,8 @@ def _complained_of(
 
     Of a rule of the whole file that is the first of its keys that the file has, since another may be what it misses.
     """
-    for key in error.keys if not location else [problem.key for problem in error.problems[:1]]:
+    first = [error.problems[0].key]
+    for key in first if location else [key for problem in error.problems for key in (problem.key, *problem.named)]:
         path = (*location, *(int(part) if part.isdecimal() else part for part in key.split(".")))
         if any(path[: len(o)] == o for o in overridden):
             continue  # the file has another value there, or none

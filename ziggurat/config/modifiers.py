@@ -155,7 +155,7 @@ class PrefixConfig(ModifierConfig):
 
 def _check_order(name: str, least: int, most: int) -> None:
     if least > most:
-        raise ConfigError(f"`min_{name}` ({least}) is above `max_{name}` ({most})", key=f"min_{name}")
+        raise ConfigError.of(f"min_{name}", f"({least}) is above `max_{name}` ({most})")
 
 
 class ModifiersConfig(Section):
@@ -232,9 +232,8 @@ class StageConfig(Section):
     @model_validator(mode="after")
     def _until_is_mixed(self) -> Self:
         if not self.mix.get(self.until.corpus):
-            raise ConfigError(
-                f"`until` counts epochs of `{printable(self.until.corpus, 60)}`, which is not in the mix with a share "
-                "above 0",
-                key="until",
+            raise ConfigError.of(
+                "until",
+                f"counts epochs of `{printable(self.until.corpus, 60)}`, which is not in the mix with a share above 0",
             )
         return self

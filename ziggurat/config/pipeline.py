@@ -63,9 +63,8 @@ class BitextCorpus(CorpusConfig):
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
         if self.alignment is not None:
-            raise ConfigError(
-                "`alignment` is of no use here: pairs are dropped and split up; add section `alignment`",
-                key="alignment",
+            raise ConfigError.of(
+                "alignment", "is of no use here: pairs are dropped and split up; add section `alignment`"
             )
         if self.source_language or self.target_language:
             raise ValueError("a pipeline has one direction: leave out the languages of single corpora")
@@ -76,7 +75,7 @@ class BitextCorpus(CorpusConfig):
         if self.fetch is None and self.path is None and (self.source is None or self.target is None):
             raise ValueError("give both `source` and `target`, aligned line by line")
         if self.columns and len(self.columns) != 2:
-            raise ConfigError("`columns` needs two entries: the source column and the target column", key="columns")
+            raise ConfigError.of("columns", "needs two entries: the source column and the target column")
         return self
 
 
@@ -122,13 +121,10 @@ class BitextConfig(Section):
         for number, corpus in enumerate(self.dev):
             for key, why in (("filters", "filtered"), ("scores", "filtered"), ("weight", "drawn from")):
                 if getattr(corpus, key) != BitextCorpus.model_fields[key].get_default(call_default_factory=True):
-                    raise ConfigError(
-                        f"`dev.{number}.{key}`: development corpora are not {why}; remove it", key=f"dev.{number}.{key}"
-                    )
+                    raise ConfigError.of(f"dev.{number}.{key}", f": development corpora are not {why}; remove it")
             if corpus.tag is not None and corpus.tag not in tags:
-                raise ConfigError(
-                    f"`dev.{number}.tag`: no corpus of `train` has {corpus.tag}: nothing would learn it",
-                    key=f"dev.{number}.tag",
+                raise ConfigError.of(
+                    f"dev.{number}.tag", f": no corpus of `train` has {corpus.tag}: nothing would learn it"
                 )
         return self
 
@@ -252,17 +248,15 @@ class PipelineConfig(Section):
         held = self.bitext.hold_out or HoldOutConfig()
         names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
         if len(set(names)) < len(names):
-            raise ConfigError(
-                f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)",
-                key="test",
+            raise ConfigError.of(
+                "test",
+                f": names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)",
                 named=["bitext.hold_out"],
             )
         if missing := self._missing(held):
             raise ConfigError(*missing)
         if self.student is not None and self.student.existing is not None:
-            raise ConfigError(
-                "`student.existing`: a student is trained here; leave the section out", key="student.existing"
-            )
+            raise ConfigError.of("student.existing", ": a student is trained here; leave the section out")
         for name in MODELS:
             chosen: TrainedConfig | None = getattr(self, name)
             if chosen is None or chosen.existing is not None:
@@ -270,9 +264,7 @@ class PipelineConfig(Section):
             if chosen.without_layers is None:
                 self._check_model(name, chosen)
             elif name != "student":
-                raise ConfigError(
-                    f"`{name}.without_layers`: only a `student` begins as the teacher", key=f"{name}.without_layers"
-                )
+                raise ConfigError.of(f"{name}.without_layers", ": only a `student` begins as the teacher")
             elif self.teacher is not None and self.teacher.existing is None:  # else the steps ask that model
                 self.with_student_of(self.teacher.model, self.teacher.unicode, "-")
         self._check_precision()
@@ -341,17 +333,13 @@ class PipelineConfig(Section):
         made[DISTILLATION] = self.distillation is not None and name == "student"
         for corpus in chosen.corpora or {}:
             if not made[corpus]:
-                raise ConfigError(
-                    f"`{name}.corpora.{corpus}`: no such corpus is made for this model", key=f"{name}.corpora.{corpus}"
-                )
+                raise ConfigError.of(f"{name}.corpora.{corpus}", ": no such corpus is made for this model")
         stages = [(f"stages.{number}.modifiers", stage.modifiers) for number, stage in enumerate(chosen.stages)]
         wanting = ["training.loss.alignment"] if chosen.training.loss.alignment is not None else []
         wanting += [key for key, own in (("modifiers", chosen.modifiers), *stages) if own and own.need_links]
         if wanting and (name != "student" or self.alignment is None):
             out = "add section `alignment`, which makes them" if name == "student" else "a pipeline makes them only"
-            raise ConfigError(
-                f"`{name}.{wanting[0]}` needs word alignments: {out} for the student", key=f"{name}.{wanting[0]}"
-            )
+            raise ConfigError.of(f"{name}.{wanting[0]}", f"needs word alignments: {out} for the student")
         # With the weights that they will have: beside stages there are none.
         train = [
             _ANY.model_copy(update={"weight": corpus.weight * weight})
@@ -367,7 +355,7 @@ class PipelineConfig(Section):
             try:
                 self.quantised(experiment, "student")
             except (ConfigError, ValidationError) as error:
-                raise ConfigError(f"`quantisation`: {_said(error)}", key="quantisation") from None
+                raise ConfigError.of("quantisation", f": {_said(error)}") from None
 
     def _check_precision(self) -> None:
         """Raise ConfigError for a step that works in a precision that each machine chooses for itself."""
@@ -378,10 +366,9 @@ class PipelineConfig(Section):
             own: dict[str, object] = getattr(section, "decoding", {})
             place, found = (step, own) if "precision" in own else (name, dict(getattr(self, name).decoding))
             if found["precision"] == "auto":
-                raise ConfigError(
-                    f"`{place}.decoding.precision: auto` would leave the result of `{step}` to the machine: name the "
-                    "precision, `float32` or `bfloat16`",
-                    key=f"{place}.decoding.precision",
+                raise ConfigError.of(
+                    f"{place}.decoding.precision: auto",
+                    f"would leave the result of `{step}` to the machine: name the precision, `float32` or `bfloat16`",
                 )
 
     def weights(self, name: ModelName) -> dict[CorpusName, float]:

@@ -81,30 +81,21 @@ class TrainedConfig(Section):
     @model_validator(mode="after")
     def _trained_or_existing(self) -> Self:
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
-            raise ConfigError(f"`existing` takes a model as it is: leave out `{min(given)}`", key="existing")
+            raise ConfigError.of("existing", f"takes a model as it is: leave out `{min(given)}`")
         if self.training.lora is not None:
-            raise ConfigError(
-                "`training.lora` adapts a trained model, not one of a pipeline: use `ziggurat train`",
-                key="training.lora",
-            )
+            raise ConfigError.of("training.lora", "adapts a trained model, not one of a pipeline: use `ziggurat train`")
         if self.training.start_from is not None:
-            raise ConfigError(
-                "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher",
-                key="training.start_from",
+            raise ConfigError.of(
+                "training.start_from", "is not for a pipeline; `without_layers` starts a student from the teacher"
             )
         if unread := unread_files(self.subword):
             names = {"data.subword": "subword"}
             raise ConfigError(unread[0].shown(names), key=unread[0].key.removeprefix("data."))
         if self.without_layers is not None:
             if given := self.model_fields_set & _OF_TEACHER:
-                raise ConfigError(
-                    f"`without_layers` takes the teacher's `{min(given)}`: leave it out", key="without_layers"
-                )
+                raise ConfigError.of("without_layers", f"takes the teacher's `{min(given)}`: leave it out")
             if self.training.growth is not None:
-                raise ConfigError(
-                    "`training.growth` begins with a model from nothing: not beside `without_layers`",
-                    key="training.growth",
-                )
+                raise ConfigError.of("training.growth", "begins with a model from nothing: not beside `without_layers`")
         return self
 
     def begun_as(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
@@ -115,7 +106,7 @@ class TrainedConfig(Section):
         try:
             model = pruned_config(teacher, LeftOut.parse(self.without_layers or "", ""))
         except ConfigError as error:
-            raise ConfigError(f"`student.without_layers`: {error}", key="student.without_layers") from None
+            raise ConfigError.of("student.without_layers", f": {error}") from None
         subword = SubwordConfig(kind="existing", source_model=vocabulary)
         return self.model_copy(update={"model": model, "subword": subword, "unicode": unicode})
 
@@ -149,9 +140,7 @@ class TranslationConfig(Section):
         search: Literal["sample", "beam"] = "sample" if self.method in ("sample", "top-k") else "beam"
         change_section(DecodingConfig(search=search), self.decoding, "decoding")
         if clash := {"search", "seed", "n_best"} & self.decoding.keys():
-            raise ConfigError(
-                f"`decoding.{min(clash)}`: this section has keys of its own for that", key=f"decoding.{min(clash)}"
-            )
+            raise ConfigError.of(f"decoding.{min(clash)}", ": this section has keys of its own for that")
         return self
 
 

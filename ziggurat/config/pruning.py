@@ -52,8 +52,7 @@ class LeftOut(NamedTuple):
 def unprunable(config: ModelConfig, left_out: LeftOut) -> list[Problem]:
     """Return why the model cannot do without these layers; nothing when it can."""
     if config.family != "transformer":
-        none = f"`model.family: {config.family}` has no layers that could be left out"
-        return [Problem("model.family", none)]
+        return [Problem.of(f"model.family: {config.family}", "has no layers that could be left out")]
     return [problem for stack in ("encoder", "decoder") for problem in _problems(config, stack, left_out.of(stack))]
 
 

@@ -119,19 +119,17 @@ class OptimiserConfig(Section):
     @model_validator(mode="after")
     def _moments_can_be_stored_so(self) -> Self:
         if self.moments == "bf16" and self.kind == "muon":
-            raise ConfigError(
-                "`moments: bf16` is for adam, adamw and radam: torch's Muon stores its one moment in the dtype of the "
+            raise ConfigError.of(
+                "moments: bf16",
+                "is for adam, adamw and radam: torch's Muon stores its one moment in the dtype of the "
                 "parameters; choose another `kind` or `moments: fp32`",
-                key="moments",
             )
         return self
 
     @model_validator(mode="after")
     def _some_update_is_rectified(self) -> Self:
         if self.rectified_only and self.kind != "radam":
-            raise ConfigError(
-                f"`rectified_only` is an option of `kind: radam`, not of `{self.kind}`", key="rectified_only"
-            )
+            raise ConfigError.of("rectified_only", f"is an option of `kind: radam`, not of `{self.kind}`")
         # RAdam rectifies where rho_t > 5, and rho_t stays below its limit 2 / (1 - beta2) - 1.
         if self.rectified_only and self.betas[1] <= 2 / 3:
             raise ValueError(f"with a second beta of {self.betas[1]} no update is ever rectified: it must exceed 2/3")
@@ -173,7 +171,7 @@ class ScheduleConfig(Section):
     @model_validator(mode="after")
     def _warmup_present(self) -> Self:
         if self.kind in ("isqrt", "noam", "gnmt+") and self.warmup_updates < 1:
-            raise ConfigError(f"`kind: {self.kind}` needs `warmup_updates` of at least 1", key="kind")
+            raise ConfigError.of(f"kind: {self.kind}", "needs `warmup_updates` of at least 1")
         return self
 
     @model_validator(mode="after")
@@ -182,15 +180,14 @@ class ScheduleConfig(Section):
             return self
         warm = self.replicas * self.warmup_updates
         if self.decay_start < self.replicas * warm:
-            raise ConfigError(
-                f"`decay_start: {self.decay_start}` means update {self.decay_start / self.replicas:g}, but the warm-up "
+            raise ConfigError.of(
+                f"decay_start: {self.decay_start}",
+                f"means update {self.decay_start / self.replicas:g}, but the warm-up "
                 f"lasts until update {warm}: raise it to {self.replicas * warm} at least, or lower `warmup_updates`",
-                key="decay_start",
             )
         if self.decay_end <= self.decay_start:
-            raise ConfigError(
-                f"`decay_end` ({self.decay_end}) must be larger than `decay_start` ({self.decay_start})",
-                key="decay_end",
+            raise ConfigError.of(
+                "decay_end", f"({self.decay_end}) must be larger than `decay_start` ({self.decay_start})"
             )
         return self
 
@@ -247,7 +244,7 @@ class LoraConfig(Section):
     @model_validator(mode="after")
     def _each_map_once(self) -> Self:
         if len(set(self.maps)) < len(self.maps):
-            raise ConfigError(f"`maps: [{', '.join(self.maps)}]` names one twice", key="maps")
+            raise ConfigError.of(f"maps: [{', '.join(self.maps)}]", "names one twice")
         return self
 
 
@@ -337,17 +334,14 @@ class TrainingConfig(Section):
             return given
         patience = given.get("patience", {})
         if not isinstance(patience, Mapping) or "non_finite" in patience:
-            raise ConfigError(
-                "`stop.non_finite` is now called `patience.non_finite`; leave the old one out", key="stop.non_finite"
-            )
+            raise ConfigError.of("stop.non_finite", "is now called `patience.non_finite`; leave the old one out")
         moved = {**patience, "non_finite": stop["non_finite"]}
         return {**given, "stop": {k: v for k, v in stop.items() if k != "non_finite"}, "patience": moved}
 
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:
         if self.schedule.kind in ("linear", "cosine") and not (self.schedule.decay_updates or self.stop.updates):
-            raise ConfigError(
-                f"`schedule.kind: {self.schedule.kind}` needs `schedule.decay_updates` or `stop.updates`",
-                key="schedule.kind",
+            raise ConfigError.of(
+                f"schedule.kind: {self.schedule.kind}", "needs `schedule.decay_updates` or `stop.updates`"
             )
         return self

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.table import PairTable
-from ziggurat.system.errors import DataError, printable
+from ziggurat.system.errors import DataError, Remedy, printable
 
 Integers = NDArray[np.integer]
 Indices = NDArray[np.int64]
@@ -243,7 +243,9 @@ def check_fits(
         f"{max_tokens}: the longest, pair {longest} (counted from 0), has {source_lengths[longest]} source and "
         f"{target_lengths[longest]} target pieces, {cost[longest]} tokens with end-of-sentence and padding; "
         f"set training.batch.max_tokens to {cost[longest]} or more, or lower data.filters.max_pieces "
-        f"and run `ziggurat prepare` again"
+        f"and run `ziggurat prepare` again",
+        key="training.batch.max_tokens",
+        named=["data.filters.max_pieces", Remedy.THEN_PREPARE],
     )
 
 
@@ -321,12 +323,17 @@ class CorpusMix:
         for name, share in stage.mix.items():
             if names.count(name) != 1:
                 why = "several corpora have this name" if name in names else f"the store has: {', '.join(names)}"
-                raise DataError(f"`data.stages.{number}.mix`: no corpus {printable(name, 60)}; {why} (`name` sets it)")
+                raise DataError(
+                    f"`data.stages.{number}.mix`: no corpus {printable(name, 60)}; {why} (`name` sets it)",
+                    key=f"data.stages.{number}.mix",
+                )
             shares[names.index(name)] = share
         unit = names.index(stage.until.corpus)
         if empty := [name for name, share, size in zip(names, shares, self._sizes, strict=True) if share and not size]:
             without = f"the store has no pair of {printable(empty[0], 60)}"
-            raise DataError(f"`data.stages.{number}.mix`: {without}; take it out of the mix")
+            raise DataError(
+                f"`data.stages.{number}.mix`: {without}; take it out of the mix", key=f"data.stages.{number}.mix"
+            )
         exact = self._sizes[unit] * shares / shares[unit]
         return np.maximum(np.rint(exact), shares > 0).astype(np.int64)
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.data.table import PairTable, refuse_damaged
-from ziggurat.system.errors import DataError, other_format
+from ziggurat.data.table import PairTable, refuse_damaged, refuse_store
+from ziggurat.system.errors import DataError, Remedy, other_format
 from ziggurat.system.files import MANIFEST, folder_kind, has_checksum, is_intact
 from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shaped
 from ziggurat.system.staging import recover
@@ -128,9 +128,9 @@ def _check_size(path: Path, expected: int) -> None:
     try:
         size = path.stat().st_size
     except OSError:
-        raise DataError(f"{path}: missing; run `ziggurat prepare --force` again") from None
+        raise refuse_store(path, "missing") from None
     if size != expected:
-        raise DataError(f"{path}: {size:,} bytes instead of {expected:,}; run `ziggurat prepare --force` again")
+        raise refuse_store(path, f"{size:,} bytes instead of {expected:,}")
 
 
 def _check_content(path: Path, expected: str) -> None:
@@ -145,7 +145,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        manifest = parse_json(read_bounded(file), str(file), remedy="run `ziggurat prepare --force` again")
+        manifest = parse_json(read_bounded(file), str(file), remedy=Remedy.PREPARE_ANEW)
         version = manifest["format"]
         whole = has_checksum(manifest)
     except FileNotFoundError:
@@ -154,12 +154,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again") from None
+        raise refuse_store(file, "damaged") from None
     if version != STORE_FORMAT:
-        raise DataError(other_format(path, version, STORE_FORMAT, "run `ziggurat prepare --force` again"))
+        raise DataError(other_format(path, version, STORE_FORMAT, Remedy.PREPARE_ANEW))
     if not whole:
-        raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again")
-    shaped(manifest, _Manifest, f"{file}: damaged", remedy="run `ziggurat prepare --force` again")
+        raise refuse_store(file, "damaged")
+    shaped(manifest, _Manifest, f"{file}: damaged", remedy=Remedy.PREPARE_ANEW)
     return cast(dict[str, Any], manifest)
 
 

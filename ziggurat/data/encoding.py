@@ -33,7 +33,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
-from ziggurat.system.errors import DataError
+from ziggurat.system.errors import DataError, Problem, Remedy
 
 Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
 """Lists of numbers: all of them, concatenated, and the length of each list."""
@@ -367,7 +367,7 @@ def encode_corpora(
                 done += len(lines[0])
                 progress(f"encode {corpus.split}", done, total)
             if read != corpus.read:
-                raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
+                raise DataError(Problem("", f"{corpus.reader.described()}: changed while being read", Remedy.PREPARE))
         if waiting is not None:
             yield waiting.result()
 

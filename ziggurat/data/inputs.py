@@ -32,7 +32,7 @@ from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter
 from ziggurat.system.compressed import compression_of
-from ziggurat.system.errors import ConfigError, DataError, ZigguratError
+from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, about
 from ziggurat.system.files import content_checksum, find_files, has_checksum, write_atomically
 from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shaped
 
@@ -317,12 +317,16 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
         ConfigError, DataError: see `CorpusReader.of`; no training corpus.
     """
     if not config.train:
-        raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
-    return [
-        _found(split, key, corpus, CorpusReader.of(corpus, key, config.languages_of(corpus)))
-        for split, corpora in (("train", config.train), ("dev", config.dev))
-        for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
-    ]
+        raise ConfigError(
+            "data.train: no corpus; give at least one with `source` and `target`, or `path`", key="data.train"
+        )
+    found = []
+    for split, corpora in (("train", config.train), ("dev", config.dev)):
+        for number, corpus in enumerate(corpora):
+            key = f"data.{split}.{number}"
+            with about(key):
+                found.append(_found(split, key, corpus, CorpusReader.of(corpus, key, config.languages_of(corpus))))
+    return found
 
 
 def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None:
@@ -347,7 +351,8 @@ def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> 
     if len(paths) != len(reader.files):
         raise DataError(
             f"{key}: {config.alignment} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
-            "paired in sorted order, so there must be equally many"
+            "paired in sorted order, so there must be equally many",
+            key=key,
         )
     corpus.alignments = AlignmentFiles(paths, config.alignment_column)
     return corpus
@@ -365,28 +370,34 @@ def count_pairs(
     """
     done = 0
     for corpus in corpora:
-        for (source, target), _, _ in corpus.blocks(words or (WordCounter("split"), WordCounter("split"))):
-            corpus.sides.see(source, target)
-            corpus.read += len(source)
-            corpus.read_of[corpus.reader.part] += len(source)
-            done += len(source)
-            progress("read", done, None)
+        with about(corpus.key):
+            for (source, target), _, _ in corpus.blocks(words or (WordCounter("split"), WordCounter("split"))):
+                corpus.sides.see(source, target)
+                corpus.read += len(source)
+                corpus.read_of[corpus.reader.part] += len(source)
+                done += len(source)
+                progress("read", done, None)
         if not corpus.read:
-            raise DataError(f"{corpus.key}: no sentence pairs in {corpus.reader.described()}")
+            raise DataError(f"{corpus.key}: no sentence pairs in {corpus.reader.described()}", key=corpus.key)
 
 
-def short_row_notices(corpora: Sequence[Corpus]) -> list[str]:
-    """Return a notice on each corpus many of whose rows were left out because they have too few columns."""
+def short_row_notices(corpora: Sequence[Corpus]) -> list[Problem]:
+    """Return a warning on each corpus many of whose rows were left out because they have too few columns."""
     return [
-        f"{corpus.key}: {short:,} of {short + corpus.read:,} rows of {corpus.reader.described()} have fewer than "
-        f"{corpus.reader.row_columns} columns and were left out: is a column missing, such as that of the alignments?"
+        Problem(
+            corpus.key,
+            f"{corpus.key}: {short:,} of {short + corpus.read:,} rows of {corpus.reader.described()} have fewer than "
+            f"{corpus.reader.row_columns} columns and were left out: is a column missing, such as that of the "
+            "alignments?",
+            severity="warning",
+        )
         for corpus in corpora
         if (short := corpus.reader.notes.short_rows) > _SHORT * (short + corpus.read)
     ]
 
 
-def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
-    """Return a notice on each corpus whose sides seem to be swapped, or to be the same text.
+def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]:
+    """Return a warning on each corpus whose sides seem to be swapped, or to be the same text.
 
     File names are compared with the two language codes. Texts are compared with the largest training corpus of the same
     tag, because tags such as `<2en>` tell the two directions of a bidirectional model apart.
@@ -395,10 +406,11 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
     training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
     for corpus in corpora:
         if corpus.sides.equal > _COPIES * corpus.sides.lines:
-            notices.append(
+            same = (
                 f"{corpus.key}: {corpus.sides.equal:,} of {corpus.sides.lines:,} pairs looked at have the same text on "
                 "both sides: is the source also given as target? (`data.filters.identical` drops such pairs)"
             )
+            notices.append(Problem(corpus.key, same, severity="warning", named=("data.filters.identical",)))
             continue
         if notice := exchanged_by_name(corpus.config, config.languages_of(corpus.config), corpus.key):
             notices.append(notice)
@@ -407,10 +419,11 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
         larger = training[: training.index(corpus)] if corpus in training else training
         largest = next((c for c in larger if _same_direction(c.config, corpus.config, config)), None)
         if largest is not None and looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
-            notices.append(
-                f"{corpus.key}: its source looks like the target of {largest.key}, its target like the source there: "
-                "exchange `source` and `target` (or the columns) of one of the two"
+            swapped = (
+                f"{corpus.key}: its source looks like the target of {largest.key}, its target like the source there:"
             )
+            exchange = "exchange `source` and `target` (or the columns) of one of the two"
+            notices.append(Problem(corpus.key, swapped, exchange, severity="warning", named=(largest.key,)))
     return notices
 
 
@@ -419,17 +432,19 @@ def _same_direction(first: CorpusConfig, second: CorpusConfig, config: DataConfi
     return (tags[0] == tags[1] or None in tags) and config.languages_of(first) == config.languages_of(second)
 
 
-def exchanged_by_name(corpus: CorpusConfig, languages: tuple[str, str], key: str) -> str | None:
-    """Return a notice if each side's file name ends in the code of the other side's language, else None."""
+def exchanged_by_name(corpus: CorpusConfig, languages: tuple[str, str], key: str) -> Problem | None:
+    """Return a warning if each side's file name ends in the code of the other side's language, else None."""
     if corpus.source is None or corpus.target is None:
         return None
     endings = [named_language(path) for path in (corpus.source, corpus.target)]
     source, target = languages
     if endings != [target.lower(), source.lower()] or endings[0] == endings[1]:
         return None
-    return (
-        f"{key}: by their names {corpus.source} is in `{target}` and {corpus.target} in `{source}`: exchange `source` "
-        "and `target`, or `source_language` and `target_language`"
+    return Problem(
+        key,
+        f"{key}: by their names {corpus.source} is in `{target}` and {corpus.target} in `{source}`:",
+        "exchange `source` and `target`, or `source_language` and `target_language`",
+        severity="warning",
     )
 
 
@@ -439,5 +454,6 @@ def nothing_left(pairs: int, counts: Counter[str], corpora: Sequence[Corpus]) ->
     names = "; ".join(corpus.reader.described() for corpus in corpora[:3])
     return DataError(
         f"{names}: {sum(counts.values()):,} of {pairs:,} pairs skipped ({reasons}), nothing left to train on; "
-        "see data.filters"
+        "see data.filters",
+        key="data.filters",
     )

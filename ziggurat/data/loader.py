@@ -370,7 +370,9 @@ class Loader:
             if position > len(plan):
                 raise DataError(
                     f"cannot go on after batch {position} of epoch {epoch}, which has only {len(plan)}: the store, "
-                    f"training.batch or training.seed changed since the checkpoint; restore them or start a new run"
+                    f"training.batch or training.seed changed since the checkpoint; restore them or start a new run",
+                    key="training.seed",
+                    named=["training.batch"],
                 )
             while position < len(plan):
                 end = min(position + self._batch.accumulate, len(plan))

@@ -163,12 +163,17 @@ class PairModifier:
         longest: int,
     ) -> None:
         if any(isinstance(tokenizer, VocabularyTokenizer) for tokenizer in tokenizers):
-            raise DataError("text that is already segmented (`data.subword.kind: vocabulary`) cannot be modified")
+            raise DataError(
+                "text that is already segmented (`data.subword.kind: vocabulary`) cannot be modified",
+                key="data.subword.kind",
+            )
         if config.need_links and not table.has_links:
             name = "inline" if "inline" in config.chosen else "terms"
             raise DataError(
                 f"the store holds no word alignments, which `data.modifiers.{name}` needs; set `alignment` of the "
-                "corpora in data.train, or `data.alignment.compute=hmm`, and run `ziggurat prepare --force`"
+                "corpora in data.train, or `data.alignment.compute=hmm`, and run `ziggurat prepare --force`",
+                key=f"data.modifiers.{name}",
+                named=["data.train", "data.alignment.compute"],
             )
         self._config, self._table, self._tokenizers, self._languages = config, table, tokenizers, languages
         self._seed, self._longest = seed, longest

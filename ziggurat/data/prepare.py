@@ -23,7 +23,7 @@ import xxhash
 from ziggurat.config.data import DataConfig
 from ziggurat.config.rules.unused import unread_files
 from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
-from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, total_overlap
+from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, set_name, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
 from ziggurat.data.inputs import (
@@ -48,7 +48,7 @@ from ziggurat.data.subword_training import (
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import rare_notices, tag_notices
 from ziggurat.data.word_links import train_aligner, words_of
-from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy
 from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
 from ziggurat.system.processes import usable_cpus
 from ziggurat.system.staging import TEMPORARY, Staging, building, sweep, tidy
@@ -93,7 +93,7 @@ class Trained(NamedTuple):
     """What is learned of the corpora before any pair is encoded."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
-    notices: list[str]
+    notices: list[Problem]
     """Suspicious findings."""
     scorers: Scorers
     """The pair scores that filters go by."""
@@ -206,13 +206,20 @@ class PrepareReport:
     """Pieces of all training sources, the tags of their corpora included."""
     target_pieces: int
     corpora: list[CorpusReport] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
     """Suspicious findings that need not be faults, such as sides that look swapped, or test sentences in training
     pairs."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON document."""
-        return asdict(self)
+        document = asdict(self)
+        del document["problems"]
+        return {**document, "notices": self.notices}
+
+    @property
+    def notices(self) -> list[str]:
+        """Its problems as text."""
+        return list(map(str, self.problems))
 
     def pieces(self) -> str:
         """Return the sizes of the vocabularies in words: `8,000 joint pieces`."""
@@ -231,7 +238,9 @@ class PrepareReport:
         return sum((Counter(c.dropped) for c in self.corpora if c.split == "train"), Counter())
 
 
-def report_of(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: float) -> PrepareReport:
+def report_of(
+    store: str, manifest: Mapping[str, Any], notices: Sequence[Problem], *, reused: bool, seconds: float
+) -> PrepareReport:
     """Return the report on the store that `manifest` describes."""
     names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
     return PrepareReport(
@@ -256,7 +265,7 @@ def report_of(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds:
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]
         ],
-        notices=manifest["notices"],
+        problems=list(notices),
     )
 
 
@@ -320,11 +329,24 @@ def prepare(
     manifest = reusable_store(store, inputs.settings, force)
     if manifest is not None:
         manifest = _with_labels(store, manifest, config, inputs.corpora)
-        return report_of(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
+        notices = stored_notices(manifest["notices"], inputs.corpora)
+        return report_of(config.store, manifest, notices, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
-        manifest = _build(config, inputs, directory, threads, progress, parts)
+        manifest, notices = _build(config, inputs, directory, threads, progress, parts)
         inputs.watch.check()
-    return report_of(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
+    return report_of(config.store, manifest, notices, reused=False, seconds=time.perf_counter() - started)
+
+
+def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
+    """Return notices that a manifest keeps as text as the problems that they were."""
+    keys = ["data.filters.held_out", "data.filters.identical", "data.subword.vocabulary_size"]
+    keys += ["data.subword.target_vocabulary_size", Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora)]
+    found = []
+    for text in texts:
+        reason, drops, way_out = text.partition(" `data.filters.held_out: ")
+        named = (*keys, *map(set_name, corpora))
+        found.append(Problem("", reason, f"{drops}{way_out}".lstrip(), "warning", named))
+    return found
 
 
 def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
@@ -335,7 +357,9 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
     """
     if not store.exists():
         return None
-    other = DataError(f"{store}: exists and holds something other than a store; set data.store to another folder")
+    other = DataError(
+        f"{store}: exists and holds something other than a store; set data.store to another folder", key="data.store"
+    )
     if not holds_only(store, _STORE_FILES):  # never replace anything but a store
         raise other
     sweep(store)  # temporary files of a process that was killed while it updated the manifest
@@ -350,7 +374,7 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
     except DataError as error:
         if force:
             return None
-        raise DataError(f"{error} (the store is in the way: `--force` rebuilds it)") from None
+        raise DataError(f"{error} (the store is in the way: `--force` rebuilds it)", named=error.names) from None
     changed = differences(manifest["prepared_from"], settings)
     if not changed:
         return manifest
@@ -358,7 +382,9 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
         return None
     raise DataError(
         f"{store}: was prepared from other settings or files: {shown(changed, 4)}. Set data.store to another folder, "
-        "or rebuild it with `--force`"
+        "or rebuild it with `--force`",
+        key="data.store",
+        named=[Remedy.REBUILD, *(line.split()[0].rstrip(":") for line in changed)],
     )
 
 
@@ -375,13 +401,13 @@ def _build(
     threads: int,
     progress: Progress,
     parts: PreparedParts | None,
-) -> dict[str, Any]:
-    """Fill `directory` with a store, the manifest last; return the manifest."""
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Fill `directory` with a store, the manifest last; return the manifest, and its notices."""
     corpora = inputs.corpora
     learned = learn(corpora, config, directory, progress) if parts is None else parts.learned(directory)
     tokenizers, comparisons = learned.tokenizers, Comparisons.of_all(config, corpora)
     training = [corpus for corpus in corpora if corpus.split == "train"]
-    tables, rare = {}, list[str]()
+    tables, rare = {}, list[Problem]()
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         if not chosen:
@@ -404,6 +430,7 @@ def _build(
         corpus.overlap = comparisons.overlaps(number)
     overlap = {name: found._asdict() for name, found in total_overlap(training).items()}
     _write_examples(directory, training)
+    notices = [*learned.notices, *overlap_notices(corpora, config), *rare]
     manifest = {
         "format": STORE_FORMAT,
         "config": config.model_dump(mode="json"),
@@ -412,14 +439,14 @@ def _build(
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": [*learned.notices, *overlap_notices(corpora, config), *rare],
+        "notices": list(map(str, notices)),
         **({"held_out": overlap} if overlap else {}),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,
         "files": _files(directory),
     }
     _write_manifest(directory, manifest)
-    return manifest
+    return manifest, notices
 
 
 def _shown(

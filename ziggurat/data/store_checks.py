@@ -16,7 +16,7 @@ from typing import Any
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.system.errors import DataError, printable
+from ziggurat.system.errors import DataError, Problem, Remedy, printable
 from ziggurat.system.files import find_files, fingerprint
 
 
@@ -72,7 +72,8 @@ class Verification:
         if isinstance(self._error, DataError):
             raise DataError(
                 f"{self._error}. Training has stopped, and no weights were saved that have seen these data; once the "
-                "store is restored, `--resume` continues the run"
+                "store is restored, `--resume` continues the run",
+                named=[Remedy.RESUME, *self._error.names],
             )
         if self._error is not None:
             raise self._error
@@ -110,7 +111,8 @@ class StoreWatch:
             if fingerprint(path) != self.store.manifest["files"][name]["xxh3_128"]:
                 raise DataError(
                     f"{path}: changed while it was being read, so updates since the last checkpoint may have seen "
-                    "damaged data; restore the store, then `--resume`"
+                    "damaged data; restore the store, then `--resume`",
+                    named=[Remedy.RESUME],
                 )
             self._seen[name] = now
         return None
@@ -139,7 +141,7 @@ class InputWatch:
         self._seen.setdefault(path, (_state(status), found))
         return found
 
-    def check(self, way_out: str = "run `ziggurat prepare` again") -> None:
+    def check(self, way_out: str = Remedy.PREPARE) -> None:
         """Raise DataError, which ends in `way_out`, if a file may have had other content at any time since."""
         for path, (seen, content) in self._seen.items():
             try:
@@ -147,7 +149,7 @@ class InputWatch:
             except OSError:
                 now = None
             if now is None or now[0] != seen[0] or (now[1] != seen[1] and self._take(path) != content):
-                raise DataError(f"{path}: changed while being read; {way_out}")
+                raise DataError(Problem("", f"{path}: changed while being read", way_out))
 
 
 def _state(status: os.stat_result) -> tuple[tuple[int, int, int, int], int]:

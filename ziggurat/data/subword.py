@@ -26,7 +26,7 @@ import sentencepiece
 from ziggurat.config.data import RegularisationConfig
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.system.errors import DataError, other_format
+from ziggurat.system.errors import DataError, Problem, Remedy, other_format
 from ziggurat.system.files import check_file, write_atomically
 from ziggurat.system.small_files import JsonForm, inside, parse_json, read_bounded, shaped
 
@@ -158,7 +158,6 @@ MAX_MODEL_BYTES = 1 << 25
 """Largest SentencePiece model or vocabulary file, 32 MiB: seven times the size of NLLB's with 256,000 pieces."""
 
 VOCABULARY_FILE = "vocabulary.json"
-_AGAIN = "run `ziggurat prepare` again"
 
 # SentencePiece writes a blank as U+2581, so a U+2581 in the text would come back as a blank. It is spelt with an escape
 # character, a noncharacter that Unicode reserves for use inside programs. The escape character itself is escaped as
@@ -351,7 +350,7 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
     described = _description(directory)
     sides = [described.joint] if described.joint else [described.source, described.target]
     if None in sides:
-        raise DataError(f"{directory / VOCABULARY_FILE}: damaged (a side is missing); {_AGAIN}")
+        raise DataError(Problem("", f"{directory / VOCABULARY_FILE}: damaged (a side is missing)", Remedy.PREPARE))
     loaded = [_load(directory, side) for side in sides if side]
     return loaded[0], loaded[-1]
 
@@ -388,13 +387,13 @@ def _description(directory: Path) -> _Description:
     path = directory / VOCABULARY_FILE
     check_file(path)
     try:
-        document = parse_json(read_bounded(inside(directory, VOCABULARY_FILE)), str(path), remedy=_AGAIN)
+        document = parse_json(read_bounded(inside(directory, VOCABULARY_FILE)), str(path), remedy=Remedy.PREPARE)
     except FileNotFoundError:
         raise DataError(f"{directory}: no {VOCABULARY_FILE}: not a store, run or model directory") from None
     version = document.get("format") if isinstance(document, dict) else None
     if isinstance(version, int) and version != VOCABULARY_FORMAT:
-        raise DataError(other_format(path, version, VOCABULARY_FORMAT, _AGAIN))
-    return shaped(document, _Description, f"{path}: damaged", remedy=_AGAIN)
+        raise DataError(other_format(path, version, VOCABULARY_FORMAT, Remedy.PREPARE))
+    return shaped(document, _Description, f"{path}: damaged", remedy=Remedy.PREPARE)
 
 
 def _load(directory: Path, described: _Side) -> Tokenizer:

@@ -105,7 +105,9 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
         key = "target_vocabulary_size" if side == "target" and config.target_vocabulary_size else "vocabulary_size"
         reason = _said(str(error), config, key)
         raise DataError(
-            f"data.subword: no {config.kind} model of {size} pieces for the {side} side: {reason}"
+            f"data.subword: no {config.kind} model of {size} pieces for the {side} side: {reason}",
+            key="data.subword",
+            named=[f"data.subword.{key}", "data.subword.character_coverage"],
         ) from None
     if failed:
         raise failed[0]
@@ -165,13 +167,17 @@ def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[
 def _of_folder(folder: Path, target: str | None, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Return both tokenizers of a folder. Raises ConfigError unless they fit the configuration."""
     if target is not None:
-        raise ConfigError(f"data.subword.target_model: leave it out; {folder} has the vocabularies of both sides")
+        raise ConfigError(
+            f"data.subword.target_model: leave it out; {folder} has the vocabularies of both sides",
+            key="data.subword.target_model",
+        )
     tokenizers = load_tokenizers(folder)
     for tokenizer in tokenizers:
         if tokenizer.unicode != unicode:
             raise ConfigError(
                 f"`data.unicode: {unicode}`, but the vocabularies of {folder} are for text of "
-                f"`{tokenizer.unicode}`; set it to that"
+                f"`{tokenizer.unicode}`; set it to that",
+                key="data.unicode",
             )
     if unknown := [tag for tag in tags if tag not in tokenizers[0].tags]:
         known = ", ".join(tokenizers[0].tags) or "none"
@@ -182,7 +188,7 @@ def _of_folder(folder: Path, target: str | None, unicode: UnicodeForm, tags: lis
 def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str]) -> Tokenizer:
     found = find_files(name, key)
     if len(found) != 1:
-        raise DataError(f"{key}: {name} matches {len(found)} files; one is wanted")
+        raise DataError(f"{key}: {name} matches {len(found)} files; one is wanted", key=key)
     path: Path = found[0]
     check_file(path)
     try:
@@ -191,9 +197,9 @@ def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str])
             return SentencePieceTokenizer(content, unicode, tags)
         return VocabularyTokenizer(content, unicode, tags)
     except OSError as error:
-        raise DataError(f"{key}: {path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{key}: {path}: cannot be read: {error.strerror}", key=key) from None
     except DataError as error:
-        raise DataError(f"{key}: {path}: {error}") from None
+        raise DataError(f"{key}: {path}: {error}", key=key) from None
 
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time

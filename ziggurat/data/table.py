@@ -27,7 +27,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from ziggurat.data.vocabulary import PieceCounts
-from ziggurat.system.errors import DataError, printable, refuse_passing
+from ziggurat.system.errors import DataError, Problem, Remedy, printable, refuse_passing
 from ziggurat.system.files import is_intact
 
 _SIDES = ("source", "target")
@@ -195,7 +195,12 @@ class ShardBatch:
 def refuse_damaged(path: Path, what: object) -> DataError:
     """Return the error to raise for a damaged file of a store, with the way out."""
     said = printable(re.sub(r"\s+", " ", str(what)), 200)
-    return DataError(f"{path}: damaged ({said}); run `ziggurat prepare --force` again")
+    return refuse_store(path, f"damaged ({said})")
+
+
+def refuse_store(path: Path, what: str) -> DataError:
+    """Return the error to raise for a file without which a store is not whole, with the way out."""
+    return DataError(Problem("", f"{path}: {what}", Remedy.PREPARE_ANEW))
 
 
 SHARD_PAIRS = 1_000_000
@@ -447,7 +452,8 @@ class PairTable:
         """
         if not self.has_text:
             raise DataError(
-                "the store holds no training text: set data.subword.regularisation before `ziggurat prepare`"
+                "the store holds no training text: set data.subword.regularisation before `ziggurat prepare`",
+                key="data.subword.regularisation",
             )
         found = list(self._locate(indices))
         return [batch.text("source", row) for batch, row in found], [batch.text("target", row) for batch, row in found]

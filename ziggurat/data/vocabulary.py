@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.data.lines import UnicodeForm, normalise
-from ziggurat.system.errors import DataError, printable
+from ziggurat.system.errors import DataError, Problem, Remedy, printable
 from ziggurat.system.yaml_text import shown
 
 _CONTINUES = re.compile(r"@@(?: |$)")
@@ -80,7 +80,9 @@ class VocabularyTokenizer:
         self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
     ) -> list[list[int]]:
         """Raise DataError: text that is already segmented cannot be segmented again."""
-        raise DataError("pre-segmented text (`data.subword.kind: vocabulary`) cannot be segmented again")
+        raise DataError(
+            "pre-segmented text (`data.subword.kind: vocabulary`) cannot be segmented again", key="data.subword.kind"
+        )
 
 
 def _tokens(content: bytes) -> list[str]:
@@ -124,8 +126,10 @@ class PieceCounts:
         self.of = found
 
 
-def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: tuple[PieceCounts, PieceCounts]) -> list[str]:
-    """Return a sentence for each vocabulary trained for this store most of whose pieces occur less than 10 times.
+def rare_notices(
+    config: SubwordConfig, sizes: tuple[int, int], counts: tuple[PieceCounts, PieceCounts]
+) -> list[Problem]:
+    """Return a warning for each vocabulary trained for this store most of whose pieces occur less than 10 times.
 
     Args:
         config: section `data.subword`.
@@ -141,16 +145,21 @@ def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: tuple[Pi
     return _notice(config, "vocabulary_size", "source ", source) + _notice(config, of_target, "target ", target)
 
 
-def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64]) -> list[str]:
+def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64]) -> list[Problem]:
     often = int(np.count_nonzero(counts >= _OFTEN))
     learned = len(counts) - (_BYTES if config.byte_fallback else 0)
     if len(counts) < _SMALL or learned - often <= _TOO_MANY * learned:
         return []
     fewer = -(-often * 3 // 2 // 100) * 100
     return [
-        f"{learned - often:,} of {learned:,} {side}pieces occur fewer than {_OFTEN} times in the training text: too "
-        f"rarely to be learned well. With so little text, lower `data.subword.{key}`, to {max(fewer, 500)}, say, and "
-        "prepare again"
+        Problem(
+            f"data.subword.{key}",
+            f"{learned - often:,} of {learned:,} {side}pieces occur fewer than {_OFTEN} times in the training text: "
+            f"too rarely to be learned well. With so little text, lower `data.subword.{key}`, to {max(fewer, 500)}, say, "
+            "and prepare again",
+            severity="warning",
+            named=(Remedy.PREPARE_AFTER,),
+        )
     ]
 
 
@@ -169,8 +178,8 @@ def several_languages(known: Iterable[str]) -> str:
     return printable(", ".join(languages), 200) if len(languages) > 1 else ""
 
 
-def tag_notices(config: DataConfig, known: Iterable[str]) -> list[str]:
-    """Return notices on corpora whose sources do not tell a model which language it is to write.
+def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
+    """Return warnings on corpora whose sources do not tell a model which language it is to write.
 
     They have no tag beside tags of several languages, or one tag (or none) with targets of several languages.
 
@@ -181,9 +190,10 @@ def tag_notices(config: DataConfig, known: Iterable[str]) -> list[str]:
     notices, languages = [], language_tags(known)
     ambiguous = len(languages) > 1
     if ambiguous and (untagged := [key for key, corpus in _corpora(config) if corpus.tag is None]):
+        why = "no `tag`, although the vocabulary has tags of several languages, so nothing tells the model which one to"
+        can = f"`tag` can be {', '.join(languages)}"
         notices.append(
-            f"{shown(untagged, 10)}: no `tag`, although the vocabulary has tags of several languages, so nothing tells "
-            f"the model which one to write; `tag` can be {', '.join(languages)}"
+            Problem(untagged[0], f"{shown(untagged, 10)}: {why} write", can, severity="warning", named=(*untagged,))
         )
     targets: dict[str | None, dict[str, str]] = {}  # tag -> language of targets -> the first of its corpora
     for key, corpus in _corpora(config):
@@ -194,10 +204,11 @@ def tag_notices(config: DataConfig, known: Iterable[str]) -> list[str]:
         if len(first) > 1:
             found = shown([f"{key} is into `{language}`" for language, key in first.items()], 10)
             same = "none has a `tag`" if tag is None else f"all have `tag: {tag}`"
-            notices.append(
+            said = (
                 f"{found}; {same}: nothing tells the model which language to write. Give the corpora of each target "
                 f"language a tag of their own, such as `<2{next(iter(first))}>`"
             )
+            notices.append(Problem(next(iter(first.values())), said, severity="warning", named=(*first.values(),)))
     return notices
 
 

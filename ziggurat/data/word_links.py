@@ -32,7 +32,7 @@ from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import CorpusReader, PairBlock, ReadNotes
 from ziggurat.data.subword import Tokenizer, escape_blank_marks
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.system.errors import DataError
+from ziggurat.system.errors import DataError, Problem, Remedy
 
 _BLANK_MARK = "\u2581"  # SentencePiece's
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -255,7 +255,7 @@ class LinkMapper:
             of_side = spans[:, 2 * side : 2 * side + 2]
             if len(rows) and (of_side[:, 1] > units.totals(sentences)[rows]).any():
                 raise DataError(
-                    "the store's word alignments do not belong to its text; run `ziggurat prepare --force` again"
+                    Problem("", "the store's word alignments do not belong to its text", Remedy.PREPARE_ANEW)
                 )
             found.append(units.find(sentences, rows, of_side))
         (s_begin, s_end), (t_begin, t_end) = found

@@ -140,7 +140,10 @@ def compile_layers(model: Seq2Seq) -> None:
     """
     compiler = os.environ.get("CXX", "g++")
     if model.device.type == "cpu" and shutil.which(compiler) is None:
-        raise ConfigError(f"`training.compile: layers` needs a C++ compiler on a CPU, and there is no `{compiler}`")
+        raise ConfigError(
+            f"`training.compile: layers` needs a C++ compiler on a CPU, and there is no `{compiler}`",
+            key="training.compile",
+        )
     # torch counts the graphs of both stacks together and beyond its limit (8) runs layers uncompiled. Twice the bound:
     # in some models the first layer reads another kind of tensor than the others do, which makes other graphs.
     torch._dynamo.config.recompile_limit = max(48, torch._dynamo.config.recompile_limit)

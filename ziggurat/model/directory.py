@@ -426,5 +426,6 @@ def refuse_two_vocabularies(config: ModelConfig, source: Tokenizer, target: Toke
     if config.embedding.sharing == "all" and source is not target and not same_vocabulary(source, target):
         raise ConfigError(
             "`model.embedding.sharing: all` needs one vocabulary for both sides, but the data have two; use `decoder`, "
-            "or prepare the data with a joint vocabulary"
+            "or prepare the data with a joint vocabulary",
+            key="model.embedding.sharing",
         )

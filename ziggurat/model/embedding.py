@@ -81,7 +81,9 @@ class LearnedPositions(nn.Module):
             raise ConfigError(
                 f"a sequence of {start + length} tokens is longer than `model.embedding.max_positions` "
                 f"({self.weight.shape[0]}); raise it and train again, or lower `data.filters.max_pieces`, "
-                "`decoding.max_source_pieces` or `decoding.max_length.limit`"
+                "`decoding.max_source_pieces` or `decoding.max_length.limit`",
+                key="model.embedding.max_positions",
+                named=["data.filters.max_pieces", "decoding.max_source_pieces", "decoding.max_length.limit"],
             )
         return self.weight[start : start + length]
 

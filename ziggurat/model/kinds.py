@@ -165,7 +165,8 @@ class Embeddings:
         if sharing == "all" and source_size != target_size:
             raise ConfigError(
                 f"`model.embedding.sharing: all` needs one vocabulary for both sides, but the source has "
-                f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary"
+                f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary",
+                key="model.embedding.sharing",
             )
         target = nn.Embedding(target_size, config.d_model)
         source = target if sharing == "all" else nn.Embedding(source_size, config.encoder_width)

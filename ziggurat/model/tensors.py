@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ziggurat.config import ModelConfig
 from ziggurat.model.build import assemble
 from ziggurat.model.embedding import OutputProjection
-from ziggurat.system.errors import CheckpointError, other_format, printable, refuse_passing
+from ziggurat.system.errors import CheckpointError, ConfigError, other_format, printable, refuse_passing
 from ziggurat.system.files import atomic_file
 from ziggurat.system.small_files import check_name, check_regular
 
@@ -136,6 +136,8 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
+    except ConfigError:  # a ValueError, too
+        raise
     except (SafetensorError, OSError, ValueError) as error:
         refuse_passing(path, error)
         raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None

@@ -13,10 +13,10 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 Severity = Literal["error", "warning", "note"]
 
@@ -46,6 +46,11 @@ class Problem:
     named: tuple[str, ...] = ()
     """Other keys, and remedies of `Remedy`, that the text names, in the order of their importance."""
 
+    @classmethod
+    def of(cls, setting: str, said: str, remedy: str = "", **more: Any) -> Problem:
+        """Return the problem of `key` or `key: value`, with which its reason begins; `more` are fields by name."""
+        return cls(setting.partition(":")[0], f"`{setting}`{'' if said[0] == ':' else ' '}{said}", remedy, **more)
+
     def __str__(self) -> str:
         """Return the text, with the names that the problem has."""
         if not self.remedy:
@@ -54,24 +59,26 @@ class Problem:
 
     def shown(self, names: Mapping[str, str]) -> str:
         """Return the text with other names: those of whole keys, of sections above them, and of remedies."""
-        known = {name: names[name] for name in (self.remedy, *self.keys) if name in names}
-        for key in self.keys:
-            above = key
+        known: dict[str, str] = {}
+        for key in self.names:
+            above, rest = key.partition(" (")[0], ""  # a label, KEY (NAME), is replaced as a whole
+            if key in names:
+                above = key
             while above and above not in names:
-                above = above.rpartition(".")[0]
+                above, dot, last = above.rpartition(".")
+                rest = f"{dot}{last}{rest}"
             if above:
-                known.setdefault(key, names[above] + key.removeprefix(above))
+                known[key] = names[above] + rest
         if not known:
             return str(self)
-        longest = sorted(filter(None, known), key=len, reverse=True)
-        return re.sub(
-            rf"(?<![\w./-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])", lambda found: known[found[0]], str(self)
-        )
+        longest = map(re.escape, sorted(known, key=len, reverse=True))
+        # Not what ends alike: `data.train.1` is no part of `data.train.10`, nor of a path.
+        return re.sub(rf"(?:(?<![\w./-])|(?= ))(?:{'|'.join(longest)})(?![\w-])", lambda at: known[at[0]], str(self))
 
     @property
-    def keys(self) -> tuple[str, ...]:
-        """All names in the text that a caller may replace, the key first."""
-        return tuple(filter(None, (self.key, *self.named)))
+    def names(self) -> tuple[str, ...]:
+        """All in the text that a caller may know by another name, the key first."""
+        return tuple(filter(None, (self.key, *self.named, self.remedy)))
 
 
 class ZigguratError(Exception):
@@ -92,14 +99,30 @@ class ZigguratError(Exception):
         self.between = between
         super().__init__(between.join(map(str, self.problems)))
 
+    @classmethod
+    def of(cls, setting: str, said: str, remedy: str = "", named: Sequence[str] = ()) -> Self:
+        """Return the error of one problem (`Problem.of`)."""
+        return cls(Problem.of(setting, said, remedy, named=tuple(named)))
+
     @property
-    def keys(self) -> tuple[str, ...]:
-        """The keys of its problems, each followed by what else that problem names."""
-        return tuple(key for problem in self.problems for key in problem.keys)
+    def names(self) -> tuple[str, ...]:
+        """All that `with_names` may replace: of each problem the key first."""
+        return tuple(name for problem in self.problems for name in problem.names)
 
     def with_names(self, names: Mapping[str, str]) -> Self:
         """Return the error with other names in its text (`Problem.shown`)."""
-        return type(self)(*(problem.shown(names) for problem in self.problems), between=self.between)
+        shown = (replace(one, reason=one.shown(names), remedy="", named=()) for one in self.problems)
+        return type(self)(*shown, between=self.between)
+
+
+@contextlib.contextmanager
+def about(key: str) -> Iterator[None]:
+    """Context of reading what the setting `key` names: problems without a key have that one."""
+    try:
+        yield
+    except ZigguratError as error:
+        error.problems = tuple(replace(one, key=one.key or key) for one in error.problems)
+        raise
 
 
 class ConfigError(ZigguratError, ValueError):
@@ -150,14 +173,16 @@ def printable(text: str, limit: int = 80) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
-def other_format(path: object, found: object, reads: object, remedy: str) -> str:
-    """Return the message for a file or folder whose format number is not the one that this version reads.
+def other_format(path: object, found: object, reads: object, remedy: str) -> Problem:
+    """Return the problem of a file or folder whose format number is not the one that this version reads.
 
     Nothing was released before format 1 of every file, so another number is of a development version or a later one.
     """
-    return (
+    return Problem(
+        "",
         f"{path}: format {printable(str(found))}, but this version of ziggurat reads {reads}: written by a development "
-        f"version or a later one; {remedy}"
+        "version or a later one",
+        remedy,
     )
 
 

@@ -59,15 +59,17 @@ def find_files(pattern: str, key: str) -> list[Path]:
     else:
         found = sorted(Path(name) for name in glob.glob(str(plain), recursive=True) if os.path.isfile(name))
         if not found:
-            raise DataError(f"{key}: no file matches {pattern!r} (looked in {Path.cwd()})")
+            raise DataError(f"{key}: no file matches {pattern!r} (looked in {Path.cwd()})", key=key)
     together = set(found)
     for path in found:
         if not path.exists():
-            raise DataError(f"{key}: no such file: {path} (relative paths start from {Path.cwd()})")
+            raise DataError(f"{key}: no such file: {path} (relative paths start from {Path.cwd()})", key=key)
         if not path.is_file():
-            raise DataError(f"{key}: {path} is not a regular file; corpora are read more than once")
+            raise DataError(f"{key}: {path} is not a regular file; corpora are read more than once", key=key)
         if compression_of(path) and (unpacked := path.with_suffix("")) in together:
-            raise DataError(f"{key}: {pattern!r} names {path} and {unpacked}; remove one, or name it more closely")
+            raise DataError(
+                f"{key}: {pattern!r} names {path} and {unpacked}; remove one, or name it more closely", key=key
+            )
     return found
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from ziggurat.system.errors import ConfigError, DataError, ZigguratError, printable, refuse_passing
+from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, printable, refuse_passing
 
 MAX_BYTES = 1 << 24
 """Most bytes (16 MiB) of a document, or of a line of JSON lines. The largest genuine ones are vocabularies of 250,000
@@ -129,17 +129,16 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
 
     Raises `error`: not UTF-8, not JSON, nested deeper than MAX_DEPTH, text that is not Unicode.
     """
-    ending = f"; {remedy}" if remedy else ""
     try:
         document = json.loads(content.decode("utf-8"))
         if b"\\ud" in content.lower():  # raises UnicodeEncodeError for a lone surrogate, which cannot be written again
             json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
-        raise error(f"{name}: damaged (nested too deeply){ending}") from None
+        raise error(Problem("", f"{name}: damaged (nested too deeply)", remedy)) from None
     except ValueError as problem:
-        raise error(f"{name}: damaged ({printable(str(problem), 120)}){ending}") from None
+        raise error(Problem("", f"{name}: damaged ({printable(str(problem), 120)})", remedy)) from None
     if _is_deeper(document, MAX_DEPTH):
-        raise error(f"{name}: damaged (nested too deeply){ending}")
+        raise error(Problem("", f"{name}: damaged (nested too deeply)", remedy))
     return document
 
 
@@ -162,7 +161,7 @@ def shaped(
         return form.model_validate(document)
     except ValidationError as problem:
         said = "; ".join(_said(fault) for fault in problem.errors()[:3])
-        raise error(f"{name}: {said}{f'; {remedy}' if remedy else ''}") from None
+        raise error(Problem("", f"{name}: {said}", remedy)) from None
 
 
 def _said(fault: Any) -> str:

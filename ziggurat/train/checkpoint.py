@@ -63,7 +63,7 @@ from ziggurat.model.run_folder import (
     write_meta,
 )
 from ziggurat.model.tensors import read_tensors, write_tensors
-from ziggurat.system.errors import CheckpointError, DataError, MachineError, refuse_passing
+from ziggurat.system.errors import CheckpointError, DataError, MachineError, Problem, Remedy, refuse_passing
 from ziggurat.system.staging import Staging, staged
 from ziggurat.train.processes import Processes
 
@@ -300,14 +300,17 @@ def _write_rest(folder: Path, checkpoint: Checkpoint, depth: tuple[int, int], sh
     write_meta(folder, meta)
 
 
-def _unwritten(folder: Path, size: int, error: OSError) -> str:
-    """Return the message for a checkpoint of `size` bytes that could not be written, with the way out."""
+def _unwritten(folder: Path, size: int, error: OSError) -> Problem:
+    """Return the problem of a checkpoint of `size` bytes that could not be written, with the way out."""
     free = ""
     with contextlib.suppress(OSError):
         free = f", {shutil.disk_usage(folder.parent).free / 1e6:,.1f} MB are free there"
-    return (
+    return Problem(
+        "training.checkpoint.keep_last",
         f"{folder}: cannot be written: {error.strerror or error}. A checkpoint takes {size / 1e6:,.1f} MB{free}. "
-        "Those before it, if any, are whole: make room (or lower `training.checkpoint.keep_last`), then `--resume`"
+        "Those before it, if any, are whole:",
+        "make room (or lower `training.checkpoint.keep_last`), then `--resume`",
+        named=(Remedy.RESUME,),
     )
 
 

@@ -237,7 +237,9 @@ class Sharded(Parallel):
         if short:
             raise TrainingError(
                 f"process {self.processes.rank} ran out of memory, and with `training.distributed.kind: fsdp` the "
-                "others cannot go on without it; lower `training.batch.max_tokens`, or use more processes"
+                "others cannot go on without it; lower `training.batch.max_tokens`, or use more processes",
+                key="training.distributed.kind",
+                named=["training.batch.max_tokens"],
             )
         return False
 
@@ -342,7 +344,9 @@ class Learner:
                 hint = "`ziggurat grow` makes a deeper model"
             raise ConfigError(
                 f"`training.start_from: {path}`: the same weights would compute something else here, because of "
-                f"{'; '.join(changed)}; {hint}"
+                f"{'; '.join(changed)}; {hint}",
+                key="training.start_from",
+                named=[line.partition(":")[0] for line in changed],
             )
         unicode, here = opened.tokenizers[0].unicode, (self.store.source, self.store.target)
         form = "" if unicode == here[0].unicode else f" data.unicode={unicode}"
@@ -450,7 +454,8 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
     if layer_drop:
         raise ConfigError(
             "`training.distributed.kind: fsdp` gathers every layer in all processes, but with `layer_drop` each would "
-            "leave out others; use `ddp`"
+            "leave out others; use `ddp`",
+            key="training.distributed.kind",
         )
     return Sharded(model, config.loss, config.precision, processes)
 
@@ -460,5 +465,6 @@ def _refuse_wrong_maps(model: Seq2Seq) -> None:
     if wrong := wrong_maps(maps_of(model)):
         raise ConfigError(
             f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "
-            "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine"
+            "fault is in a library's kernels: set `training.precision=fp32`, or train, or go on, on another machine",
+            key="training.precision",
         )

@@ -364,5 +364,7 @@ def refuse_without_links(experiment: Experiment, store: Store) -> None:
     if experiment.training.loss.alignment is not None and not store.train.has_links:
         raise DataError(
             f"{store.path}: holds no word alignments, which `training.loss.alignment` needs; set `alignment` of the "
-            "corpora in data.train, or `data.alignment.compute=hmm`, and run `ziggurat prepare --force`"
+            "corpora in data.train, or `data.alignment.compute=hmm`, and run `ziggurat prepare --force`",
+            key="training.loss.alignment",
+            named=["data.train", "data.alignment.compute"],
         )

@@ -270,7 +270,11 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
         "several processes train together": torch.distributed.is_available() and torch.distributed.is_initialized(),
     }
     if found := [reason for reason, holds in obstacles.items() if holds]:
-        raise ConfigError(f"`training.cuda_graphs` cannot be used ({'; '.join(found)}); set it to 0")
+        raise ConfigError(
+            f"`training.cuda_graphs` cannot be used ({'; '.join(found)}); set it to 0",
+            key="training.cuda_graphs",
+            named=["training.device", "training.recompute", "training.loss.inter_sim", "training.loss.alignment"],
+        )
 
 
 class GraphedPasses:

@@ -25,7 +25,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.system.errors import CheckpointError, TrainingError
+from ziggurat.system.errors import CheckpointError, Remedy, TrainingError
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, same_for_all
 from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import eagerly
@@ -236,7 +236,9 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
             f"{p.out_of_memory_in_a_row} updates in a row did not fit into memory, the last of them update "
             f"{p.update}. Resume with more memory, or start a new run with a smaller `training.batch.max_tokens` "
             f"({config.batch.max_tokens}; `training.batch.accumulate` keeps updates as large, `training.start_from` "
-            "takes the weights of this run)."
+            "takes the weights of this run).",
+            key="training.batch.max_tokens",
+            named=["training.batch.accumulate", "training.start_from"],
         )
     if p.skipped_in_a_row < config.patience.non_finite:
         return
@@ -250,7 +252,9 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
         f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, or a loss spike, the first of them "
         f"update {p.update - p.skipped_in_a_row + 1}{said}.{rolled} Lower `training.schedule.peak`, lengthen "
         f"`warmup_updates`, set `training.clip_norm`, use fp32{hint}. "
-        + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else "")
+        + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else ""),
+        key="training.schedule.peak",
+        named=["training.clip_norm", "training.divergence.action"],
     )
 
 
@@ -333,7 +337,8 @@ class Recovery:
             raise TrainingError(
                 f"after {p.skipped_in_a_row} bad updates in a row ({p.fault}) the run should roll back, but "
                 f"{self._run} holds no whole checkpoint from before them with finite weights; start a new run with a "
-                "lower `training.schedule.peak`"
+                "lower `training.schedule.peak`",
+                key="training.schedule.peak",
             )
         self._learner.restore(checkpoint, self._run)
         good, bad, fault = checkpoint.progress, p.skipped_in_a_row, p.fault
@@ -384,5 +389,6 @@ class Recovery:
             back = "remove it, and `--resume` goes back to the checkpoint before it" if older else "start a new run"
             raise CheckpointError(
                 f"{error}. The run has to roll back to {folder}. If the disk was only disturbed, `--resume` again; if "
-                f"the folder is damaged, {back}"
+                f"the folder is damaged, {back}",
+                named=[Remedy.RESUME],
             ) from None

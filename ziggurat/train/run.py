@@ -39,7 +39,7 @@ from ziggurat.model.run_folder import (
     locked,
     read_meta,
 )
-from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ZigguratError
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, Remedy, ZigguratError
 from ziggurat.system.files import write_atomically, write_checksums
 from ziggurat.system.small_files import read_json
 from ziggurat.system.staging import building
@@ -83,7 +83,9 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
         raise ConfigError(
             f"{store.path} was prepared with settings other than this configuration's (store -> configuration): "
             f"{shown(unlike, 4)}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or "
-            "set `data.store` to a store made with it"
+            "set `data.store` to a store made with it",
+            key="data.store",
+            named=[line.split()[0].rstrip(":") for line in unlike],
         )
 
 
@@ -93,7 +95,8 @@ def refuse_idle(batch: BatchConfig, processes: Processes, *, resume: bool = Fals
         more = f"set it to {processes.count} or a multiple, or start fewer processes"
         raise ConfigError(
             f"{processes.count} processes share `training.batch.accumulate: {batch.accumulate}` batches per update; "
-            + ("start no more processes than that: a resumed run cannot change it" if resume else more)
+            + ("start no more processes than that: a resumed run cannot change it" if resume else more),
+            key="training.batch.accumulate",
         )
 
 
@@ -133,18 +136,22 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     experiment of its run at MLflow.
     """
     if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
-        raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)")
+        raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)", named=[Remedy.RESUME])
     before = load_experiment(run / CONFIG_FILE)
     after = load_experiment(run / CONFIG_FILE, overrides)
     refuse_edited(run, before)
     if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
         raise ConfigError(
             f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved); "
-            "start a new run for that (`training.start_from` takes the weights, `ziggurat grow` deepens them)"
+            "start a new run for that (`training.start_from` takes the weights, `ziggurat grow` deepens them)",
+            key="data.store",
+            named=["training.start_from"],
         )
     for key in _FIXED:
         if getattr(after.training, key) != getattr(before.training, key):
-            raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
+            raise ConfigError(
+                f"{run}: a resumed run cannot change `training.{key}`; start a new run for that", key=f"training.{key}"
+            )
     refuse_other_experiment(run, before.training.mlflow, after.training.mlflow)
     return after
 
@@ -159,7 +166,8 @@ def refuse_edited(run: Path, experiment: Experiment) -> None:
         if changes := changes_since(kept, folder, experiment):
             raise ConfigError(
                 f"{run / CONFIG_FILE}: changed since {folder.name} was written: {shown(changes)}. A resumed run cannot "
-                "change these: put the old values back, or start a new run (`training.start_from` takes the weights)"
+                "change these: put the old values back, or start a new run (`training.start_from` takes the weights)",
+                key="training.start_from",
             )
         return
 

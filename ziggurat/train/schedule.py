@@ -107,12 +107,16 @@ def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates
     if not validates and any(stage.until.patience is not None for stage in stages):
         raise ConfigError(
             "a stage would never end: without a dev set there is no validation, so `patience` in `data.stages` stops "
-            "nothing; set `epochs` there, or name `data.dev` corpora"
+            "nothing; set `epochs` there, or name `data.dev` corpora",
+            key="data.stages",
+            named=["data.dev"],
         )
     if not validates and stop.updates is stop.epochs is stop.minutes is None:
         raise ConfigError(
             "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
-            "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
+            "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora",
+            key="training.stop.patience",
+            named=["training.stop.updates", "data.dev"],
         )
 
 

@@ -29,7 +29,7 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.model.directory import random_state_kept, refuse_other_vocabulary, refuse_two_vocabularies, usable_device
 from ziggurat.model.run_folder import BASE, CHECKPOINTS, checkpoint_name, read_meta
 from ziggurat.model.tensors import local
-from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError, printable
+from ziggurat.system.errors import CheckpointError, ConfigError, Problem, Remedy, TrainingError, printable
 from ziggurat.system.processes import share_cores
 from ziggurat.system.yaml_text import changed, shown
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, latest_checkpoint, same_for_all
@@ -133,19 +133,21 @@ def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, a
     config = experiment.training
     batches = largest_batches(loader, config.batch.length_multiple, at)
     if failed := try_batches(learner, batches, config):
-        raise TrainingError(_too_large_message(failed, learner, config.batch.max_tokens))
+        raise TrainingError(_too_large(failed, learner, config.batch.max_tokens))
 
 
-def _too_large_message(failed: TooLarge, learner: Learner, max_tokens: int) -> str:
-    """Return the message for a batch that does not fit, with the ways out."""
+def _too_large(failed: TooLarge, learner: Learner, max_tokens: int) -> Problem:
+    """Return the problem of a batch that does not fit, with the ways out."""
     weights = sum(local(p).numel() * p.element_size() for p in learner.model.parameters())
     gradients = sum(local(p).numel() * p.element_size() for p in learner.optimiser.parameters)
     fixed = weights + gradients + learner.optimiser.moment_bytes
-    return (
+    return Problem(
+        "training.batch.max_tokens",
         f"a batch of {failed.batch.shape_in_words} (padding included), the largest to come, does not fit into "
         f"memory: {failed.shortage}; weights, gradients and moments alone take {readable(fixed)}. Lower "
         f"`training.batch.max_tokens` ({max_tokens}; `training.batch.accumulate` keeps updates as large), let "
-        "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model"
+        "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model",
+        named=("training.batch.accumulate", "training.batch.fit", "training.precision"),
     )
 
 
@@ -160,7 +162,9 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     if not learner.parallel.recovers:
         raise ConfigError(
             "`training.batch.fit` cannot try batches with `training.distributed.kind: fsdp` and several processes: "
-            "one that runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
+            "one that runs out of memory leaves the others waiting; set `training.batch.max_tokens`",
+            key="training.batch.fit",
+            named=["training.distributed.kind", "training.batch.max_tokens"],
         )
     learner = learner.deepest()
     batch, multiple = config.batch, config.batch.length_multiple
@@ -173,7 +177,9 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     if batch.fit_limit < lowest:
         raise ConfigError(
             f"`training.batch.fit_limit: {batch.fit_limit}` is too low: the longest pair has {longest} tokens; set "
-            f"it to {lowest} at least, or lower `data.filters.max_pieces` and prepare again"
+            f"it to {lowest} at least, or lower `data.filters.max_pieces` and prepare again",
+            key="training.batch.fit_limit",
+            named=["data.filters.max_pieces", Remedy.PREPARE_AFTER],
         )
     failures: list[TooLarge] = []
 
@@ -192,7 +198,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
 
     found = largest_budget(fits, lowest, max(lowest, limit))
     if found is None:
-        raise TrainingError(_too_large_message(failures[-1], learner, lowest))
+        raise TrainingError(_too_large(failures[-1], learner, lowest))
     used = max(lowest, int(found * (1 - batch.fit_margin)) // BUDGET_STEP * BUDGET_STEP)
     # Tried once more, since trials of one shape can differ where memory is in pieces.
     while used > lowest and used < found and not fits(used):
@@ -355,7 +361,9 @@ def position_limit(experiment: Experiment, store: Store) -> int | None:
         raise ConfigError(
             f"the longest sentence of the training and dev sets has {longest} tokens, "
             f"`model.embedding.max_positions` is {limit}; raise it, or lower "
-            "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
+            "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again",
+            key="model.embedding.max_positions",
+            named=["data.filters.max_pieces", Remedy.PREPARE_AFTER],
         )
     return limit
 

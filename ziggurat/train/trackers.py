@@ -103,7 +103,8 @@ def refuse_missing_trackers(config: TrainingConfig) -> None:
         if asked and find_spec(package) is None:
             raise ConfigError(
                 f"`training.{package}` needs the package {package}: pip install 'ziggurat-mt[{extra}]', "
-                f"or set `training.{package}: {without}`"
+                f"or set `training.{package}: {without}`",
+                key=f"training.{package}",
             )
 
 
@@ -113,7 +114,8 @@ def refuse_other_experiment(run: Path, before: MlflowConfig | None, after: Mlflo
         raise ConfigError(
             f"{run}: its run at MLflow stays in the experiment {printable(before.experiment, 60)}: leave "
             f"`training.mlflow.experiment` as it is, or remove {run / FOLDER / 'mlflow.id'} to begin a new run in "
-            f"{printable(after.experiment, 60)}"
+            f"{printable(after.experiment, 60)}",
+            key="training.mlflow.experiment",
         )
 
 
@@ -257,7 +259,8 @@ class Wandb:
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "no key for Weights & Biases: run `wandb login`, set WANDB_API_KEY, or set "
-                "`training.wandb.mode: offline` and send the files later with `wandb sync`"
+                "`training.wandb.mode: offline` and send the files later with `wandb sync`",
+                key="training.wandb.mode",
             )
         name = kept(run, "wandb") or uuid.uuid4().hex[:12]
         keep(run, "wandb", name)

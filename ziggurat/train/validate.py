@@ -452,7 +452,8 @@ class Validator:
                 if self.config.validation.metric == "bleu":
                     raise ConfigError(
                         f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or go by "
-                        "`training.validation.metric=chrf` or `loss`, which need nothing more"
+                        "`training.validation.metric=chrf` or `loss`, which need nothing more",
+                        key="training.validation.metric",
                     ) from None
                 self._metrics = ("chrf",)
                 self.notices.append(f"validation leaves BLEU out and uses chrF: {error}")

@@ -292,7 +292,8 @@ class TranslationCall:
             if not ids:
                 raise ConfigError(
                     f"`decoding.banned`: {printable(phrase)!r} is blank, or the vocabulary cannot spell it: it would "
-                    "never be written; leave it out"
+                    "never be written; leave it out",
+                    key="decoding.banned",
                 )
             banned.append(ids)
         return RuleOptions(

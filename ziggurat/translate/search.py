@@ -175,7 +175,9 @@ class Search:
         if attention is None:
             raise ConfigError(
                 "`decoding.length_penalty.coverage`, `decoding.alignments` and `decoding.replace_unknown` need "
-                "attention weights, which this model does not offer; leave them out"
+                "attention weights, which this model does not offer; leave them out",
+                key="decoding.length_penalty.coverage",
+                named=["decoding.alignments", "decoding.replace_unknown"],
             )
         if self.settings.penalty.coverage:
             # Sentences that entered since the last step have no sums yet; S changes with the longest live source.

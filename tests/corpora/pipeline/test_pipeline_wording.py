@@ -1,4 +1,4 @@
-"""Messages in a pipeline's words: keys that its file has, and ways out that its user has."""
+"""Problems under a pipeline's names: keys that its file has, and ways out that its user has."""
 
 from __future__ import annotations
 
@@ -7,42 +7,54 @@ import pytest
 from tests.corpora.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.pipeline import ModelName
 from ziggurat.corpora.pipeline.road import Corpora, Road
-from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
-from ziggurat.system.errors import DataError
+from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names, with_way_out
+from ziggurat.system.errors import DataError, Problem, Remedy
 
 
-def test_errors_name_the_keys_of_the_model() -> None:
-    with pytest.raises(DataError) as error, errors_worded("teacher"):
-        raise DataError("data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`")
+def test_errors_have_the_names_of_the_model() -> None:
+    with pytest.raises(DataError) as error, errors_renamed("teacher"):
+        raise DataError(
+            "data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`",
+            key="data.subword",
+            named=["data.subword.vocabulary_size", "model.embedding.sharing"],
+        )
     said = "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
     assert str(error.value) == said
 
 
+PIECES = "data.filters.max_pieces"
+
+
 @pytest.mark.parametrize(
-    ("text", "model", "said"),
+    ("problem", "model", "said"),
     [
-        ("data.train.0: no pairs", "teacher", "bitext.train.0: no pairs"),
-        ("data.train.1: 3 pairs; `data.filters.identical`", "teacher", "backtranslation: 3 pairs; `cleaning.ident"),
-        ("data.train.0: its source", "student", "distillation: its source"),
-        ("2 sentences of data.dev.0 (0.qhi)", "teacher", "2 sentences of bitext.dev.0"),
-        ("2 sentences of data.dev.1 (dev.qhi), of which", "teacher", "2 sentences of bitext.hold_out.dev, of which"),
-        ("data.dev.1: its source", "teacher", "bitext.hold_out.dev: its source"),
-        ("set training.batch.max_tokens to 9, or lower data.filters.max_pieces and run `ziggurat prepare` again",
+        (Problem("data.train.0", "data.train.0: no pairs"), "teacher", "bitext.train.0: no pairs"),
+        (Problem("data.train.1", "data.train.1: 3 pairs; `data.filters.identical`", named=("data.filters.identical",)),
+         "teacher", "backtranslation: 3 pairs; `cleaning.ident"),
+        (Problem("data.train.0", "data.train.0: its source"), "student", "distillation: its source"),
+        (Problem("", "2 of data.dev.0 (0.qhi)", named=("data.dev.0 (0.qhi)",)), "teacher", "2 of bitext.dev.0"),
+        (Problem("", "2 of data.dev.1 (dev.qhi), of which", named=("data.dev.1 (dev.qhi)",)), "teacher",
+         "2 of bitext.hold_out.dev, of which"),
+        (Problem("data.dev.1", "data.dev.1: its source"), "teacher", "bitext.hold_out.dev: its source"),
+        (Problem("training.batch.max_tokens", "set training.batch.max_tokens to 9, or lower data.filters.max_pieces "
+                 "and run `ziggurat prepare` again", named=(PIECES, Remedy.THEN_PREPARE)),
          "student", "set student.training.batch.max_tokens to 9, or lower cleaning.max_pieces"),
-        ("raise it, or lower `data.filters.max_pieces` (which) and prepare again", "student",
-         "raise it, or lower `cleaning.max_pieces` (which)"),
-        ("w/x: missing; run `ziggurat prepare --force` again", "student", "w/x: missing; give `--force student-data`"),
-        ("make room (or lower `training.checkpoint.keep_last`), then `--resume`", "backward",
-         "make room (or lower `backward.training.checkpoint.keep_last`), then the same command"),
-        ("data.source_language: german is no code", "backward", "target_language: german is no code"),
-        ("w/training.loss/best/model.safetensors: damaged", "student",
+        (Problem("", "raise it, or lower `data.filters.max_pieces` (which) and prepare again",
+                 named=(PIECES, Remedy.PREPARE_AFTER)), "student", "raise it, or lower `cleaning.max_pieces` (which)"),
+        (Problem("", "w/x: missing", Remedy.PREPARE_ANEW), "student", "w/x: missing; give `--force student-data`"),
+        (Problem("training.checkpoint.keep_last", "make room (or lower `training.checkpoint.keep_last`), then "
+                 "`--resume`", named=(Remedy.RESUME,)),
+         "backward", "make room (or lower `backward.training.checkpoint.keep_last`), then the same command"),
+        (Problem("data.source_language", "data.source_language: german is no code"), "backward",
+         "target_language: german is no code"),
+        (Problem("training.loss", "w/training.loss/best/model.safetensors: damaged"), "student",
          "w/training.loss/best/model.safetensors: damaged"),
     ],
 )  # fmt: skip
-def test_keys_and_ways_out_are_those_of_a_pipeline(text: str, model: ModelName, said: str) -> None:
+def test_keys_and_ways_out_are_those_of_a_pipeline(problem: Problem, model: ModelName, said: str) -> None:
     content = whole(student=trained(), teacher=trained())
     content["bitext"]["hold_out"] = {"dev": 1}
-    found = worded(text, model, Corpora(Road(parsed(content))).keys(model))
+    found = problem.shown(pipeline_names(model, Corpora(Road(parsed(content))).keys(model)))
     assert found.startswith(said)
     assert "data." not in found
     assert "ziggurat prepare" not in found
@@ -54,22 +66,25 @@ NO_FILTER = "they are machine translations that came out as such sentences, whic
 @pytest.mark.parametrize(
     ("rule", "own", "held", "way_out"),
     [
-        ("keep", None, "bitext.dev.0", "`cleaning.held_out: sides` drops such pairs of the bitext, and what is dis"),
-        ("pairs", None, "bitext.dev.0", "`cleaning.held_out: sides` drops such pairs of the bitext, and what is dis"),
-        ("sides", None, "bitext.dev.0", NO_FILTER),
-        ("pairs", "sides", "bitext.dev.0", NO_FILTER),
-        ("sides", "pairs", "bitext.dev.0", "`bitext.train.0.filters.held_out: sides` drops such pairs of the bitext"),
-        ("pairs", None, "bitext.hold_out.dev", NO_FILTER),
+        ("keep", None, "data.dev.0", "`cleaning.held_out: sides` drops such pairs of the bitext, and what is dis"),
+        ("pairs", None, "data.dev.0", "`cleaning.held_out: sides` drops such pairs of the bitext, and what is dis"),
+        ("sides", None, "data.dev.0", NO_FILTER),
+        ("pairs", "sides", "data.dev.0", NO_FILTER),
+        ("sides", "pairs", "data.dev.0", "`bitext.train.0.filters.held_out: sides` drops such pairs of the bitext"),
+        ("pairs", None, "data.dev.1", NO_FILTER),
     ],
 )
 def test_the_way_out_of_contamination_is_one_that_is_left(rule: str, own: str | None, held: str, way_out: str) -> None:
     content = whole(cleaning={"held_out": rule})
     content["bitext"]["train"][0]["filters"] = {} if own is None else {"held_out": own}
-    for text in ("3 of 20 sentences of {}: `data.filters.held_out: pairs` drops the 1, `sides` all 4",
-                 "4 training pairs among {}: `data.filters.held_out: sides` drops them too"):  # fmt: skip
-        found = held_out_worded(worded(text.format(held), "student"), parsed(content))
-        assert found.startswith(text.split(": `")[0].format(held))
-        assert found.split(": ", 1)[1].startswith(way_out)
-        assert not found.endswith(("all 4", "too"))
-    other = "student: `cleaning.max_pieces` dropped all"
-    assert held_out_worded(other, parsed(content)) == other
+    config = parsed(content)
+    known = pipeline_names("student", Corpora(Road(config)).keys("student"))
+    drops = "`data.filters.held_out: pairs` drops the 1, `sides` all 4"
+    overlap = Problem(
+        "data.filters.held_out", f"3 of 20 sentences of {held} (a.qhi):", drops, "warning", (f"{held} (a.qhi)",)
+    )
+    found = with_way_out(overlap, config, known)
+    assert found.remedy.startswith(way_out)
+    assert found.shown(known).startswith(f"3 of 20 sentences of {known[held]}: {way_out}")
+    other = Problem("", "`cleaning.max_pieces` dropped all")
+    assert with_way_out(other, config, known) == other

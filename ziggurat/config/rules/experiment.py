@@ -28,7 +28,7 @@ def contradictions(experiment: Experiment) -> Iterator[Problem]:
         ("training.lora", "", _lora(training, model), ""),
     ):
         if found := list(reasons):
-            named = tuple(other for problem in found for other in problem.keys)
+            named = tuple(other for problem in found for other in (problem.key, *problem.named))
             yield Problem(key, f"`{key}{value}`: {'; '.join(map(str, found))}", remedy, named=named)
 
 
@@ -41,9 +41,9 @@ def _vocabularies(experiment: Experiment) -> Iterator[Problem]:
         or (subword.kind == "vocabulary" and subword.target_vocabulary not in (None, subword.source_vocabulary))
     )
     if separate and experiment.model.embedding.sharing == "all":
-        yield Problem(
-            "model.embedding.sharing",
-            "`model.embedding.sharing: all` needs one vocabulary for both sides, but `data.subword` has two",
+        yield Problem.of(
+            "model.embedding.sharing: all",
+            "needs one vocabulary for both sides, but `data.subword` has two",
             "set `data.subword.joint: true` or `model.embedding.sharing: decoder`",
             named=("data.subword", "data.subword.joint"),
         )
@@ -53,17 +53,17 @@ def _transfer(model: ModelConfig, training: TrainingConfig) -> Iterator[Problem]
     if model.transfer is None:
         return
     if training.optimiser.kind == "muon":
-        yield Problem(
+        yield Problem.of(
             "model.transfer",
-            "`model.transfer` scales the rates of Adam: `training.optimiser.kind` cannot be muon",
+            "scales the rates of Adam: `training.optimiser.kind` cannot be muon",
             named=("training.optimiser.kind",),
         )
     if training.schedule.kind == "noam":
         schedule = training.schedule
         peak = schedule.factor * (model.transfer.width * schedule.warmup_updates) ** -0.5
-        yield Problem(
+        yield Problem.of(
             "model.transfer",
-            "`model.transfer` scales rates by the width, and so does `training.schedule.kind: noam`:",
+            "scales rates by the width, and so does `training.schedule.kind: noam`:",
             f"choose `kind: isqrt` with `peak: {peak:.3g}`, the highest rate of noam for the base",
             named=("training.schedule.kind",),
         )
@@ -116,14 +116,15 @@ def _lora(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
     if training.start_from is None:
         yield Problem("training.start_from", "it adapts a trained model:", "name one by `training.start_from`")
     if training.growth is not None:
-        layers = "`training.growth` adds layers, and new layers need more than low-rank updates"
-        yield Problem("training.growth", layers)
+        yield Problem.of("training.growth", "adds layers, and new layers need more than low-rank updates")
     if training.quantise is not None:
-        both = "`training.quantise` adapts weights to bytes, and LoRA leaves them as they are:"
-        yield Problem("training.quantise", both, "train one after the other")
+        yield Problem.of(
+            "training.quantise",
+            "adapts weights to bytes, and LoRA leaves them as they are:",
+            "train one after the other",
+        )
     if training.optimiser.kind == "muon":
-        whole = "`training.optimiser.kind: muon` orthogonalises whole matrices, not two factors of one"
-        yield Problem("training.optimiser.kind", whole)
+        yield Problem.of("training.optimiser.kind: muon", "orthogonalises whole matrices, not two factors of one")
     dropping = [f"model.{name}.layer_drop" for name in ("encoder", "decoder") if getattr(model, name).layer_drop]
     if dropping:
         # Embeddings are frozen: without its layers a batch would have nothing to train.

@@ -23,8 +23,7 @@ def _sizes(model: ModelConfig) -> Iterator[Problem]:
         sides.append(("encoder.", model.encoder_width, model.encoder_heads))
     for prefix, width, heads in sides:
         if width % heads:
-            why = f"`{prefix}d_model` ({width}) is not a multiple of `{prefix}heads` ({heads})"
-            yield Problem(f"{prefix}d_model", why)
+            yield Problem.of(f"{prefix}d_model", f"({width}) is not a multiple of `{prefix}heads` ({heads})")
         elif model.embedding.positions == "rotary" and width // heads % 2:
             why = f"rotary positions turn pairs of channels: {width} / {heads} heads is odd"
             yield Problem("embedding.positions", why)
@@ -33,11 +32,11 @@ def _sizes(model: ModelConfig) -> Iterator[Problem]:
             yield Problem("embedding.positions", why)
     if model.encoder_width != model.d_model:
         if model.embedding.sharing == "all":
-            why = "`embedding.sharing: all` needs equal widths of encoder and decoder"
-            yield Problem("embedding.sharing", why, "use `decoder` or `none`")
+            yield Problem.of(
+                "embedding.sharing: all", "needs equal widths of encoder and decoder", "use `decoder` or `none`"
+            )
         if model.embedding.shared_bias:
-            why = "`embedding.shared_bias` needs equal widths of encoder and decoder"
-            yield Problem("embedding.shared_bias", why)
+            yield Problem.of("embedding.shared_bias", "needs equal widths of encoder and decoder")
 
 
 def _transformer(model: ModelConfig) -> Iterator[Problem]:
@@ -48,19 +47,19 @@ def _transformer(model: ModelConfig) -> Iterator[Problem]:
 def _attention(model: ModelConfig) -> Iterator[Problem]:
     if model.embedding.positions == "rotary":
         if "relative" in (model.encoder.attention, model.decoder.attention):
-            why = "`embedding.positions: rotary` and `attention: relative` both put positions into the same logits"
-            yield Problem("embedding.positions", why)
+            yield Problem.of(
+                "embedding.positions: rotary", "and `attention: relative` both put positions into the same logits"
+            )
         if not ATTENTIONS[model.decoder.attention].rotary:
-            yield Problem(
-                "decoder.attention",
-                f"`decoder.attention: {model.decoder.attention}` has no queries and keys to rotate, so with "
+            yield Problem.of(
+                f"decoder.attention: {model.decoder.attention}",
+                "has no queries and keys to rotate, so with "
                 "`embedding.positions: rotary` the decoder would not know positions at all",
             )
     if model.decoder.attention == "merged" and model.attention.share_value and model.encoder_width != model.d_model:
-        yield Problem(
+        yield Problem.of(
             "attention.share_value",
-            "`attention.share_value` has one matrix project the states of encoder and decoder, so both must be equally "
-            "wide",
+            "has one matrix project the states of encoder and decoder, so both must be equally wide",
             "set it to false",
         )
 
@@ -71,23 +70,25 @@ def _residuals(model: ModelConfig) -> Iterator[Problem]:
     split = any(model.combination.splits(stack.history) for stack in (model.encoder, model.decoder))
     for residual in residuals:
         if RESIDUALS[residual].layer_input and split:
-            yield Problem(
-                "residual",
-                f"`residual: {residual}` adds the layer's input to its last sub-layer; with `combination.unit: "
+            yield Problem.of(
+                f"residual: {residual}",
+                "adds the layer's input to its last sub-layer; with `combination.unit: "
                 "sublayer` a layer has no input of its own",
             )
     if "hybrid" in above and not ATTENTIONS[model.decoder.attention].rotary:
-        yield Problem(
-            "residual",
-            f"`residual: hybrid` has its norms on queries, keys and values, which `decoder.attention: "
+        yield Problem.of(
+            "residual: hybrid",
+            "has its norms on queries, keys and values, which `decoder.attention: "
             f"{model.decoder.attention}` lacks: nothing would be normalised",
         )
     if model.memory == "transparent" and "siamese" in below:
-        why = "`memory: transparent` mixes the states of all layers; `residual: siamese` has one only at the end"
-        yield Problem("memory", why)
+        yield Problem.of(
+            "memory: transparent", "mixes the states of all layers; `residual: siamese` has one only at the end"
+        )
     if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
-        why = f"`wiring.mixing: permutations` of {model.wiring.streams} streams: 6 have 720 already"
-        yield Problem("wiring.mixing", why, "use `sinkhorn`")
+        yield Problem.of(
+            "wiring.mixing: permutations", f"of {model.wiring.streams} streams: 6 have 720 already", "use `sinkhorn`"
+        )
 
 
 def _initialisation(model: ModelConfig) -> Iterator[Problem]:
@@ -97,16 +98,16 @@ def _initialisation(model: ModelConfig) -> Iterator[Problem]:
         here = [side] if side in residuals else [stack for stack in residuals if f"{stack}.init" not in model.inits]
         if init.kind == "admin" and not any("admin" in residuals[stack] for stack in here):
             where = f" in the {side}" if side in residuals else ""
-            yield Problem(
-                f"{key}.kind",
-                f"`{key}.kind: admin` sets the skip vectors of `residual: admin`",
+            yield Problem.of(
+                f"{key}.kind: admin",
+                "sets the skip vectors of `residual: admin`",
                 f"choose that residual{where} or another init",
             )
         if side in residuals and (outside := INITIALISATIONS[init.kind].outside):
             other = "encoder" if side == "decoder" else "decoder"
-            yield Problem(
-                f"{key}.kind",
-                f"`{key}.kind: {init.kind}` also {outside}, outside of the {side}:",
+            yield Problem.of(
+                f"{key}.kind: {init.kind}",
+                f"also {outside}, outside of the {side}:",
                 f"set `init.kind: {init.kind}`, and `{other}.init.kind` to what the {other} is to have",
             )
     profiled = [init for init in model.inits.values() if init.kind == "admin" and init.omega == "profiled"]
@@ -121,12 +122,13 @@ def _initialisation(model: ModelConfig) -> Iterator[Problem]:
 def _values(model: ModelConfig) -> Iterator[Problem]:
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         for key in model.value_residuals(decoder=side == "decoder") if stack.layer_drop else ():
-            why = f"`{side}.layer_drop`: `{key}` needs the values of the first layer, which may be left out"
-            yield Problem(f"{side}.layer_drop", why)
+            yield Problem.of(
+                f"{side}.layer_drop", f": `{key}` needs the values of the first layer, which may be left out"
+            )
     if model.decoder.attention == "merged" and model.attention.cross_value_residual == "single":
-        yield Problem(
-            "attention.cross_value_residual",
-            "`attention.cross_value_residual: single` leaves no value map above the first layer, and "
+        yield Problem.of(
+            "attention.cross_value_residual: single",
+            "leaves no value map above the first layer, and "
             "`decoder.attention: merged` has one for encoder and decoder states",
         )
 
@@ -136,29 +138,34 @@ def _stacks(model: ModelConfig) -> Iterator[Problem]:
     stacks = (("encoder", model.encoder, model.encoder_width), ("decoder", model.decoder, model.d_model))
     for side, stack, width in stacks:
         if stack.layer_drop and "attention_residuals" in stack.history:
-            why = f"`{side}.layer_drop`: a layer that is left out gives nothing for `{stack.history}` to attend to"
-            yield Problem(f"{side}.layer_drop", why)
+            yield Problem.of(
+                f"{side}.layer_drop", f": a layer that is left out gives nothing for `{stack.history}` to attend to"
+            )
         if stack.history == "mudd":
             for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")):
                 if residual != "pre":
-                    why = f"`{side}.history: mudd` gives queries, keys and values an input each:"
-                    yield Problem(f"{side}.history", why, "`residual: pre` alone")
+                    yield Problem.of(
+                        f"{side}.history: mudd",
+                        "gives queries, keys and values an input each:",
+                        "`residual: pre` alone",
+                    )
             if stack.attention not in ("full", "relative"):
-                yield Problem(
-                    f"{side}.history",
-                    f"`{side}.history: mudd` feeds queries, keys and values of self-attention:",
+                yield Problem.of(
+                    f"{side}.history: mudd",
+                    "feeds queries, keys and values of self-attention:",
                     f"`attention: full` or `relative`, not `{stack.attention}`",
                 )
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
-            why = f"`{side}.ranges` has {lower} layers, which leaves none of {stack.layers} above them"
-            yield Problem(f"{side}.ranges", why)
+            yield Problem.of(f"{side}.ranges", f"has {lower} layers, which leaves none of {stack.layers} above them")
         for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")) if stack.ranges else ():
             if RESIDUALS[residual].alone:
-                why = f"`{side}.ranges`: `{residual}` mixes with no other kind: {RESIDUALS[residual].alone}"
-                yield Problem(f"{side}.ranges", why)
+                yield Problem.of(
+                    f"{side}.ranges", f": `{residual}` mixes with no other kind: {RESIDUALS[residual].alone}"
+                )
         if width % model.combination.groups:
-            why = f"`combination.groups` ({model.combination.groups}) does not divide the {side}'s width {width}"
-            yield Problem("combination.groups", why)
+            yield Problem.of(
+                "combination.groups", f"({model.combination.groups}) does not divide the {side}'s width {width}"
+            )
 
 
 def _transfer(model: ModelConfig) -> Iterator[Problem]:
@@ -181,8 +188,9 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
         yield _not_worked_out("embedding.positions: learned", "it needs `sinusoidal`, `rotary` or `none`")
     head = model.d_model // model.heads
     if head and model.transfer.width % head:  # more heads than channels are refused already
-        why = f"`transfer.width` ({model.transfer.width}): no base of {head} channels a head, as here, is as wide"
-        yield Problem("transfer.width", why)
+        yield Problem.of(
+            "transfer.width", f"({model.transfer.width}): no base of {head} channels a head, as here, is as wide"
+        )
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack.history not in ("latest", "top_only"):
             yield _not_worked_out(
@@ -193,7 +201,7 @@ def _transfer(model: ModelConfig) -> Iterator[Problem]:
 
 
 def _not_worked_out(choice: str, needs: str, why: str = "") -> Problem:
-    return Problem("transfer", f"`transfer` is not worked out for `{choice}`{why}", needs)
+    return Problem.of("transfer", f"is not worked out for `{choice}`{why}", needs)
 
 
 def _rnmt(model: ModelConfig) -> Iterator[Problem]:
@@ -239,5 +247,4 @@ def _rnmt(model: ModelConfig) -> Iterator[Problem]:
         yield Problem("embedding.sharing", why, "set `embedding.sharing: none`")
     if not INITIALISATIONS[model.init.kind].rnmt:
         others = " and ".join(sorted(f"`{kind}`" for kind, facts in INITIALISATIONS.items() if facts.rnmt))
-        why = f"`init.kind: {model.init.kind}` is for `family: transformer`; RNMT+ has {others}"
-        yield Problem("init.kind", why)
+        yield Problem.of(f"init.kind: {model.init.kind}", f"is for `family: transformer`; RNMT+ has {others}")

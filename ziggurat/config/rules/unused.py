@@ -123,9 +123,9 @@ _HEEDED_BY_SCHEDULE = {
 def unread_files(subword: SubwordConfig) -> list[Problem]:
     """Return what is wrong with each file of a vocabulary that `subword.kind` does not read."""
     return [
-        Problem(
+        Problem.of(
             f"data.subword.{key}",
-            f"`data.subword.{key}` is read with `kind: {kind}` only, not with `kind: {subword.kind}`:",
+            f"is read with `kind: {kind}` only, not with `kind: {subword.kind}`:",
             f"set `data.subword.kind={kind}`, or leave it out",
             named=("data.subword.kind",),
         )

@@ -23,7 +23,7 @@ from ziggurat.data.cleaning.comparisons import Comparisons
 from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.encoding import EncodedBlock, PairEncoder, block_text, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.data.prepare import Inputs, PrepareReport, Trained, learn, prepare, reusable_store
+from ziggurat.data.prepare import Inputs, PrepareReport, Trained, learn, prepare, reusable_store, stored_notices
 from ziggurat.data.readers import PairBlock, ReadNotes
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.subword_training import read_pair_scores, write_pair_scores
@@ -112,7 +112,7 @@ class _Parts:
             corpus.reader.notes = ReadNotes(
                 entry["carriage_returns"], entry["byte_order_marks"], entry.get("short_rows", 0)
             )
-        self._notices: list[str] = document["notices"]
+        self._notices = stored_notices(document["notices"], self.corpora)
         self._tokenizers = load_tokenizers(path)
 
     def _learn(self, directory: Path, progress: Progress) -> None:
@@ -126,7 +126,7 @@ class _Parts:
             {"read": [corpus.read_of[part] for part in range(len(corpus.reader.files))], **vars(corpus.reader.notes)}
             for corpus in self.corpora
         ]
-        document = {"corpora": entries, "notices": learned.notices}
+        document = {"corpora": entries, "notices": list(map(str, learned.notices))}
         write_atomically(directory / "corpora.json", json.dumps(document, indent=1).encode())
         write_atomically(directory / "data.json", self.config.model_dump_json().encode())
 

@@ -118,10 +118,11 @@ def _lines_known(path: Path, verb: str, settings: dict[str, Any]) -> int | None:
     if known is None:
         return None
     if changed := differences(known["settings"], settings, verb):
-        names = shown([name.removeprefix(f"{verb}.") for name in changed])
+        changed = [name.removeprefix(f"{verb}.") for name in changed]
         raise DataError(
-            f"{path.parent}: was begun with other settings or files (there -> now): {names}. Continue with the same "
-            "ones, or name another folder"
+            f"{path.parent}: was begun with other settings or files (there -> now): {shown(changed)}. Continue with "
+            "the same ones, or name another folder",
+            named=[name.split()[0].rstrip(":") for name in changed],
         )
     return int(known["lines"])
 

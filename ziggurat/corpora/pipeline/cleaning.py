@@ -27,7 +27,7 @@ from ziggurat.corpora.pipeline.costs import Amounts, cleaning
 from ziggurat.corpora.pipeline.road import Progress, Road, write_sides
 from ziggurat.corpora.pipeline.settings import joined, settings_of
 from ziggurat.corpora.pipeline.step import Expected, Step, write_document
-from ziggurat.corpora.pipeline.wording import errors_worded, worded
+from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names
 from ziggurat.data.cleaning.cleaner import Scorers, cleaner_of, cleaners_of
 from ziggurat.data.cleaning.comparisons import MANY, Comparisons, overlap_notices
 from ziggurat.data.cleaning.held_out import NOTHING, HeldOut, side_hashes
@@ -146,14 +146,14 @@ def clean_step(road: Road) -> Step:
         after["sets"] = ["*"]  # training pairs are compared with them
 
     def work(folder: Path) -> None:
-        with errors_worded(corpora=lambda: _keys(road)):
+        with errors_renamed(corpora=lambda: _keys(road)):
             _Cleaning(road, held).run(folder)
 
     def check() -> None:
         for number, corpus in enumerate(config.bitext.train):
             if notice := exchanged_by_name(corpus, road.languages, f"bitext.train.{number}"):
                 raise ConfigError(f"{notice}; if they are right, rename the files")
-        with errors_worded(corpora=lambda: _keys(road)):
+        with errors_renamed(corpora=lambda: _keys(road)):
             data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
             for as_data in data.train:
                 cleaner_of(data, as_data)
@@ -274,7 +274,7 @@ class _Cleaning:
             unseen = taken.notices(before - left, left)
         # (4) Tell.
         found = side_notices(corpora, data) + overlap_notices(corpora, data)
-        notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
+        notices = [notice.shown(pipeline_names(corpora=_keys(road))) for notice in found] + unseen
         notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
         for name, corpus in zip(names, training, strict=True):
             dropped = f"; dropped: {_reasons(corpus)}" if corpus.kept < corpus.read else ""

@@ -27,7 +27,7 @@ from ziggurat.config.rules.doubtful import warm_up_notice
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
 from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.corpora.pipeline.step import Done, Expected
-from ziggurat.corpora.pipeline.wording import errors_worded, worded
+from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ZigguratError
@@ -217,7 +217,7 @@ class Costs:
         if name not in self._known:
             # The teacher's vocabulary may not be there yet, but what it will be is known.
             with_vocabulary, folder = self._experiment("teacher" if self._pruned and name == "student" else name)
-            with errors_worded(name):
+            with errors_renamed(name):
                 sizes = vocabulary_sizes(with_vocabulary.data, folder)
                 experiment, _ = self._experiment(name)
                 self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._amounts.reader(0))
@@ -246,7 +246,7 @@ class Costs:
         early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
         said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
         if cold := warm_up_notice(training):
-            said += f"; {worded(str(cold), name)}"
+            said += f"; {cold.shown(pipeline_names(name))}"
         return Expected(limit if timed else seconds, memory, said)
 
     def _until(self, name: ModelName, updates: int) -> float:

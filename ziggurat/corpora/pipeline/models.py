@@ -28,7 +28,7 @@ from ziggurat.corpora.pipeline.costs import Costs
 from ziggurat.corpora.pipeline.road import Corpora, Road
 from ziggurat.corpora.pipeline.settings import Settings, as_begun, joined, settings_of
 from ziggurat.corpora.pipeline.step import Done, Step, updates_done
-from ziggurat.corpora.pipeline.wording import errors_worded
+from ziggurat.corpora.pipeline.wording import errors_renamed
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
 from ziggurat.system.staging import discard
 
@@ -136,7 +136,7 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     experiment, pruned = experiment_of(road, name), chosen.without_layers
 
     def work(folder: Path) -> int | None:
-        with errors_worded(name, lambda: Corpora(road).keys(name)):
+        with errors_renamed(name, lambda: Corpora(road).keys(name)):
             present = experiment_of(road, name)
             start = folder / "start"
             if pruned is not None:
@@ -186,7 +186,7 @@ def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
         return road.config.quantised(experiment_of(road, "student"), str(road.model("student")))
 
     def work(folder: Path) -> int | None:
-        with errors_worded("student", lambda: Corpora(road).keys("student")):
+        with errors_renamed("student", lambda: Corpora(road).keys("student")):
             return train_or_go_on(road, folder / "run", quantised())
 
     experiment = quantised()

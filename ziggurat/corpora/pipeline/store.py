@@ -20,7 +20,7 @@ from ziggurat.corpora.pipeline.models import (
 from ziggurat.corpora.pipeline.road import Corpora, Progress, Road
 from ziggurat.corpora.pipeline.settings import joined, settings_of, without_places
 from ziggurat.corpora.pipeline.step import Step
-from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
+from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names, with_way_out
 from ziggurat.system.errors import DataError
 from ziggurat.system.files import MANIFEST, content_checksum, find_files
 
@@ -59,12 +59,12 @@ def data_step(road: Road, name: ModelName) -> Step:
         for corpus in corpora.train(name):
             if corpus.name in empty:
                 road.say(f"warning: {corpus.name}: cleaning left none of its pairs; it is left out")
-        with errors_worded(name, lambda: corpora.keys(name)):
+        with errors_renamed(name, lambda: corpora.keys(name)):
             outcome = _prepared(road, folder / "job", experiment_of(road, name).data)
         if (report := outcome.report) is not None:
-            for notice in report.notices:
-                own = held_out_worded(worded(notice, name, corpora.keys(name)), road.config)
-                road.say(f"warning: {own}")
+            known = pipeline_names(name, corpora.keys(name))
+            for notice in report.problems:
+                road.say(f"warning: {with_way_out(notice, road.config, known).shown(known)}")
             road.say(f"{report.kept:,} pairs, {report.pieces()}")
         return outcome.signal
 

@@ -1,24 +1,14 @@
-"""Messages of other parts of the toolkit, in a pipeline's words: the keys of its file, and ways out that it has."""
+"""Problems of other parts of the toolkit, with the names that a pipeline's file has for settings, and its ways out."""
 
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
-from ziggurat.config.decode import DecodingConfig
-from ziggurat.config.model import ModelConfig
 from ziggurat.config.pipeline import ModelName, PipelineConfig
-from ziggurat.config.train import TrainingConfig
-from ziggurat.system.errors import ZigguratError
+from ziggurat.system.errors import Problem, Remedy, ZigguratError
 
-_OF_SECTION = "|".join({*ModelConfig.model_fields, *TrainingConfig.model_fields, *DecodingConfig.model_fields})
-# Not `model.safetensors`, nor a part of a path, nor what has the name of a model before it already.
-_OF_MODEL = re.compile(
-    rf"(?<![\w./-])(?:((?:model|training|decoding)\.(?:{_OF_SECTION}))\b"
-    r"|data\.((?:subword|unicode|stages|modifiers|sampling_temperature)\b))"
-)
-_CORPUS = re.compile(r"\b(data\.(?:train|dev)\.\d+)\b(?: \(([^()]*)\))?")  # sometimes with its name
 _OF_PIPELINE = {
     "data.filters": "cleaning",
     "data.train": "bitext.train",
@@ -28,67 +18,57 @@ _OF_PIPELINE = {
     "data.source_language": "source_language",
     "data.target_language": "target_language",
 }
-_AGAIN = re.compile(r"run `ziggurat prepare(?: --force)?` again|rebuild it with `--force`")
+_OF_MODEL = ("subword", "unicode", "stages", "modifiers", "sampling_temperature")
+"""Keys of `data` that are keys of a model in a pipeline's file."""
 
 
-def worded(text: str, model: ModelName | None = None, corpora: Mapping[str, str] | None = None) -> str:
-    """Return a message with the keys and the ways out of a pipeline.
+def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the names of a pipeline for keys of an experiment, and for ways out of the command line.
 
     Args:
-        text: the message, with keys of an experiment.
-        model: the model that it is about; None: it is about cleaning.
+        model: the model whose experiment it is; None: it is the data of cleaning.
         corpora: key of a corpus in the experiment, such as `data.train.0`, -> key in the pipeline's file.
     """
-    known = corpora or {}
-
-    def renamed(found: re.Match[str]) -> str:
-        key = known.get(found[1], found[1])
-        # A development corpus is called after a copy in a step's folder, which its user does not know.
-        own = found[2] is None or key == found[2] or (key != found[1] and ".dev." in found[1])
-        return key if own else f"{key} ({found[2]})"
-
-    text = _CORPUS.sub(renamed, text)
-    if model is not None:
-        text = _OF_MODEL.sub(lambda found: f"{model}.{found[1] or found[2]}", text)
-        # A change of the file makes the store again, and the command for the whole is the one that goes on.
-        text = re.sub(r" and (?:prepare again|run `ziggurat prepare`(?: again)?)", "", text)
-        text = _AGAIN.sub(f"give `--force {model}-data`", text).replace("`--resume`", "the same command")
+    found = {**_OF_PIPELINE, **(corpora or {})}
+    if model is None:
+        return found
     if model == "backward":  # its source is the pipeline's target
-        text = re.sub(r"data\.(source|target)_language", lambda found: _OTHER[found[1]], text)
-    for key, ours in _OF_PIPELINE.items():
-        text = text.replace(key, ours)
-    return text
+        found |= {"data.source_language": "target_language", "data.target_language": "source_language"}
+    found |= {section: f"{model}.{section}" for section in ("model", "training", "decoding")}
+    found |= {f"data.{key}": f"{model}.{key}" for key in _OF_MODEL}
+    # A change of the file makes the store again, and the command for the whole is the one that goes on.
+    found |= dict.fromkeys((Remedy.PREPARE, Remedy.PREPARE_ANEW, Remedy.REBUILD), f"give `--force {model}-data`")
+    return found | {Remedy.THEN_PREPARE: "", Remedy.PREPARE_AFTER: "", Remedy.RESUME: "the same command"}
 
 
-def held_out_worded(text: str, config: PipelineConfig) -> str:
-    """Return a notice of `worded` on what a model's data share with a held-out set, with the way out that there is.
+def with_way_out(problem: Problem, config: PipelineConfig, known: Mapping[str, str]) -> Problem:
+    """Return a notice on what a model's data share with a held-out set, with the way out that there is; others as is.
 
-    `prepare` knows of none that was tried; but the bitext was cleaned before.
+    `prepare` knows of none that was tried; but the bitext was cleaned before. `known` are the names of the model.
     """
+    if not problem.remedy.startswith("`data.filters.held_out: "):
+        return problem
     own = {f"bitext.train.{n}.filters": corpus.filters for n, corpus in enumerate(config.bitext.train)}
     rules = {
         where if "held_out" in filters else "cleaning": filters.get("held_out", config.cleaning.held_out)
         for where, filters in own.items()
     }
     # What is held out of the bitext has no side in common with what stays of it.
-    weak = [] if "bitext.hold_out" in text else [where for where, rule in rules.items() if rule != "sides"]
+    of_bitext = any(known.get(name.partition(" (")[0]) == "bitext.hold_out.dev" for name in problem.named)
+    weak = [] if of_bitext else [where for where, rule in rules.items() if rule != "sides"]
     way_out = "they are machine translations that came out as such sentences, which no filter drops"
     if weak:
         keys = ", ".join(f"`{where}.held_out: sides`" for where in weak[:3])
         way_out = f"{keys} drops such pairs of the bitext, and what is distilled from them"
-    return _DROPS.sub(way_out, text)
-
-
-_DROPS = re.compile(r"`cleaning\.held_out: .*")  # to the end of the notice
-_OTHER = {"source": "target_language", "target": "source_language"}
+    return replace(problem, remedy=way_out)
 
 
 @contextlib.contextmanager
-def errors_worded(
+def errors_renamed(
     model: ModelName | None = None, corpora: Callable[[], Mapping[str, str]] = dict[str, str]
 ) -> Iterator[None]:
-    """Context in which errors are worded as messages are; `corpora` is called where there is one."""
+    """Context in which errors have the names of a pipeline; `corpora` is called where there is an error."""
     try:
         yield
     except ZigguratError as error:
-        raise type(error)(worded(str(error), model, corpora())) from None
+        raise error.with_names(pipeline_names(model, corpora())) from None

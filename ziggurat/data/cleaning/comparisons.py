@@ -20,6 +20,7 @@ from ziggurat.data.cleaning.held_out import HeldOut, NearDuplicates, Overlap, ro
 from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import PairBlock
+from ziggurat.system.errors import Problem
 from ziggurat.system.files import find_files
 
 CONTAMINATION = "CONTAMINATION:"
@@ -125,7 +126,7 @@ def _given(array: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
     return array
 
 
-def _set_name(corpus: Corpus) -> str:
+def set_name(corpus: Corpus) -> str:
     """Return what a development corpus is called among the held-out sets."""
     return f"{corpus.key} ({corpus.reader.name})"
 
@@ -135,7 +136,7 @@ def _held_out_sets(config: DataConfig, corpora: Sequence[Corpus]) -> HeldOut:
     for corpus in corpora:
         if corpus.split == "dev":
             languages = config.languages_of(corpus.config)
-            found.add_pairs(_set_name(corpus), _normalised(corpus, config.unicode), languages)
+            found.add_pairs(set_name(corpus), _normalised(corpus, config.unicode), languages)
     for number, pattern in enumerate(config.held_out):
         for path in find_files(pattern, f"data.held_out.{number}"):
             found.add_lines(str(path), _lines(path, config.unicode))
@@ -162,12 +163,12 @@ def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
     return total
 
 
-def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
-    """Return notices on held-out sets of which something stays in training pairs, whatever `held_out` drops.
+def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]:
+    """Return warnings on held-out sets of which something stays in training pairs, whatever `held_out` drops.
 
     `corpora`: those of both splits.
     """
-    of_pairs = {_set_name(corpus) for corpus in corpora if corpus.split == "dev"}
+    of_pairs = {set_name(corpus) for corpus in corpora if corpus.split == "dev"}
     training = [corpus for corpus in corpora if corpus.split == "train"]
     notices = []
     for rule, notice in (("keep", overlap_notice), ("pairs", _notice_of_sides)):
@@ -177,8 +178,8 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
     return [notice for notice in notices if notice]
 
 
-def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> str | None:
-    """Return a notice on what training pairs share with the set `name`; None where it is next to nothing.
+def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> Problem | None:
+    """Return a warning on what training pairs share with the set `name`; None where it is next to nothing.
 
     Args:
         name: of the set.
@@ -192,22 +193,30 @@ def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | 
         way_out = f"`data.filters.held_out: {'pairs' if found.pairs else 'sides'}` drops such pairs"
         if 0 < found.pairs < found.sides:
             way_out = f"`data.filters.held_out: pairs` drops the {found.pairs:,}, `sides` all {found.sides:,}"
-    return (
-        f"{CONTAMINATION} {found.found:,} of {_sentences_of(name, found, of_pairs)} are in training pairs: "
-        f"both sides of {found.pairs:,}, one at least of {found.sides:,} pairs. Scores on it tell less than they "
-        f"seem to: {way_out}"
+    return _contamination(
+        name,
+        f"{found.found:,} of {_sentences_of(name, found, of_pairs)} are in training pairs: both sides of "
+        f"{found.pairs:,}, one at least of {found.sides:,} pairs. Scores on it tell less than they seem to:",
+        way_out,
     )
 
 
-def _notice_of_sides(name: str, found: Overlap, *, of_pairs: bool) -> str | None:
-    """Return a notice on pairs that stay with one side in a set, after those with both have been dropped."""
+def _contamination(name: str, said: str, way_out: str) -> Problem:
+    """Return the warning on what training shares with the set `name`, a label of a corpus (`set_name`) or a file."""
+    return Problem("data.filters.held_out", f"{CONTAMINATION} {said}", way_out, "warning", (name,))
+
+
+def _notice_of_sides(name: str, found: Overlap, *, of_pairs: bool) -> Problem | None:
+    """Return a warning on pairs that stay with one side in a set, after those with both have been dropped."""
     _, left = found.staying("pairs")
     # An everyday sentence ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
     if min(left, found.found) < _many(found):
         return None
-    return (
-        f"{CONTAMINATION} {left:,} training pairs have one side among the {_sentences_of(name, found, of_pairs)} and "
-        f"stay ({found.pairs:,} with both were dropped): `data.filters.held_out: sides` drops them too"
+    return _contamination(
+        name,
+        f"{left:,} training pairs have one side among the {_sentences_of(name, found, of_pairs)} and stay "
+        f"({found.pairs:,} with both were dropped):",
+        "`data.filters.held_out: sides` drops them too",
     )
 
 

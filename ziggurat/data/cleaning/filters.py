@@ -105,7 +105,8 @@ def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
         return regex.compile(rf"[\p{{L}}&&[{names}]]+", flags=regex.V1)
     except regex.error as error:
         raise ConfigError(
-            f"{key}: {scripts!r} is not a Unicode script ({error}); examples: Latin, Cyrillic, Han+Hiragana+Katakana"
+            f"{key}: {scripts!r} is not a Unicode script ({error}); examples: Latin, Cyrillic, Han+Hiragana+Katakana",
+            key=key,
         ) from None
 
 
@@ -313,7 +314,8 @@ def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_
         mended = _fixer()
     except ModuleNotFoundError:
         raise ConfigError(
-            "data.filters.repair: needs ftfy, which is not installed: pip install 'ziggurat-mt[clean]'"
+            "data.filters.repair: needs ftfy, which is not installed: pip install 'ziggurat-mt[clean]'",
+            key="data.filters.repair",
         ) from None
 
     def repaired(texts: Sequence[str]) -> tuple[list[str], NDArray[np.bool_]]:
@@ -374,12 +376,15 @@ def known_language(code: str, side: str) -> str:
         known = identifier(None).labels
     except ModuleNotFoundError:
         raise ConfigError(
-            "data.filters.languages: needs py3langid, which is not installed: pip install 'ziggurat-mt[clean]'"
+            "data.filters.languages: needs py3langid, which is not installed: pip install 'ziggurat-mt[clean]'",
+            key="data.filters.languages",
         ) from None
     if (name := main_language(code)) not in known:
         raise ConfigError(
             f"data.filters.languages: py3langid does not know the {side} language `{code}`; it knows "
-            f"{', '.join(sorted(known))}. Set data.filters.languages.{side} to null"
+            f"{', '.join(sorted(known))}. Set data.filters.languages.{side} to null",
+            key="data.filters.languages",
+            named=[f"data.filters.languages.{side}"],
         )
     return name
 

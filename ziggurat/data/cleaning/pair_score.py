@@ -293,14 +293,16 @@ class PairScorer:
         if len(pairs) < LEAST_PAIRS:
             raise DataError(
                 f"the pair score (data.filters.pair_score) needs {LEAST_PAIRS} pairs to learn from, and there are "
-                f"{len(pairs)}; switch it off with `pair_score: null`"
+                f"{len(pairs)}; switch it off with `pair_score: null`",
+                key="data.filters.pair_score",
             )
         # (1) Words, lengths
         words, ids, lengths = zip(*(_numbered(side) for side in (sources, targets)), strict=True)
         if not all(words):
             raise DataError(
                 "the pair score (data.filters.pair_score) learns from words that occur twice or more, and no word of "
-                f"the {_SIDES[1 if words[0] else 0]} side does; switch it off with `pair_score: null`"
+                f"the {_SIDES[1 if words[0] else 0]} side does; switch it off with `pair_score: null`",
+                key="data.filters.pair_score",
             )
         corpus = CorpusStatistics(
             (len(words[0]), len(words[1])),

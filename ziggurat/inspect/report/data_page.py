@@ -334,7 +334,7 @@ def gather_data(
         drops = "pairs` (or `sides`)" if found.pairs else "sides`"
         way_out = f"name its files in `data.held_out`, set `data.filters.held_out: {drops}, and prepare again"
         notice = overlap_notice(test_set[0], found, of_pairs=True, way_out=way_out)
-        notices += [notice] if notice else []
+        notices += [str(notice)] if notice else []
     return DataContent(
         str(store.path),
         (config["source_language"], config["target_language"]),
