@@ -33,7 +33,6 @@ LOOSE = {"__init__.py", "__main__.py"}
 OVER_BUDGET = {
     "serve/app.py": (520, "an application and all that lies around each of its requests"),
     "data/alignment/aligner.py": (510, "an aligner, its words, its links and how two directions are merged"),
-    "corpora/pipeline/engine.py": (520, "the engine of steps, their parts and why they are stale"),
 }
 """OVER_BUDGET is a module that is longer than 500 lines -> how long it may be, and what it holds together."""
 SHORT = {
@@ -41,7 +40,7 @@ SHORT = {
     "__main__.py": "python -m ziggurat",
     "model/history/transparent.py": "one paper's method, found by its name",
     "serve/interfaces/page.py": "the web page, beside the four interfaces",
-    "corpora/pipeline/embedded.py": "the two pipelines that come with the package",
+    "corpora/pipeline/demo_data.py": "the two pipelines that come with the package",
 }
 """SHORT is a module under 60 lines -> why it stands alone; the heads of folders (`__init__.py`) need no reason."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.corpora.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.pipeline import ModelName
-from ziggurat.corpora.pipeline.road import Corpora, Road
+from ziggurat.corpora.pipeline.context import Corpora, PipelineContext
 from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
 from ziggurat.system.errors import DataError
 
@@ -42,7 +42,7 @@ def test_errors_name_the_keys_of_the_model() -> None:
 def test_keys_and_ways_out_are_those_of_a_pipeline(text: str, model: ModelName, said: str) -> None:
     content = whole(student=trained(), teacher=trained())
     content["bitext"]["hold_out"] = {"dev": 1}
-    found = worded(text, model, Corpora(Road(parsed(content))).keys(model))
+    found = worded(text, model, Corpora(PipelineContext(parsed(content))).keys(model))
     assert found.startswith(said)
     assert "data." not in found
     assert "ziggurat prepare" not in found
