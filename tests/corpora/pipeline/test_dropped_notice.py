@@ -16,7 +16,7 @@ from ziggurat.corpora.pipeline.context import PipelineContext
 from ziggurat.corpora.pipeline.evaluation import _notices
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.corpora.pipeline.synthesis import drop_warning, share_beyond
-from ziggurat.corpora.synthesis.plan import PairFilter
+from ziggurat.corpora.synthesis.lines import PairFilter
 from ziggurat.corpora.synthesis.run import Report
 
 
@@ -68,7 +68,7 @@ def test_what_is_said(
 
 def test_the_report_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome: JobOutcome[Any] = JobOutcome(1, Report(100, 50, {"unfinished": 50}, {}))
-    monkeypatch.setattr("ziggurat.corpora.synthesis.run.back_translate", lambda job, work: outcome)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", lambda job, work: outcome)
     monkeypatch.setattr(synthesis, "_vocabularies", lambda context, name: tmp_path)
     told: list[str] = []
     context = PipelineContext(parsed(whole(folder=str(tmp_path))), told.append)

@@ -28,7 +28,7 @@ from ziggurat.corpora.pipeline.models import (
     shipped,
 )
 from ziggurat.corpora.pipeline.steps import pipeline_of, steps_of
-from ziggurat.corpora.synthesis.plan import BackTranslationJob
+from ziggurat.corpora.synthesis.run import BackTranslationJob
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.model.tensors import write_tensors
@@ -56,7 +56,7 @@ def test_steps_that_translate_can_do_so(name: str, tmp_path: Path, monkeypatch: 
         jobs.append(job)
         return JobOutcome(None, None)
 
-    monkeypatch.setattr("ziggurat.corpora.synthesis.run.back_translate", back_translate)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", back_translate)
     translating = [step for step in steps if step.name in ("backtranslate", *DISTILLED)]
     for step in translating:
         step.check()

@@ -19,7 +19,8 @@ from ziggurat.corpora.pipeline.staleness import settings_changed
 from ziggurat.corpora.pipeline.step import Step
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob
-from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
+from ziggurat.corpora.synthesis.lines import PairFilter
+from ziggurat.corpora.synthesis.run import BackTranslationJob
 from ziggurat.exchange.argos import PackageChoices
 from ziggurat.exchange.exporter import Gate
 from ziggurat.system.errors import ConfigError, DataError
@@ -44,8 +45,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Work]]:
         asked.append((job, work))
         return JobOutcome(None, None)
 
-    monkeypatch.setattr("ziggurat.corpora.synthesis.run.back_translate", done)
-    monkeypatch.setattr("ziggurat.corpora.synthesis.cross_entropy.filter_pairs", done)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", done)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.filter_pairs", done)
     return asked
 
 

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.corpora.jobs.launchers import cut
-from ziggurat.corpora.synthesis import plan as lines
-from ziggurat.corpora.synthesis.plan import MAX_CHARACTERS, count_lines, raw_lines, readable_lines
+from ziggurat.corpora.synthesis import lines
+from ziggurat.corpora.synthesis.lines import MAX_CHARACTERS, count_lines, raw_lines, readable_lines
 from ziggurat.system.errors import DataError
 
 

@@ -15,7 +15,7 @@ from ziggurat.config.notices import main_language
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText, TestSetConfig
 from ziggurat.corpora.pipeline.context import PipelineContext, Progress, slug, write_side, write_sides
 from ziggurat.corpora.pipeline.step import Settings, Step, settings_of, write_document
-from ziggurat.corpora.synthesis.plan import Line, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, readable_lines
 from ziggurat.data.cleaning.clean import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.lines import normalise

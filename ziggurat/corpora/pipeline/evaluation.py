@@ -15,6 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ziggurat import __version__
 from ziggurat.config.pipeline import BACK_TRANSLATION, MODELS, ModelName
 from ziggurat.config.pipeline_models import EvaluationConfig
@@ -33,15 +35,27 @@ from ziggurat.corpora.pipeline.models import (
 from ziggurat.corpora.pipeline.staleness import Times
 from ziggurat.corpora.pipeline.step import Step, joined, read_document, read_manifest, settings_of, write_document
 from ziggurat.corpora.pipeline.synthesis import NOTICES
-from ziggurat.inspect.report.pipeline import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
+from ziggurat.evaluate.metrics import TestSet
+from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
+from ziggurat.evaluate.robustness import Effect
+from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
+from ziggurat.inspect.report.pipeline import (
+    CorpusRow,
+    ModelRow,
+    PipelineSummary,
+    SpeedRow,
+    StepRow,
+    pipeline_page,
+    robustness_page,
+)
+from ziggurat.model.directory import locate_weights, weights_experiment
+from ziggurat.model.low_rank_updates import weights_files
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.threads import usable_cpus
 from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.metrics import TestSet
-    from ziggurat.evaluate.perturbations import DisturbedSet
     from ziggurat.translate.served import ServedTranslator
     from ziggurat.translate.translator import Translator
 
@@ -126,9 +140,6 @@ class EvaluateStep(Step):
 
     def check(self) -> None:
         """Refuse a perturbation that does not exist, and a tokenizer that is not installed."""
-        from ziggurat.evaluate.perturbations import perturbation_names
-        from ziggurat.evaluate.scores import sacrebleu_metric
-
         perturbation_names(self._how.perturb, "evaluation.perturb")
         for metric in self._how.metrics:
             sacrebleu_metric(metric, target_language=self._context.languages[1])
@@ -144,7 +155,6 @@ class EvaluateStep(Step):
             self._evaluate(folder, usable)
 
     def _evaluate(self, folder: Path, systems: Sequence[_System]) -> None:
-        from ziggurat.evaluate.scores import evaluate
 
         tests = {name: tuple(_lines(path) for path in self._context.test_set(name)) for name in self._names}
         for name, (sources, references) in tests.items():
@@ -173,7 +183,6 @@ class EvaluateStep(Step):
         write_document(folder / "scores.json", {"systems": origins, "tests": scores})
 
     def _disturbed(self, sources: list[str], references: list[str]) -> DisturbedSet | None:
-        from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
 
         if not self._how.perturb:
             return None
@@ -182,7 +191,6 @@ class EvaluateStep(Step):
         return DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
 
     def _test_set(self, sources: list[str], references: list[str]) -> TestSet:
-        from ziggurat.evaluate.metrics import TestSet
 
         most = self._how.perturb_lines
         return TestSet([references[:most]], sources[:most], self._context.languages[1])
@@ -222,8 +230,6 @@ class EvaluateStep(Step):
 
             yield ServedTranslator(system.folder, device=self._how.device, threads=self._threads, **system.settings)
             return
-        import torch
-
         from ziggurat.translate.translator import load_translator
 
         torch.set_num_threads(self._threads)
@@ -255,8 +261,6 @@ class EvaluateStep(Step):
         scoring: TestSet,
     ) -> None:
         """Write what the perturbations cost, as a document and as a page."""
-        from ziggurat.inspect.report.pipeline import robustness_page
-
         outputs = [disturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]
         results = disturbed.judged(systems, outputs, self._how.metrics, scoring)
@@ -277,8 +281,6 @@ def _bytes_of(system: _System) -> int:
     """Return the size of a system's weights."""
     if system.served:
         return sum(path.stat().st_size for path in system.folder.iterdir() if path.suffix == ".bin")
-    from ziggurat.model.directory import locate_weights
-    from ziggurat.model.low_rank_updates import weights_files
 
     return sum(path.stat().st_size for path in weights_files(locate_weights(system.folder)[0]))
 
@@ -333,8 +335,6 @@ class ReportStep(Step):
 
 def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> PipelineSummary:
     """Return what the report tells, from what the other steps left."""
-    from ziggurat.evaluate.robustness import Effect
-
     steps = []
     for step in others:
         manifest, spent = read_manifest(context.at(step.name)), times.of(step.name)
@@ -408,9 +408,7 @@ def _licences(context: PipelineContext, name: str | None) -> dict[str, str]:
 
 
 def _models(context: PipelineContext) -> list[ModelRow]:
-    from ziggurat.model.directory import locate_weights, weights_experiment
     from ziggurat.model.inspection import inspect_experiment
-    from ziggurat.model.low_rank_updates import weights_files
 
     rows = []
     for name in MODELS:

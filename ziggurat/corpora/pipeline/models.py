@@ -12,6 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
@@ -21,7 +23,11 @@ from ziggurat.corpora.pipeline.context import Corpora, PipelineContext
 from ziggurat.corpora.pipeline.step import Step, settings_of
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.vocabulary import several_languages
+from ziggurat.model.directory import locate_weights, weights_experiment
+from ziggurat.model.low_rank_updates import weights_files
+from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
+from ziggurat.train.memory import give_back_freed_memory
 
 VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 """Files of the vocabularies of a store, or a run."""
@@ -56,8 +62,6 @@ def experiment_there(context: PipelineContext, name: ModelName) -> tuple[Experim
 
     The experiment is that of the weights: those of a growing run may be shallower than its configuration says.
     """
-    from ziggurat.model.directory import locate_weights, weights_experiment
-
     weights, root = locate_weights(context.model(name))  # of a checkpoint, the run's folder
     return weights_experiment(weights.parent, root), root
 
@@ -116,10 +120,6 @@ def in_fresh_state() -> Iterator[None]:
     A step that goes on after a kill runs in a new process; the others must find the same number of threads, or their
     sums would be rounded differently. And the memory of a model that was trained goes back to the system.
     """
-    import torch
-
-    from ziggurat.train.memory import give_back_freed_memory
-
     threads = torch.get_num_threads()
     try:
         yield
@@ -136,9 +136,6 @@ def of_model(context: PipelineContext, name: ModelName) -> dict[str, list[str]]:
 
 def decoding_of(context: PipelineContext, name: ModelName) -> DecodingConfig:
     """Return the decoding settings of a model, also of one that is there already."""
-    from ziggurat.model.directory import locate_weights
-    from ziggurat.model.run_folder import CONFIG_FILE
-
     chosen: TrainedConfig = getattr(context.config, name)
     if chosen.existing is None:
         return chosen.decoding
@@ -152,9 +149,6 @@ def model_files(context: PipelineContext, *names: ModelName) -> dict[str, list[P
 
 
 def _files_of(folder: Path) -> list[Path]:
-    from ziggurat.model.directory import locate_weights
-    from ziggurat.model.low_rank_updates import weights_files
-    from ziggurat.model.run_folder import CONFIG_FILE
 
     weights, root = locate_weights(folder)
     vocabularies = [path for pattern in VOCABULARIES for path in sorted(root.glob(pattern))]

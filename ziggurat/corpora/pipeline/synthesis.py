@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ziggurat.config.pipeline import ModelName
 from ziggurat.config.pipeline_models import (
     AlignmentStepConfig,
-    BackTranslationConfig,
     DistillationConfig,
     FilterStepConfig,
     TranslationConfig,
 )
-from ziggurat.corpora.jobs.run import fix_plan, made_once
+from ziggurat.corpora.jobs.models import job_decoding
+from ziggurat.corpora.jobs.run import Work, fix_plan, made_once
 from ziggurat.corpora.jobs.tasks import Aligning, run_text_job
 from ziggurat.corpora.jobs.tasks import Line as TextLine
 from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext, Progress, write_side
@@ -44,20 +44,18 @@ from ziggurat.corpora.pipeline.step import (
     settings_of,
     write_document,
 )
-from ziggurat.corpora.synthesis.plan import PairFilter, readable_lines
-from ziggurat.corpora.synthesis.run import Report, dropped_text
+from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
+from ziggurat.corpora.synthesis.lines import PairFilter, count_lines, readable_lines
+from ziggurat.corpora.synthesis.run import BackTranslationJob, Report, back_translate, dropped_text
 from ziggurat.data.alignment.aligner import Aligner, TrainingOptions
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.word_links import spread_pairs
+from ziggurat.model.directory import locate_weights, usable_device
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.staging import discard
-
-if TYPE_CHECKING:
-    from ziggurat.corpora.jobs import run as job_run
-    from ziggurat.corpora.synthesis.plan import BackTranslationJob
 
 NOTICES = "notices.json"
 """Warnings of a step, for the report; none where the file is missing."""
@@ -90,8 +88,6 @@ class _ModelStep(Step):
         found = dict(settings_of(self._config, include=_OF_MACHINE))
         if self._config.device != "auto":
             return found
-        from ziggurat.model.directory import usable_device
-
         return {**found, "device": f"{AUTO}{usable_device('auto', 'device').type}"}
 
     def inputs(self) -> dict[str, list[Path]]:
@@ -100,8 +96,6 @@ class _ModelStep(Step):
 
     def check(self) -> None:
         """Refuse a device that is not there, and decoding settings that contradict those of the model."""
-        from ziggurat.corpora.jobs.models import job_decoding
-
         self._context.execution.check(self.name, self._config.device)
         try:
             job_decoding(decoding_of(self._context, self.model), self._decoding())
@@ -112,7 +106,7 @@ class _ModelStep(Step):
         """Return the keys of `decoding` that replace those of the model."""
         return {}
 
-    def _work(self, noun: str) -> job_run.Work:
+    def _work(self, noun: str) -> Work:
         """Return this call's share of the job, which reports its progress in `noun`s."""
         config, progress = self._config, Progress(self._context.say, noun)
         return self._context.execution.work(config.workers, config.threads, config.device, progress.show)
@@ -121,29 +115,28 @@ class _ModelStep(Step):
 class _TranslationStep(_ModelStep):
     """A step that makes a synthetic corpus.
 
-    Args:
-        context: the pipeline's.
-        config: the section.
-        costs: knows what the model costs.
-        text: the step with the text, and patterns of its files.
+    Attributes:
+        section: its section in the pipeline's file.
+        verb: what it does with text, for the title.
+        text: the step that makes the text, and the pattern of its files.
     """
 
     section: ClassVar[str]
     verb: ClassVar[str] = "translates"
+    text: ClassVar[tuple[str, str]]
     _config: TranslationConfig
 
-    def __init__(
-        self, context: PipelineContext, config: TranslationConfig, costs: Costs, text: Mapping[str, Sequence[str]]
-    ) -> None:
+    def __init__(self, context: PipelineContext, config: TranslationConfig, costs: Costs) -> None:
         super().__init__(context, costs)
         self._config = config
         self.title = f"{self.verb} text by the {said(self.model)}"
         self.settings = joined(settings_of(config, include=_OF_RESULT), self._candidates())
-        self.after = {**text, **of_model(context, self.model)}
+        step, files = self.text
+        self.after = {step: [files], **of_model(context, self.model)}
 
     def _texts(self) -> list[Path]:
         """Return the files of text to translate."""
-        raise NotImplementedError
+        return [self._context.at(*self.text)]
 
     def _references(self) -> list[Path]:
         """Return the files of its human translations, by which one of several candidates is chosen."""
@@ -173,8 +166,6 @@ class _TranslationStep(_ModelStep):
         return self._job(self._context.at(self.name)).settings()
 
     def _job(self, folder: Path) -> BackTranslationJob:
-        from ziggurat.corpora.synthesis.plan import BackTranslationJob
-
         config, texts = self._config, self._texts()
         return BackTranslationJob(
             models=(str(self._context.model(self.model)),),
@@ -194,8 +185,6 @@ class _TranslationStep(_ModelStep):
 
     def work(self, folder: Path) -> int | None:
         """Translate the text, shard by shard."""
-        from ziggurat.corpora.synthesis.run import back_translate
-
         context = self._context
         refuse_empty_stages(context)
         job = self._job(folder)
@@ -219,36 +208,25 @@ class BackTranslateStep(_TranslationStep):
     """The step that translates text of the target language by the backward model."""
 
     name, section, verb = "backtranslate", "backtranslation", "back-translates"
-
-    def __init__(self, context: PipelineContext, config: BackTranslationConfig, costs: Costs) -> None:
-        super().__init__(context, config, costs, {"monolingual": ["target.txt"]})
-
-    def _texts(self) -> list[Path]:
-        return [self._context.at("monolingual", "target.txt")]
+    text = ("monolingual", "target.txt")
 
 
 class DistilTextStep(_TranslationStep):
     """The step that translates text of the source language by the teacher."""
 
-    name, section = DISTILLED[1], "distillation"
-    model = "teacher"
-
-    def __init__(self, context: PipelineContext, config: DistillationConfig, costs: Costs) -> None:
-        super().__init__(context, config, costs, {"monolingual": ["source.txt"]})
-
-    def _texts(self) -> list[Path]:
-        return [self._context.at("monolingual", "source.txt")]
+    name, section, model = DISTILLED[1], "distillation", "teacher"
+    text = ("monolingual", "source.txt")
 
 
 class DistilStep(_TranslationStep):
     """The step that translates the bitext's source side by the teacher, and takes the candidate nearest the target."""
 
-    name, section = DISTILLED[0], "distillation"
-    model = "teacher"
+    name, section, model = DISTILLED[0], "distillation", "teacher"
+    text = ("clean", "train/*")
     _config: DistillationConfig
 
     def __init__(self, context: PipelineContext, config: DistillationConfig, costs: Costs) -> None:
-        super().__init__(context, config, costs, {"clean": ["train/*"]})
+        super().__init__(context, config, costs)
         # Their order is that of the result.
         self.settings = joined(self.settings, Settings({"corpora": context.bitext_names()}, {}))
 
@@ -268,15 +246,11 @@ def _shard_lines(texts: Sequence[Path]) -> int:
 
     What an interruption loses is then small beside the whole, and progress is soon seen.
     """
-    from ziggurat.corpora.synthesis.plan import count_lines
-
     there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
     return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
 
 
 def _vocabularies(context: PipelineContext, name: ModelName) -> Path:
-    from ziggurat.model.directory import locate_weights
-
     return locate_weights(context.model(name))[1]
 
 
@@ -305,8 +279,6 @@ class FilterStep(_ModelStep):
 
     def work(self, folder: Path) -> int | None:
         """Score all pairs, shard by shard, and write the likely ones."""
-        from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-
         context, config = self._context, self._config
         corpora = [context.at(step, "corpus") for step in self._made]
         job = FilterJob(

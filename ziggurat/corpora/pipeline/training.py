@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.experiment import Experiment
@@ -17,6 +17,8 @@ from ziggurat.config.pipeline import PREPARED_BY, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import TrainingConfig
+from ziggurat.corpora.jobs.preparation import prepare_job
+from ziggurat.corpora.jobs.run import JobOutcome
 from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, Progress
 from ziggurat.corpora.pipeline.costs import PAIRS_PREPARED, CorpusSizes, Costs, by_rate, updates_done
 from ziggurat.corpora.pipeline.models import (
@@ -30,14 +32,15 @@ from ziggurat.corpora.pipeline.models import (
 )
 from ziggurat.corpora.pipeline.step import Expected, Settings, Step, StepProgress, joined, settings_of
 from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
+from ziggurat.data.corpus import read_manifest
 from ziggurat.data.folder_kinds import MANIFEST
+from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.model.directory import AVERAGED, SCORE_FILE, open_model, write_model_directory
+from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders, read_meta
+from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.files import content_checksum, find_files
 from ziggurat.system.staging import discard
-
-if TYPE_CHECKING:
-    from ziggurat.corpora.jobs.run import JobOutcome
-    from ziggurat.data.prepare import PrepareReport
 
 _OF_STORE = {"subword", "unicode"}
 _OF_TRAINING = {"model", "without_layers", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
@@ -137,8 +140,6 @@ def read_of_store(manifest: Path) -> str:
     Left out is only what no training reads: where the text was, and what became of its lines. All settings stay, such
     as `max_pieces`, by which modifiers go.
     """
-    from ziggurat.data.corpus import read_manifest
-
     store = {key: value for key, value in read_manifest(manifest.parent).items() if key not in _FOR_READERS}
     corpora = {
         split: [{key: value for key, value in corpus.items() if key not in _COUNTS} for corpus in of_split]
@@ -149,10 +150,6 @@ def read_of_store(manifest: Path) -> str:
 
 def _prepared(context: PipelineContext, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
     """Prepare data; as a job, in the folder `job`, where others take part in it or have done so."""
-    from ziggurat.corpora.jobs.preparation import prepare_job
-    from ziggurat.corpora.jobs.run import JobOutcome
-    from ziggurat.data.prepare import prepare
-
     progress = Progress(context.say, "pairs")
     if not (context.execution.shared or job.exists()):
         return JobOutcome(None, prepare(data, progress=progress.phase))
@@ -218,9 +215,6 @@ class TrainStep(Step):
 
 def _begun_as_teacher(context: PipelineContext, folder: Path, student: Experiment, without_layers: str) -> Experiment:
     """Write the teacher without some layers to `folder`; return the experiment that trains the student from it."""
-    from ziggurat.model.directory import open_model, write_model_directory
-    from ziggurat.model.tensors import weights
-
     if not folder.exists():  # written whole or not at all
         teacher = open_model(context.model("teacher"), without_layers=without_layers)
         write_model_directory(folder, weights(teacher.model), teacher.experiment, teacher.directory)
@@ -273,8 +267,6 @@ def _of_result(training: TrainingConfig) -> Settings:
 
 def _weights_of(experiment: Experiment) -> tuple[str, ...]:
     """Return the files of a run that translation reads: an average that turns out worse than `best` gives way to it."""
-    from ziggurat.model.directory import AVERAGED, SCORE_FILE
-
     checkpoint = experiment.training.checkpoint
     files = ["best/model.safetensors" if checkpoint.keep_best else "last/model.safetensors", "config.yaml"]
     if checkpoint.average_last:
@@ -284,7 +276,6 @@ def _weights_of(experiment: Experiment) -> tuple[str, ...]:
 
 def train_or_go_on(context: PipelineContext, run: Path, experiment: Experiment) -> int | None:
     """Train a model in a run folder, from its newest checkpoint if there is one; return the signal that stopped it."""
-    from ziggurat.model.run_folder import CHECKPOINTS
     from ziggurat.train.loop import train
 
     with in_fresh_state():
@@ -315,8 +306,6 @@ def as_begun(run: Path, experiment: Experiment) -> Experiment:
     can. None of these files is read any more then: a run goes on from the store and its checkpoint. Without a
     checkpoint it begins with `training.start_from`, so there the present places stay.
     """
-    from ziggurat.model.run_folder import checkpoint_folders, read_meta
-
     for folder in reversed(checkpoint_folders(run)):
         try:
             kept = read_meta(folder)["configuration"]
