@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from ziggurat.config.pipeline import (
     ModelName,
     PipelineConfig,
 )
-from ziggurat.data.readers import PairBlock
+from ziggurat.config.pipeline_models import ExportTarget
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.files import atomic_file
 from ziggurat.system.terminal import duration
@@ -127,6 +127,10 @@ class PipelineContext:
         existing = getattr(self.config, name).existing
         return self.at(name, "run") if existing is None else Path(existing).expanduser()
 
+    def exports(self) -> dict[str, ExportTarget]:
+        """Return the targets of the exports, by name."""
+        return {to: target for to, target in self.config.export or () if target is not None}
+
     def bitext_names(self) -> list[str]:
         """Return the names of the training corpora, which are those of their files; no two are the same.
 
@@ -134,7 +138,8 @@ class PipelineContext:
         """
         names: list[str] = []
         for place, corpus in enumerate(self.config.bitext.train):
-            given = corpus.name or corpus.fetch or _set_of(corpus.path or corpus.source or "")
+            # `train` of `data/train.de.gz`.
+            given = corpus.name or corpus.fetch or Path(corpus.path or corpus.source or "").name.split(".")[0]
             base = slug(given) or "bitext"
             if base in _MADE:
                 raise ConfigError(f"bitext.train.{place}: a pipeline makes a corpus `{base}`: give another `name`")
@@ -319,23 +324,12 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name).strip("._")[:100]
 
 
-def _set_of(path: str) -> str:
-    """Return what a corpus file is called without its endings: `train` of `data/train.de.gz`."""
-    return Path(path).name.split(".")[0]
-
-
 def write_side(path: Path, blocks: Iterable[Sequence[str]]) -> int:
     """Write blocks of lines to a file, whole or not at all; return their number."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = 0
-    with atomic_file(path) as file:
-        for block in blocks:
-            file.write("".join(f"{line}\n" for line in block).encode())
-            lines += len(block)
-    return lines
+    return write_sides([path], ([block] for block in blocks))
 
 
-def write_sides(files: tuple[Path, Path], blocks: Iterator[PairBlock] | Iterable[PairBlock]) -> int:
+def write_sides(files: Sequence[Path], blocks: Iterable[Sequence[Sequence[str]]]) -> int:
     """Write blocks of pairs to two files, each whole or not at all; return the number of pairs."""
     pairs = 0
     with ExitStack() as stack:

@@ -241,7 +241,7 @@ class MonolingualStep(Step):
 
     def __init__(self, context: PipelineContext) -> None:
         self._context, texts = context, context.config.monolingual
-        self._sides = {side: found for side, found in (("source", texts.source), ("target", texts.target)) if found}
+        self._sides: dict[str, list[MonolingualText]] = {side: entries for side, entries in texts if entries}
         self.title = f"cleans text of one language ({' and '.join(self._sides)})"
         of_sides = {
             side: [settings_of(entry, exclude={"path"}) for entry in entries] for side, entries in self._sides.items()

@@ -155,7 +155,6 @@ class EvaluateStep(Step):
             self._evaluate(folder, usable)
 
     def _evaluate(self, folder: Path, systems: Sequence[_System]) -> None:
-
         tests = {name: tuple(_lines(path) for path in self._context.test_set(name)) for name in self._names}
         for name, (sources, references) in tests.items():
             if len(sources) != len(references) or not sources:
@@ -183,7 +182,6 @@ class EvaluateStep(Step):
         write_document(folder / "scores.json", {"systems": origins, "tests": scores})
 
     def _disturbed(self, sources: list[str], references: list[str]) -> DisturbedSet | None:
-
         if not self._how.perturb:
             return None
         names = perturbation_names(self._how.perturb, "evaluation.perturb")
@@ -191,7 +189,6 @@ class EvaluateStep(Step):
         return DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
 
     def _test_set(self, sources: list[str], references: list[str]) -> TestSet:
-
         most = self._how.perturb_lines
         return TestSet([references[:most]], sources[:most], self._context.languages[1])
 
@@ -280,9 +277,10 @@ def _speed_file(system: _System) -> str:
 def _bytes_of(system: _System) -> int:
     """Return the size of a system's weights."""
     if system.served:
-        return sum(path.stat().st_size for path in system.folder.iterdir() if path.suffix == ".bin")
-
-    return sum(path.stat().st_size for path in weights_files(locate_weights(system.folder)[0]))
+        files = [path for path in system.folder.iterdir() if path.suffix == ".bin"]
+    else:
+        files = weights_files(locate_weights(system.folder)[0])
+    return sum(path.stat().st_size for path in files)
 
 
 def _lines(path: Path) -> list[str]:
@@ -356,7 +354,7 @@ def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> 
         [Effect(**effect) for effect in robustness.get("effects", [])],
         robustness.get("sentences", 0),
         {one["name"]: one["cases"] for one in robustness.get("perturbations", [])},
-        {to: _export(context, to) for to in _targets(context)},
+        {to: _export(context, to) for to in context.exports()},
         {
             "ziggurat": __version__,
             "torch": metadata.version("torch"),
@@ -382,7 +380,7 @@ def _corpora(context: PipelineContext, steps: set[str]) -> list[CorpusRow]:
         licences, examples = _licences(context, corpus.fetch), found.get("examples", {})
         rows.append(CorpusRow(name, found["read"], found["kept"], found["dropped"], licences, examples))
     texts = read_document(context.at("monolingual", "report.json")) or {} if "monolingual" in steps else {}
-    for side, entries in (("source", context.config.monolingual.source), ("target", context.config.monolingual.target)):
+    for side, entries in context.config.monolingual:
         if side in texts:
             licences = {}
             for entry in entries:
@@ -433,11 +431,6 @@ def _speed(context: PipelineContext, systems: Sequence[str]) -> list[SpeedRow]:
         lines, words, pieces = (found[key] / found["seconds"] for key in ("lines", "source_words", "target_pieces"))
         rows.append(SpeedRow(name, lines, words, pieces, found["threads"], found["bytes"]))
     return rows
-
-
-def _targets(context: PipelineContext) -> list[str]:
-    chosen = context.config.export
-    return [] if chosen is None else [to for to, target in chosen if target is not None]
 
 
 def _export(context: PipelineContext, to: str) -> dict[str, Any]:

@@ -149,7 +149,6 @@ def model_files(context: PipelineContext, *names: ModelName) -> dict[str, list[P
 
 
 def _files_of(folder: Path) -> list[Path]:
-
     weights, root = locate_weights(folder)
     vocabularies = [path for pattern in VOCABULARIES for path in sorted(root.glob(pattern))]
     return [*weights_files(weights), root / CONFIG_FILE, *vocabularies]
@@ -212,8 +211,7 @@ def final_model(context: PipelineContext) -> tuple[ModelName, Path, dict[str, li
 
 def shipped(context: PipelineContext) -> list[str]:
     """Return lines on what the pipeline was for: the exports, and the command that translates with one or the model."""
-    chosen = context.config.export
-    places = {to: context.at(f"export-{to}", to) for to, target in chosen or () if target is not None}
+    places = {to: context.at(f"export-{to}", to) for to in context.exports()}
     name, model, _ = final_model(context)
     exports = [f"the {name} for {to}: {place}" for to, place in places.items()]
     translating = shlex.quote(str(places.get("ctranslate2", model)))  # no other export is read here
@@ -291,9 +289,7 @@ def _uses(context: PipelineContext, name: ModelName) -> Iterator[str]:
     if config.evaluation is not None:
         yield "evaluation"
     if name == final_model(context)[0]:
-        for to, target in config.export or ():
-            if target is not None and target.tolerance is not None:
-                yield f"export.{to}.tolerance"
+        yield from (f"export.{to}.tolerance" for to, one in context.exports().items() if one.tolerance is not None)
 
 
 class ShortlistStep(Step):

@@ -92,8 +92,7 @@ def _steps(context: PipelineContext) -> Iterator[Step]:
         yield QuantiseStep(context, config.quantisation.updates, costs)
     if config.shortlist is not None:
         yield ShortlistStep(context, config.shortlist)
-    for to, target in config.export or ():
-        if target is not None:
-            yield ExportStep(context, to, target)
+    for to, target in context.exports().items():
+        yield ExportStep(context, to, target)
     if config.evaluation is not None:
         yield EvaluateStep(context, config.evaluation)
