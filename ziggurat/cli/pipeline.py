@@ -213,7 +213,7 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
         return
     width = max(len(state.step.name) for state in states)
     for state in states:
-        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.told}"
+        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.explanation}"
         print(line if state.settled else f"{line}: {state.step.title}" if state.state == "new" else line)
         if (cost := expected.get(state.step.name)) is not None and cost.said:
             memory = f"; {cost.memory / 2**20:,.0f} MiB" if cost.memory else ""
@@ -249,7 +249,7 @@ def _record(state: StepStatus, expected: Expected | None) -> dict[str, Any]:
         "step": state.step.name,
         "title": state.step.title,
         "state": state.state,
-        "why": state.told,
+        "why": state.explanation,
         "spent_seconds": state.spent.seconds,
         "calls": state.spent.calls,
         **({"expected": cost} if expected is not None else {}),

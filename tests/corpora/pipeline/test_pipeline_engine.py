@@ -346,7 +346,7 @@ def test_work_that_a_change_loses_is_told(tmp_path: Path, ran: list[str]) -> Non
     def told(seconds: float) -> list[str]:
         spent["fetch"]["seconds"] = seconds
         times.write_text(json.dumps(spent))
-        return [state.told for state in pipeline(tmp_path / "p", fakes).statuses()]
+        return [state.explanation for state in pipeline(tmp_path / "p", fakes).statuses()]
 
     assert told(90.0) == ["up to date"] * 2
     fakes[0].setting = 1
@@ -355,7 +355,7 @@ def test_work_that_a_change_loses_is_told(tmp_path: Path, ran: list[str]) -> Non
     assert told(90.0)[0] == f"{why}; it begins anew, what took 1:30 is discarded"
     assert told(3600.0)[0] == f"{why}; it begins anew, what took 1:00:00 moves to `earlier`"
     selection = Selection(forced=frozenset(["fetch"]))
-    found = pipeline(tmp_path / "p", fakes).statuses(selection)[0].told
+    found = pipeline(tmp_path / "p", fakes).statuses(selection)[0].explanation
     assert found == "to be done again; it begins anew, what took 1:00:00 moves to `earlier`"
 
 

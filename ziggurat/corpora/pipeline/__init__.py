@@ -1,4 +1,4 @@
-"""The whole road from corpora to a small student: steps with manifests, run in order, each only where it must be.
+"""From corpora to a small student: steps with manifests, run in order, each only where it must be.
 
 `ziggurat.corpora.pipeline.engine` runs steps of any kind; `ziggurat.corpora.pipeline.steps` makes those of a
 configuration.

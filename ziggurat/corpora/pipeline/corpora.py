@@ -70,7 +70,7 @@ def _texts(one: BitextCorpus | TestSetConfig, place: str) -> Iterator[tuple[str,
     for key in ("source", "target", "path"):
         if (given := getattr(one, key, None)) is not None:
             paths = [Path(given).expanduser()]
-            with contextlib.suppress(DataError):  # what is missing is told by the step that reads it
+            with contextlib.suppress(DataError):  # the step that reads it reports what is missing
                 paths = find_files(given, f"{place}.{key}")
             columns = f" {getattr(one, 'columns', None)}" if key == "path" else ""  # a table may have several texts
             yield from ((key, f"{path.resolve()}{columns}") for path in paths)
@@ -85,7 +85,7 @@ def fetched_names(context: PipelineContext) -> list[str]:
 
 
 class FetchStep(Step):
-    """The step that fetches public corpora by name; each has a folder of its own."""
+    """The step that fetches public corpora by name; each has its own folder."""
 
     name = "fetch"
 

@@ -48,7 +48,7 @@ class LineCount(NamedTuple):
     Attributes:
         number: the number.
         most: whether it is a bound: text that is still to be cleaned or translated.
-        rough: whether it is told by the size of a file.
+        rough: whether it is estimated by the size of a file.
     """
 
     number: int
@@ -192,7 +192,7 @@ class Costs:
 
     Args:
         experiments: what each is trained by.
-        sizes: knows the bitext, which tells the lengths of sentences until a model's store is there.
+        sizes: knows the bitext, by which lengths of sentences are estimated until a model's store is there.
         existing: folders of the models that are there already.
         pruned: the student has the vocabulary of the teacher, as which it begins.
     """
@@ -278,7 +278,7 @@ class Costs:
         return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
 
     def _of_user(self, name: ModelName) -> Cost | None:
-        """Return the cost of a model that is used; None where one that is there does not tell enough."""
+        """Return the cost of a model that is used; None where one that is there lacks a configuration."""
         with contextlib.suppress(*([ZigguratError] if name in self._existing else [])):
             return self.of(name)
         return None

@@ -117,7 +117,7 @@ def made_here(folder: Path) -> bool:
 
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER = "earlier"
-"""Where results go whose step is done anew, if that step took long."""
+"""_EARLIER is the folder of results whose step is restarted, if that step took long."""
 BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
@@ -151,7 +151,7 @@ class Pipeline:
         self.folder = folder
         self.steps = tuple(steps)
         self.begun: list[str] = []
-        """Names of the steps that `run` began anew, in order."""
+        """Names of the steps that `run` restarted, in order."""
         self._hashes = Fingerprints(folder / _HASHES)
         self._times = Times(folder / TIMES)
 
@@ -213,12 +213,12 @@ class Pipeline:
                     say(f"{place}: {status.why}")
                     continue
                 say(f"{place}: {step.title}" + ("" if status.state == "new" else f" ({status.why})"))
-                if not status.goes_on:
+                if not status.resumes:
                     self._make_room(step, say)
                     self.begun.append(step.name)
                 watch = InputWatch(self._hashes.of)
                 wanted = wanted_of(step, manifests, watch.fingerprint)
-                stopped = self._do(step, wanted, watch, say, begun=status.goes_on)
+                stopped = self._do(step, wanted, watch, say, begun=status.resumes)
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)
                 manifests[step.name] = read_manifest(self.folder / step.name)
@@ -379,7 +379,7 @@ class ShardedRun(Pipeline):
                     return None
                 say(f"{step.name}: {step.title}" + ("" if status.state == "new" else f" ({status.why})"))
                 self._times = Times(self.folder / TIMES)  # others write it, too
-                if not status.goes_on:
+                if not status.resumes:
                     self._refuse_unlike(step, wanted)
                     others = f"{folder}: {status.why}; but parts are at work there as it was: wait for them to end"
                     with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, others):

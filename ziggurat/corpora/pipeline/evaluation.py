@@ -73,7 +73,7 @@ class _System:
         folder: run, model directory, or export.
         after: the dependence on it.
         served: CTranslate2 translates.
-        settings: decoding settings in place of its own.
+        settings: decoding settings that replace those of the model.
     """
 
     name: str
@@ -289,7 +289,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _translated(translator: Translator | ServedTranslator, texts: Sequence[str]) -> list[str]:
-    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores tell of lines that were cut
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores show lines that were cut
         found = translator.translate_stream(texts, window=max(1, len(texts)))
         return [translation.text for translation in found]
 
@@ -314,12 +314,12 @@ class ReportStep(Step):
 
     def outdated(self) -> str | None:
         """Return the steps on which there was work since: speed, warnings and times are in no output."""
-        told, spent = dict[str, tuple[float, int]](), Times(self._times)
+        shown, spent = dict[str, tuple[float, int]](), Times(self._times)
         with contextlib.suppress(KeyError, TypeError):  # edited by hand
             steps = (read_document(self._context.at(self.name, RECORD)) or {})["steps"]
-            told = {row["name"]: (row["seconds"], row["calls"]) for row in steps}
+            shown = {row["name"]: (row["seconds"], row["calls"]) for row in steps}
         now = {step.name: (spent.of(step.name).seconds, spent.of(step.name).calls) for step in self._others}
-        since = [name for name in now if told.get(name) != now[name]]
+        since = [name for name in now if shown.get(name) != now[name]]
         return f"since then there was work on {', '.join(since)}: it is made again" if since else None
 
     def work(self, folder: Path) -> None:
@@ -332,7 +332,7 @@ class ReportStep(Step):
 
 
 def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> PipelineSummary:
-    """Return what the report tells, from what the other steps left."""
+    """Return the content of the report, from what the other steps left."""
     steps = []
     for step in others:
         manifest, spent = read_manifest(context.at(step.name)), times.of(step.name)

@@ -41,7 +41,7 @@ def said(name: ModelName) -> str:
 def refuse_other_direction(context: PipelineContext) -> None:
     """Raise ConfigError for a model that is there already and translates in the other direction than it should.
 
-    A model that is missing is told by the steps that use it; languages by other codes are not compared.
+    The steps that use a model report it as missing; languages by other codes are not compared.
     """
     for name in MODELS:
         place, (source, target) = getattr(context.config, name), context.languages
@@ -248,7 +248,7 @@ def refuse_tags_alone(context: PipelineContext) -> None:
 def refuse_any_language(context: PipelineContext) -> None:
     """Raise ConfigError where a model whose tags name several languages is to read text without a tag.
 
-    It would write in whatever language. A model that is missing is told by the steps that use it.
+    It would write in whatever language. The steps that use a model report it as missing.
     """
     for name in MODELS:
         chosen = getattr(context.config, name)

@@ -78,7 +78,7 @@ def _stamp(file: Path) -> list[int] | None:
 
 
 AUTO = "auto: "
-"""Before the device that `auto` is, in `Step.machine`."""
+"""AUTO stands before the device that `auto` is, in `Step.machine`."""
 _FORMAT = 1
 _CHANGED = "settings changed (there -> now)"
 
@@ -120,7 +120,7 @@ def other_machine(step: Step, before: Mapping[str, Any]) -> str | None:
 
 
 def _other_steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return what differs in the steps that are read and in what they handed on."""
+    """Return what differs in the steps that are read and in their outputs."""
     reads, read, handed = now["reads"], before.get("reads", {}), before.get("after", {})
     new = " and ".join(name for name in reads if name not in read)
     gone = " and ".join(name for name in read if name not in reads)
@@ -204,13 +204,13 @@ class Times:
         return self._spent.get(step, Spent())
 
     def so_far(self, step: str, folder: Path) -> float:
-        """Return the seconds spent on a step, whose folder tells when a killed call ended."""
+        """Return the seconds spent on a step, whose folder shows when a killed call ended."""
         before = self.of(step)
         killed = 0.0 if before.running is None else max(0.0, _last_change(folder) - before.running)
         return before.seconds + killed
 
     def restart(self, step: str) -> None:
-        """Forget a step, which is to be done anew."""
+        """Forget the time of a step, which is restarted."""
         self._spent.pop(step, None)
 
     def leave_running(self, step: str) -> None:
@@ -246,7 +246,7 @@ def _last_change(folder: Path) -> float:
 
 
 DEAR = 600.0
-"""Seconds of work from which a step's results are set aside when it is done anew: a changed setting is often a slip."""
+"""DEAR is the seconds of work from which results are set aside on a restart: a changed setting is often a slip."""
 
 State = Literal["done", "begun", "running", "page", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
@@ -259,8 +259,8 @@ class StepStatus:
         step: the step.
         state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `running`: another call is
             at work on it; `page`: done, but a page is gone or does not hold any more, and is made again; `new`,
-            `changed`, `damaged`, `forced`: done from its beginning; `after`: depends on what an earlier one will hand
-            on; `missing`: to be taken as it stands, but not done.
+            `changed`, `damaged`, `forced`: done from its beginning; `after`: depends on the output of
+            an earlier one; `missing`: to be taken as it stands, but not done.
         why: the reason, in words.
         spent: the time spent on it.
         finished: whether a result of it is there, be it of other settings.
@@ -280,13 +280,13 @@ class StepStatus:
         return self.state in ("done", "kept")
 
     @property
-    def goes_on(self) -> bool:
+    def resumes(self) -> bool:
         """True if the step resumes from its existing files."""
         return self.state in ("begun", "page")
 
     @property
-    def told(self) -> str:
-        """The reason, and what becomes of the work so far where a step begins anew."""
+    def explanation(self) -> str:
+        """The reason, and what becomes of the work so far where a step is restarted."""
         if self.state not in ("changed", "damaged", "forced") or self.spent.seconds < 1:
             return self.why
         goes = "moves to `earlier`" if self.spent.seconds >= DEAR else "is discarded"

@@ -169,14 +169,14 @@ class StepManifest:
 
     Attributes:
         wanted: all that its result depends on.
-        outputs: what it hands on.
+        outputs: the files that later steps may read.
     """
 
     wanted: Mapping[str, Any]
     outputs: Outputs
 
     def fingerprint(self, patterns: Sequence[str]) -> str:
-        """Return the hash of what is handed on under names that match; `*` is anything, also in several folders."""
+        """Return the hash of the outputs whose names match; `*` is anything, also in several folders."""
         read = {name: entry.get("read", entry) for name, entry in self.outputs.items()}
         taken = {name: entry for name, entry in read.items() if any(fnmatchcase(name, p) for p in patterns)}
         return str(xxhash.xxh3_128_hexdigest(json.dumps(taken, sort_keys=True).encode()))
@@ -218,7 +218,7 @@ def read_manifest(folder: Path) -> StepManifest | None:
 
 
 def outputs_of(step: Step, folder: Path, fingerprint: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
-    """Return what a step hands on: the files in its folder that are outputs, with sizes and checksums."""
+    """Return the files in a step's folder that are outputs, with sizes and checksums."""
     found: dict[str, dict[str, Any]] = {}
     for pattern in step.outputs:
         for path in folder.glob(pattern):

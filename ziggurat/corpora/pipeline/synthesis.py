@@ -242,7 +242,7 @@ class DistilStep(_TranslationStep):
 
 
 def _shard_lines(texts: Sequence[Path]) -> int:
-    """Return the lines of a shard, told by the text alone, since the result depends on them.
+    """Return the lines of a shard, a function of the text alone, since the result depends on them.
 
     What an interruption loses is then small beside the whole, and progress is soon seen.
     """

@@ -258,7 +258,7 @@ class QuantiseStep(Step):
 def _of_result(training: TrainingConfig) -> Settings:
     """Return the settings of a training without those that its weights do not depend on.
 
-    Of the best checkpoints only whether there is one matters: with none the last one is handed on.
+    Of the best checkpoints only whether there is one matters: with none the last one is the output.
     """
     best = {"keep_best": min(1, training.checkpoint.keep_best)}
     kept = settings_of(training.checkpoint, exclude=_NOT_OF_KEEPING)
