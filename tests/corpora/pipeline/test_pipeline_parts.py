@@ -87,7 +87,7 @@ def test_parts_are_merged_by_the_next_call(begun: Path) -> None:
     assert states == {"first": "done", "job": "begun", "last": "new"}
     end = Pipeline(begun / "w", steps([])).run()
     assert end.done == ("job", "last")
-    assert Pipeline(begun / "w", steps([])).times()["job"].calls == 3
+    assert Pipeline(begun / "w", steps([])).statuses()[1].spent.calls == 3
     assert part(begun, 0) == []  # it is done
 
 

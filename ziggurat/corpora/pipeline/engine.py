@@ -27,7 +27,6 @@ from ziggurat.corpora.pipeline.staleness import (
     AUTO,
     DEAR,
     Fingerprints,
-    Spent,
     State,
     StepStatus,
     Times,
@@ -154,10 +153,6 @@ class Pipeline:
         """Names of the steps that `run` restarted, in order."""
         self._hashes = Fingerprints(folder / _HASHES)
         self._times = Times(folder / TIMES)
-
-    def times(self) -> dict[str, Spent]:
-        """Return the time spent on each step."""
-        return {step.name: self._times.of(step.name) for step in self.steps}
 
     def left_over(self) -> list[str]:
         """Return the names of folders of steps that the pipeline no longer has."""
