@@ -32,6 +32,12 @@ CLOCK |= {"checkpoint_wait"}  # what differs from run to run
 SHORT = ("training.log_every_updates=1", "training.validation.every_updates=10", "training.checkpoint.every_updates=10")
 LENGTH = ("training.stop.updates=20", "training.schedule.warmup_updates=10")
 MANIFESTS = "embedded pipeline's manifests"
+FEW = ("cleaning.max_characters=36", *(f"monolingual.{side}.0.lines=300" for side in ("source", "target")))
+BRIEF = (
+    *(f"{model}.training.stop.updates=200" for model in ("backward", "teacher", "student")),
+    *("teacher.training.growth={stages: [{layers: 3, updates: 100}]}", "quantisation.updates=20"),
+)
+"""FEW and BRIEF make the embedded pipeline shorter: a third of the text, a third of the updates."""
 SMALL = ("model.d_model=32", "model.d_ff=64", "model.heads=4")
 RUNS: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -90,7 +96,7 @@ def trace(run: Path, source: list[str], reference: list[str]) -> dict[str, Any]:
 
 def manifests(folder: Path) -> dict[str, Any]:
     """Run the embedded pipeline in a folder; return the manifest of each step, and the names of its files."""
-    ziggurat("pipeline", "demo", folder=folder)
+    ziggurat("pipeline", "demo", *FEW, *BRIEF, folder=folder)
     steps = sorted(path.parent for path in folder.glob("demo-pipeline/*/begun.json"))
     return {
         step.name: {
