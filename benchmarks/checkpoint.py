@@ -33,13 +33,12 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.prepare import prepare
 from ziggurat.model.build import build_model, parameter_roles
-from ziggurat.train.memory import keep_freed_memory
+from ziggurat.train.checkpoint import RunProgress
+from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import Saver
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 
 VOCABULARY, DEFAULT_CADENCE, LIMIT = 32_000, 1000, 0.05
 WAYS = ("none", "asynchronous", "synchronous")
@@ -80,7 +79,7 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
     learner: Any = Learner(Parallel(model, training.loss), optimiser, (6, 6))
     groups = Loader(store.train, store.source, store.target, training.batch, seed=1).groups()
-    progress = Progress()
+    progress = RunProgress()
     run = folder / "run"
     (run / "checkpoints").mkdir(parents=True)
     log = RunLog(run, Console(file=io.StringIO()))

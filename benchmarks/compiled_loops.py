@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.decode_speed import SHAPES, searcher, sentences
-from ziggurat.model.attention.cache import Block
+from ziggurat.model.attention.cache import KeyValueBlock
 from ziggurat.model.attention.multihead import attend_to_blocks
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast import compiled
@@ -72,7 +72,7 @@ def attention(count: int, dtype: torch.dtype, rounds: int) -> float:
     """Return how many times as fast the compiled attention of a step is, for `count` sentences."""
     entries = POSITIONS * BEAMS
     query = torch.randn(count, BEAMS, HEADS, 64).transpose(1, 2).to(dtype)
-    blocks = [Block(*(torch.randn(count, HEADS, entries, 64).to(dtype) for _ in range(2)))]
+    blocks = [KeyValueBlock(*(torch.randn(count, HEADS, entries, 64).to(dtype) for _ in range(2)))]
     own = torch.arange(entries) % BEAMS == torch.arange(BEAMS)[:, None]
     bias = torch.zeros(own.shape).masked_fill(~own, -torch.inf).expand(count, 1, -1, -1).contiguous()
     none = Dropout(0.0).eval()

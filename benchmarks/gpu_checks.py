@@ -19,7 +19,7 @@ from ziggurat.model.attention import cache as mask
 from ziggurat.model.build import build_model, compile_layers
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import printable
-from ziggurat.train.feeding import send_ahead
+from ziggurat.train.device import send_ahead
 from ziggurat.train.objective import autocast, batch_loss
 
 LENGTHS = [(30, 25), (7, 31), (22, 3), (15, 15), (30, 31), (1, 2)]

@@ -37,7 +37,7 @@ from benchmarks.gpu_translation import translation
 from ziggurat.data.loader import Batch
 from ziggurat.model.directory import usable_device
 from ziggurat.system.errors import printable
-from ziggurat.train.memory import Shortage, within_memory
+from ziggurat.train.device import Shortage, within_memory
 
 GIB = 1 << 30
 ROUNDS = 2

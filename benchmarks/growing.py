@@ -42,11 +42,10 @@ def training(axis: str, value: int, seconds: float) -> dict[str, float]:
     from benchmarks.gpu_models import config_of, operations, random_batch
     from ziggurat.config.train import LossConfig, OptimiserConfig
     from ziggurat.model.build import build_model, parameter_roles
-    from ziggurat.train.memory import keep_freed_memory
+    from ziggurat.train.device import keep_freed_memory
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.parallel import Parallel, Replicated
     from ziggurat.train.processes import joined
-    from ziggurat.train.update import train_update
+    from ziggurat.train.update import Parallel, Replicated, train_update
 
     sizes = {"depth": 6, "batch": 4096, "vocabulary": 8_000, "length": 16, "processes": 1, axis: value}
     keep_freed_memory()

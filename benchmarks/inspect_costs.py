@@ -11,12 +11,11 @@ import time
 import torch
 
 from ziggurat.config.recipes import load_named
-from ziggurat.inspect.cost.estimate import Batches, time_cost
-from ziggurat.inspect.cost.machine import BatchShape, full_batch, measure_speed, simulate_update, slowness
+from ziggurat.inspect.cost import Batches, time_cost
+from ziggurat.inspect.machine import BatchShape, full_batch, measure_speed, simulate_update, slowness
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 
 CPU = torch.device("cpu")
 VOCABULARY = 8000

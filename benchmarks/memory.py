@@ -68,7 +68,7 @@ def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: d
     from ziggurat.config.model import ModelConfig
     from ziggurat.config.train import RecomputeConfig
     from ziggurat.model.build import build_model, set_recompute
-    from ziggurat.train.memory import give_back_freed_memory, keep_freed_memory
+    from ziggurat.train.device import give_back_freed_memory, keep_freed_memory
 
     if o["compact"]:
         give_back_freed_memory()
@@ -89,8 +89,7 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
     from ziggurat.config.train import LossConfig, OptimiserConfig
     from ziggurat.model.build import count_parameters, parameter_roles
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.parallel import Parallel
-    from ziggurat.train.update import train_update
+    from ziggurat.train.update import Parallel, train_update
 
     model = built((60, 12), 512, 8, 32_000, o)
     optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig(moments=o["moments"]))

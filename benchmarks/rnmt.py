@@ -28,10 +28,9 @@ from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.build import build_model, count_parameters, parameter_roles
 from ziggurat.model.lstm import CELL_CLIP, EPSILON, LstmCell, LstmLayer, LstmState, StepOrder
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.train.memory import keep_freed_memory
+from ziggurat.train.device import keep_freed_memory
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 
 VOCABULARY, SHORTEST, LONGEST = 8000, 18, 22
 

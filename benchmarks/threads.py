@@ -7,7 +7,7 @@ Two threads that share a product meet at a barrier after it. A thread that spins
 core keeps that process, and often the very thread that it waits for, from running; one that sleeps has to be woken
 again, which costs more than a short product takes. libgomp reads its policy from the environment when it is loaded,
 so every figure comes from a process of its own. Policies take turns within a round, loads within a policy. `ours` is
-ziggurat.system.threads: as `default` on an idle machine, asleep while others want the cores.
+ziggurat.system.processes: as `default` on an idle machine, asleep while others want the cores.
 
 `demo` is training of the recipe of that name (3+3 layers of width 128), `T1` of 6+6 layers of width 256, `translate`
 a beam of 4 over the demo's model with random weights, 24 tokens a sentence. Busy processes are Python loops, one
@@ -35,7 +35,7 @@ POLICIES: dict[str, dict[str, str]] = {
     "passive": {"OMP_WAIT_POLICY": "passive"},
     **{f"spin-{count}": {"GOMP_SPINCOUNT": str(count)} for count in (500, 1000, 2000, 5000, 10000, 30000)},
 }
-"""Policy -> what it sets. `ours` leaves it to ziggurat.system.threads, which keeps out where something is set;
+"""Policy -> what it sets. `ours` leaves it to ziggurat.system.processes, which keeps out where something is set;
 `default` is what libgomp does where nothing is (env.c: 300,000 turns, about 3 ms)."""
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 WIDE = ["model={preset: tiny, d_model: 256, d_ff: 1024, heads: 4, encoder: {layers: 6}, decoder: {layers: 6}}"]
@@ -67,7 +67,7 @@ def once(work: str, folder: Path, seconds: float) -> float:
 
     from ziggurat.data.corpus import Store
     from ziggurat.model.build import build_model
-    from ziggurat.system.threads import share_cores
+    from ziggurat.system.processes import share_cores
 
     share_cores(torch.get_num_threads())
     experiment = _experiment(folder, WORK[work])
@@ -87,10 +87,9 @@ def _training(experiment: Any, store: Any, model: Any) -> Iterator[int]:
     """Yield the target tokens of one update after the other."""
     from ziggurat.data.loader import Loader
     from ziggurat.model.build import parameter_roles
-    from ziggurat.train.memory import keep_freed_memory
+    from ziggurat.train.device import keep_freed_memory
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.parallel import Parallel
-    from ziggurat.train.update import train_update
+    from ziggurat.train.update import Parallel, train_update
 
     keep_freed_memory()
     training = experiment.training

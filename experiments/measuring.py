@@ -12,9 +12,8 @@ import torch
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
-from ziggurat.train.feeding import loader_of
+from ziggurat.train.device import keep_freed_memory, loader_of
 from ziggurat.train.learner import Learner
-from ziggurat.train.memory import keep_freed_memory
 from ziggurat.train.update import train_update
 
 _HERE = Path(__file__).resolve().parent

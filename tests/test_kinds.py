@@ -30,7 +30,7 @@ from ziggurat.config.kinds import (
 )
 from ziggurat.config.model import DecoderConfig, EncoderConfig, InitConfig, ModelConfig, StackConfig
 from ziggurat.model.attention.kinds import ATTENTION, ENCODER_ATTENTION
-from ziggurat.model.init.schemes import INIT, Distribution, ModelDepth, Normal, Uniform
+from ziggurat.model.init import INIT, Distribution, ModelDepth, Normal, Uniform
 from ziggurat.model.kinds import HISTORY, RESIDUAL
 from ziggurat.model.roles import Role, Slot
 
@@ -95,7 +95,7 @@ AXES = {
     ),
     "initialisation": Axis(
         InitKind,
-        {"INITIALISATIONS (ziggurat/config/kinds.py)": INITIALISATIONS, "INIT (ziggurat/model/init/schemes.py)": INIT},
+        {"INITIALISATIONS (ziggurat/config/kinds.py)": INITIALISATIONS, "INIT (ziggurat/model/init.py)": INIT},
         "## Initialisation",
         InitConfig,
         "kind",

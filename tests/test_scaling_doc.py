@@ -35,9 +35,8 @@ from ziggurat.model.tensors import local
 from ziggurat.train.learner import Sharded
 from ziggurat.train.objective import autocast, batch_loss
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Replicated
 from ziggurat.train.processes import Processes, joined
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Replicated, train_update
 
 HERE = "tests.test_scaling_doc"
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")

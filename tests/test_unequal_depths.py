@@ -12,7 +12,7 @@ from tests.composition import model as small_model
 from tests.test_composition import VOCABULARY, one_update, padded_batch
 from ziggurat.config.train import LossConfig
 from ziggurat.model.build import build_model, stack_residuals
-from ziggurat.model.init.admin import profile_omega
+from ziggurat.model.init import profile_omega
 from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.scorers import ModelScorer
 from ziggurat.translate.search import search

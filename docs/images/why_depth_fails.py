@@ -13,7 +13,7 @@ import csv
 import json
 from pathlib import Path
 
-from ziggurat.inspect.report import paper
+from ziggurat.inspect.report import drawing as paper
 from ziggurat.inspect.report.figure import Figure, Panel, Series
 
 HERE = Path(__file__).resolve().parent

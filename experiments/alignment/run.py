@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ziggurat.data.alignment.aligner import (
+from ziggurat.data.aligner import (
     SYMMETRISATIONS,
     Aligner,
     Link,

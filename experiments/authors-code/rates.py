@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.model.build import model_slots, parameter_roles, parameter_scales
-from ziggurat.model.init.schemes import ModelDepth, xavier
+from ziggurat.model.init import ModelDepth, xavier
 from ziggurat.model.roles import place_of
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.optim import Optimiser

@@ -16,7 +16,7 @@ from typing import Any
 
 from ziggurat.cli.output import input_stream
 from ziggurat.evaluate.comparison import System, compare
-from ziggurat.evaluate.scores import Words
+from ziggurat.evaluate.scores import BleuWords
 from ziggurat.translate.results import read_lines
 
 THEIRS = Path(__file__).with_name("theirs.py")
@@ -82,7 +82,7 @@ def their_figures(
     python: str, reference: Sequence[str], outputs: Sequence[Sequence[str]], train_target: Sequence[str]
 ) -> dict[str, Any]:
     """Return compare-mt's figures for the same words."""
-    words = Words()
+    words = BleuWords()
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for name, lines in [

@@ -54,7 +54,7 @@ import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
 from ziggurat.evaluate.scores import evaluate  # noqa: E402
-from ziggurat.inspect.cost.machine import BatchShape, simulate_update  # noqa: E402
+from ziggurat.inspect.machine import BatchShape, simulate_update  # noqa: E402
 from ziggurat.model.build import build_model, count_parameters  # noqa: E402
 from ziggurat.system.errors import TrainingError, ZigguratError  # noqa: E402
 from ziggurat.system.files import write_atomically  # noqa: E402

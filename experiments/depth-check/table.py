@@ -19,7 +19,7 @@ from configurations import CALIBRATION, Configuration  # noqa: E402
 from unseen import ADDED, DATA, SHALLOW, TRAINS  # noqa: E402
 
 from ziggurat.inspect.check import Reference, Verdict, judge  # noqa: E402
-from ziggurat.inspect.trial import Trial  # noqa: E402
+from ziggurat.inspect.trial import TrialMeasures  # noqa: E402
 
 OUTCOMES = ("trains", "slow", "stuck")
 EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}
@@ -59,10 +59,10 @@ def outcome(run: dict[str, Any], trains: float, stuck: float) -> tuple[str, floa
     return ("trains" if nll <= trains else "slow" if nll < stuck else "stuck"), nll
 
 
-def read_trial(record: dict[str, Any]) -> Trial:
+def read_trial(record: dict[str, Any]) -> TrialMeasures:
     """Return the trial that verdicts.py wrote."""
     points = {int(update): values for update, values in record["points"].items()}
-    return Trial(**{**record, "points": points})
+    return TrialMeasures(**{**record, "points": points})
 
 
 def compared(data: str) -> list[Row]:

@@ -25,16 +25,15 @@ from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
+from ziggurat.inspect.report.drawing import save
 from ziggurat.inspect.report.figure import Panel, Series, described, numbers
 from ziggurat.inspect.report.panels import STACKS, SUB_LAYERS, finite
-from ziggurat.inspect.report.paper import save
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.files import write_atomically
 from ziggurat.train.diagnosis.gradients import by_part, lengths, parts_of
 from ziggurat.train.diagnosis.probe import measure
-from ziggurat.train.objective import Objective, add_gradients, probe_loss
-from ziggurat.train.profile import profile_batch
+from ziggurat.train.objective import Objective, add_gradients, probe_loss, profile_batch
 
 VOCABULARY = 32000  # of random tokens
 TOLERANCE = 0.03

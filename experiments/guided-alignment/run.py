@@ -28,12 +28,12 @@ import yaml
 
 import ziggurat
 from ziggurat.config import load_experiment
-from ziggurat.data.alignment.aligner import Link, error_rate, format_links
+from ziggurat.data.aligner import Link, error_rate, format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.word_links import PieceUnits, Words
+from ziggurat.data.word_links import PieceUnits, WordCounter
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.directory import open_model
@@ -221,7 +221,7 @@ def _read(tokenizers: tuple[Tokenizer, Tokenizer], pair: AlignedPair) -> tuple[S
 
 
 def _side(tokenizer: Tokenizer, text: str) -> Side:
-    spans, _ = Words("split", tokenizer).units(text, text)
+    spans, _ = WordCounter("split", tokenizer).units(text, text)
     ids = np.array(tokenizer.encode([text])[0], np.int32)
     begin, end = PieceUnits(tokenizer).find([ids], np.zeros(len(spans), np.int64), np.array(spans))
     words = [

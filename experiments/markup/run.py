@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 
 import ziggurat
-from ziggurat.data.alignment.aligner import Aligner, split_words, word_spans
-from ziggurat.data.alignment.aligner import Link as WordLink
+from ziggurat.data.aligner import Aligner, split_words, word_spans
+from ziggurat.data.aligner import Link as WordLink
 from ziggurat.data.babel import generate_aligned
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.serve.text.alignment import control_pieces, rendered

@@ -30,7 +30,7 @@ from measuring import commit, seconds_in_turns  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.model.grow import at_depth  # noqa: E402
+from ziggurat.model.depth import at_depth  # noqa: E402
 from ziggurat.train.loop import train  # noqa: E402
 
 PERIOD = 6

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.conftest import tiny_experiment
 from tests.train.runs import QUIET
-from ziggurat.inspect.layer_worth import LAYER_MEASURES
+from ziggurat.inspect.diagnose import LAYER_MEASURES
 from ziggurat.train.diagnosis.gradients import STACKS
 from ziggurat.train.diagnosis.records import DEPTH_FILE, read_records, write_records
 from ziggurat.train.loop import train

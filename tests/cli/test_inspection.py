@@ -26,7 +26,7 @@ from ziggurat.config.kinds import (
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.config.reference import METHODS, methods_in_use
-from ziggurat.inspect.cost.estimate import Cost, estimate_cost
+from ziggurat.inspect.cost import Cost, estimate_cost
 from ziggurat.model.build import build_model
 from ziggurat.model.inspection import bare_model, inspect_experiment, parts
 
@@ -266,7 +266,7 @@ def test_costs_are_told_as_tables_and_as_json(
         found_before[:] = found_before or [estimate_cost(*arguments)]
         return found_before[0]
 
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate.estimate_cost", once)
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", once)
     config, shallow = tiny_config(tmp_path, tiny_folder), ["model.encoder.layers=1", "model.decoder.layers=1"]
     call = ("inspect", config, *shallow, "training.recompute.encoder=1", "--no-check")
     text = ziggurat(*call).out

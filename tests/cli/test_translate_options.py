@@ -203,7 +203,7 @@ def test_a_text_of_unknown_length_gets_the_hint_once_it_is_long(
 
 def test_automatic_workers_follow_threads_text_and_memory(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 50]
-    monkeypatch.setattr("ziggurat.train.memory.available_memory", lambda: free[0])
+    monkeypatch.setattr("ziggurat.train.device.available_memory", lambda: free[0])
 
     def workers(asked: str = "auto", lines: int | None = 100_000, threads: int | None = 4, device: str = "cpu") -> int:
         return worker_count(asked, [str(trained)], ModelOptions(None, device, threads), lines)

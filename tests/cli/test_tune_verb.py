@@ -140,7 +140,7 @@ def test_the_table_is_there_even_where_the_figure_fails(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("ziggurat.inspect.tuning._loss", lambda *_: 1.0)
-    monkeypatch.setattr("ziggurat.inspect.report.paper.save", fail)
+    monkeypatch.setattr("ziggurat.inspect.report.drawing.save", fail)
     result = ziggurat("tune", config, "--depths", "1-1", "--rates", "1e-3,2e-3,4e-3", "--figure", tmp_path)
     assert result.status != 0
     assert "best at width 16, 1-1" in result.out

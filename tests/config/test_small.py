@@ -14,7 +14,7 @@ from tests.config.update_golden import load_once
 from ziggurat.config import Experiment, parse_experiment
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import recipe_text
-from ziggurat.config.small import RULES, SUFFIX, Corpus, small_content
+from ziggurat.config.small import RULES, SUFFIX, SmallCorpus, small_content
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 from ziggurat.model.build import build_model
@@ -129,7 +129,7 @@ def _comments(name: str) -> str:
 def test_a_corpus_of_the_users_own_keeps_the_languages() -> None:
     recipe = paper_recipes("admin")["admin-en-de-base-60-12-admin"]
     before = repr(recipe.content)
-    content, _ = small_content(recipe.content, Corpus(("a.en", "a.de"), ("b.en", "b.de"), None))
+    content, _ = small_content(recipe.content, SmallCorpus(("a.en", "a.de"), ("b.en", "b.de"), None))
     assert repr(recipe.content) == before, "the recipe itself was changed"
     data = content["data"]
     assert (data["source_language"], data["target_language"]) == ("en", "de")

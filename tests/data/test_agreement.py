@@ -13,7 +13,7 @@ import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.data.cleaning.clean import (
+from ziggurat.data.cleaning.filters import (
     addresses_differ,
     email_addresses,
     number_share,

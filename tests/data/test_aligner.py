@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from ziggurat.data.alignment.aligner import MOST_WORDS, Aligner, error_rate, format_links, parse_links, read_aligner
+from ziggurat.data.aligner import MOST_WORDS, Aligner, error_rate, format_links, parse_links, read_aligner
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.system.errors import DataError
 

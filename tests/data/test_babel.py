@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
-from ziggurat.data import babel as words
-from ziggurat.data.alignment.aligner import split_words
+from ziggurat.data import babel
+from ziggurat.data.aligner import split_words
 from ziggurat.data.babel import generate, generate_aligned, write_corpus
 from ziggurat.system.errors import DataError
 
-LEXICON = words.LEXICON
+LEXICON = babel.LEXICON
 NOUNS = {n.low + "im" * plural: (n.senses, plural) for n in LEXICON.nouns.items for plural in (0, 1)}
 ADJECTIVES = {a.low: a.forms for a in LEXICON.adjectives.items}
 DETERMINERS = dict(LEXICON.determiners.items)
@@ -130,7 +130,7 @@ class Reader:
             head_is_subject, at, particle, other = phrase.relative
             verb = VERB[self.tokens[at], particle]
             doer = (gender, plural) if head_is_subject else self.agreement(other, verb.field)
-            pronoun = "w" + words.DETERMINER_ENDINGS[gender][3 * plural + (0 if head_is_subject else 1)]
+            pronoun = "w" + babel.DETERMINER_ENDINGS[gender][3 * plural + (0 if head_is_subject else 1)]
             inner = self.say(other, verb.field, 1 if head_is_subject else 0)
             said = [
                 *said,
@@ -212,7 +212,7 @@ def test_alignments_are_those_of_the_second_implementation() -> None:
         found = {(source, target) for target, (_, source) in enumerate(said) if source >= 0}
         # The reader takes an auxiliary and the opening of a question from single words, and knows nothing of commas
         # and particles.
-        loose = {(s, t) for s, t in found if said[t][0] in {"ku", *(w for pair in words.HIGH_AUXILIARY for w in pair)}}
+        loose = {(s, t) for s, t in found if said[t][0] in {"ku", *(w for pair in babel.HIGH_AUXILIARY for w in pair)}}
         assert loose <= pair.possible
         assert {low[s] for s, _ in pair.possible - loose} <= {*ADVERBS, "ul", "eb"}
         assert found - loose == {(s, t) for s, t in pair.sure if low[s] not in (",", "ul", "eb")}

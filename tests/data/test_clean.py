@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ziggurat.config.data import FilterConfig
-from ziggurat.data.cleaning import clean
+from ziggurat.data.cleaning import filters as clean
 from ziggurat.data.cleaning.cleaner import Cleaner
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import ConfigError

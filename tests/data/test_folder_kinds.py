@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ziggurat.data.corpus import Store
-from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.model.directory import locate_weights
 from ziggurat.system.errors import CheckpointError, DataError
+from ziggurat.system.files import folder_kind
 
 
 def filled(folder: Path, **files: object) -> Path:

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from ziggurat.data.alignment.aligner import Direction, TrainingOptions, _batches, train_direction
-from ziggurat.data.alignment.hmm import JUMPS, Emissions, JumpCounts, Jumps, Lexicon, digamma, posteriors
+from ziggurat.data.aligner import Direction, TrainingOptions, _batches, train_direction
+from ziggurat.data.hmm import JUMPS, Emissions, JumpCounts, Jumps, Lexicon, digamma, posteriors
 
 DRAW = np.random.default_rng(5)
 EMPTY = 0.3

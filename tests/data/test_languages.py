@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-from ziggurat.data.cleaning.languages import confidences, known_language, likeliest
+from ziggurat.data.cleaning.filters import confidences, known_language, likeliest
 from ziggurat.system.errors import ConfigError
 
 TEXTS = [

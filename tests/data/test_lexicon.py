@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.data.alignment import hmm as model1
-from ziggurat.data.alignment.hmm import translation_table
+from ziggurat.data import hmm
+from ziggurat.data.hmm import translation_table
 from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.system.errors import ConfigError, DataError
@@ -58,7 +58,7 @@ def test_counts_of_rare_words_are_the_same_without_a_vector_of_all_words() -> No
     ids, shares = generator.integers(0, 90_000, 400), generator.random(400)
     shares[:20] = 0.0
     for size in (100_000, 16_000):  # without, and with one
-        found, sums = model1._sums(ids % size, shares, size)
+        found, sums = hmm._sums(ids % size, shares, size)
         expected = np.bincount(ids % size, shares, size)
         assert found.tolist() == expected.nonzero()[0].tolist()
         assert sums.tolist() == expected[found].tolist()

@@ -13,7 +13,7 @@ import pytest
 from ziggurat.config.data import DataConfig
 from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.alignment.aligner import format_links
+from ziggurat.data.aligner import format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, Loader, LoaderState

@@ -12,9 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ziggurat.data.alignment.hmm import Lexicon
-from ziggurat.data.cleaning import pair_features
-from ziggurat.data.cleaning.pair_features import FEATURES, Corpus, Half, Order, Sides, features, vocabulary
+from ziggurat.data.cleaning import pair_score
+from ziggurat.data.cleaning.pair_score import (
+    FEATURES,
+    CorpusStatistics,
+    HalfModel,
+    PairTokens,
+    WordOrder,
+    features,
+    vocabulary,
+)
+from ziggurat.data.hmm import Lexicon
 
 SIZES = (6, 5)
 IDS = st.lists(st.integers(-1, 4), min_size=1, max_size=6)
@@ -27,10 +35,10 @@ def _arrays(sentences: list[list[int]]) -> Arrays:
 
 
 @pytest.fixture(scope="module")
-def half() -> Half:
+def half() -> HalfModel:
     generator = np.random.default_rng(2)
     sides = [[generator.integers(-1, size, generator.integers(1, 7)).tolist() for _ in range(60)] for size in SIZES]
-    return Half.learn((_arrays(sides[0]), _arrays(sides[1])), SIZES)
+    return HalfModel.learn((_arrays(sides[0]), _arrays(sides[1])), SIZES)
 
 
 def _t(lexicon: Lexicon, source: int, target: int, target_size: int) -> float:
@@ -40,7 +48,7 @@ def _t(lexicon: Lexicon, source: int, target: int, target_size: int) -> float:
     return float(max(1e-12, lexicon.probabilities[places[0]])) if known else 1e-9
 
 
-def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: Order, a: int) -> list[float]:
+def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: WordOrder, a: int) -> list[float]:
     """One direction, word by word, as docstrings describe it."""
     counts = [count + 0.1 for count in order.words.tolist()]
 
@@ -62,7 +70,7 @@ def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: Ord
         longest = max(longest, run)
     following = 0.0
     for before, word in pairwise(target):
-        key = int(Order._keys(np.array([before, word], np.int64))[1])
+        key = int(WordOrder._keys(np.array([before, word], np.int64))[1])
         both = (order.pairs[key] + 2 * alone(word)) / ((counts[before] if before >= 0 else 0.1) + 2)
         following += math.log(both / alone(word))
     n = len(target)
@@ -71,13 +79,15 @@ def _directed(source: list[int], target: list[int], lexicon: Lexicon, order: Ord
 
 @settings(max_examples=60)
 @given(PAIRS)
-def test_features_by_plain_loops(half: Half, pairs: list[tuple[list[int], list[int]]]) -> None:
+def test_features_by_plain_loops(half: HalfModel, pairs: list[tuple[list[int], list[int]]]) -> None:
     sources, targets = [s for s, _ in pairs], [t for _, t in pairs]
     generator = np.random.default_rng(len(pairs))
     characters = tuple(generator.integers(1, 40, len(pairs)).astype(float) for _ in range(2))
     copied, marks = generator.random(len(pairs)), tuple(generator.random(len(pairs)) < 0.5 for _ in range(2))
-    sides = Sides((_arrays(sources), _arrays(targets)), (characters[0], characters[1]), copied, (marks[0], marks[1]))
-    corpus = Corpus(SIZES, (0.1, 0.5), (0.2, 0.7))
+    sides = PairTokens(
+        (_arrays(sources), _arrays(targets)), (characters[0], characters[1]), copied, (marks[0], marks[1])
+    )
+    corpus = CorpusStatistics(SIZES, (0.1, 0.5), (0.2, 0.7))
     found = features(sides, half, corpus)
     assert found.shape == (len(pairs), len(FEATURES))
 
@@ -101,7 +111,7 @@ def test_features_by_plain_loops(half: Half, pairs: list[tuple[list[int], list[i
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=7), min_size=1, max_size=6))
 def test_longest_runs_end_with_their_sentence(masks: list[list[bool]]) -> None:
-    found = pair_features._longest_runs(
+    found = pair_score._longest_runs(
         np.concatenate([np.array(m) for m in masks]), _arrays([[0] * len(m) for m in masks])
     )
     wanted = [max(map(len, "".join("x" if m else " " for m in mask).split()), default=0) for mask in masks]
@@ -109,7 +119,7 @@ def test_longest_runs_end_with_their_sentence(masks: list[list[bool]]) -> None:
 
 
 def test_words_are_counted_with_their_neighbours() -> None:
-    order = Order.learn(_arrays([[0, 1], [0, 1, 2], [-1, 0]]), 4)
+    order = WordOrder.learn(_arrays([[0, 1], [0, 1, 2], [-1, 0]]), 4)
     assert order.words.tolist() == [3, 2, 1, 0]
     assert int(order.pairs.sum()) == 4  # none across sentences
     scores = order.scores(_arrays([[0, 1], [1, 0], [2]]))
@@ -121,9 +131,9 @@ def test_vocabulary_has_the_words_that_both_halves_can_have() -> None:
     assert vocabulary({"a": 2, "b": 1, "c": 5}) == {"a": 0, "c": 1}
 
 
-def test_a_half_comes_back_from_its_arrays(half: Half) -> None:
+def test_a_half_comes_back_from_its_arrays(half: HalfModel) -> None:
     arrays: dict[str, Any] = half.arrays()
-    again = Half.of_arrays(arrays, SIZES)
+    again = HalfModel.of_arrays(arrays, SIZES)
     assert {name: value.tolist() for name, value in again.arrays().items()} == {
         name: value.tolist() for name, value in arrays.items()
     }

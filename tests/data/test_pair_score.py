@@ -10,8 +10,15 @@ from numpy.typing import NDArray
 
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning import pair_score
-from ziggurat.data.cleaning.pair_features import Corpus, Half, Sides
-from ziggurat.data.cleaning.pair_score import LEAST_PAIRS, PairScorer, read_pair_score, wrong_pairs
+from ziggurat.data.cleaning.pair_score import (
+    LEAST_PAIRS,
+    CorpusStatistics,
+    HalfModel,
+    PairScorer,
+    PairTokens,
+    read_pair_score,
+    wrong_pairs,
+)
 from ziggurat.system.errors import DataError
 
 Pairs = list[tuple[str, str]]
@@ -80,7 +87,7 @@ def test_long_pairs_are_described_a_few_at_a_time(
     scores = _scores(scorer, corpus[0][:300])
     most, describe = [], pair_score.features
 
-    def features(sides: Sides, half: Half, corpus: Corpus) -> NDArray[np.float64]:
+    def features(sides: PairTokens, half: HalfModel, corpus: CorpusStatistics) -> NDArray[np.float64]:
         most.append(sum(len(s) * len(t) for s, t in zip(*sides.words, strict=True)))
         return describe(sides, half, corpus)
 

@@ -14,15 +14,13 @@ from pydantic import ValidationError
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
 from ziggurat.config.pipeline_models import TrainedConfig
-from ziggurat.data import inputs
-from ziggurat.data import subword_training as sampling
+from ziggurat.data import inputs, subword_training
 from ziggurat.data.corpus import Store
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.inputs import find_corpora
-from ziggurat.data.passes import sample_sentences
-from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.prepare import PrepareReport, prepare, sample_sentences
 from ziggurat.data.store_checks import other_files
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import MANIFEST
 from ziggurat.system.staging import building
 
 WORDS = ["turm", "ziegel", "fluss", "lampe", "winter", "brief", "hof", "regen", "leiter", "garten"]
@@ -270,7 +268,9 @@ class TestRefusals:
     def test_misaligned_second_corpus(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         project.add_plain("train", 20)
         project.add("train", ["a", "b"], ["c"])
-        monkeypatch.setattr("ziggurat.data.passes.train_tokenizers", lambda *_: pytest.fail("trained before the check"))
+        monkeypatch.setattr(
+            "ziggurat.data.prepare.train_tokenizers", lambda *_: pytest.fail("trained before the check")
+        )
         self.refused(project, r"train1\.source has 2 lines but .*train1\.target has 1")
 
     def test_faulty_development_file(self, project: Project) -> None:
@@ -310,7 +310,7 @@ class TestRefusals:
                 with Path(project.settings["train"][0][side]).open("a") as file:
                     file.write("one more\n")
 
-        monkeypatch.setattr("ziggurat.data.passes.count_pairs", count_then_change)
+        monkeypatch.setattr("ziggurat.data.prepare.count_pairs", count_then_change)
         project.settings["subword"] = {"kind": "vocabulary", "source_vocabulary": str(project.folder / "v")}
         (project.folder / "v").write_text("a\n")
         self.refused(project, "changed while being read")
@@ -452,7 +452,7 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
 @pytest.mark.parametrize(("total", "wanted"), [(0, 0), (100, 100), (100, 0), (30_000, 1), (30_000, 20_001)])
 def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, wanted: int) -> None:
     def picked(step: int) -> list[bool]:
-        picks = sampling.Picks(np.random.default_rng(3), total, wanted)
+        picks = subword_training.SampledPositions(np.random.default_rng(3), total, wanted)
         return [bool(x) for start in range(0, total, step) for x in picks.take(min(step, total - start))]
 
     first = picked(7)
@@ -466,10 +466,12 @@ def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
     wanted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more than a billion pairs, and of few in small windows."""
-    assert sampling.Picks(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
-    monkeypatch.setattr(sampling.Picks, "_MOST", 500)
-    monkeypatch.setattr(sampling.Picks, "_WINDOW", 100)
-    first, again = (sampling.Picks(np.random.default_rng(3), 30_000, wanted).take(30_000) for _ in range(2))
+    assert subword_training.SampledPositions(np.random.default_rng(3), 1_200_000_000, wanted).take(8192).sum() < 5
+    monkeypatch.setattr(subword_training.SampledPositions, "_MOST", 500)
+    monkeypatch.setattr(subword_training.SampledPositions, "_WINDOW", 100)
+    first, again = (
+        subword_training.SampledPositions(np.random.default_rng(3), 30_000, wanted).take(30_000) for _ in range(2)
+    )
     assert first.sum() == wanted
     assert (first == again).all()
     deviation = (wanted * (1 - wanted / 30_000)) ** 0.5 / 2
@@ -479,7 +481,7 @@ def test_picks_of_more_than_numpy_draws_from_are_as_many_as_wanted(
 def test_picks_favour_no_place() -> None:
     counts = np.zeros(20)
     for seed in range(3000):
-        picks = sampling.Picks(np.random.default_rng(seed), 20, 5)
+        picks = subword_training.SampledPositions(np.random.default_rng(seed), 20, 5)
         picks._WINDOW = 8
         counts += picks.take(20)
     assert abs(counts / 3000 - 0.25).max() < 0.04  # five standard deviations
@@ -490,7 +492,7 @@ def test_picks_favour_no_place() -> None:
     [([5, 5], 100, [5, 5]), ([100, 1, 100], 21, [10, 1, 10]), ([3], 2, [2]), ([9, 2, 4], 10, [4, 2, 4])],
 )
 def test_even_shares(sizes: list[int], total: int, shares: list[int]) -> None:
-    assert sampling.even_shares(sizes, total) == shares
+    assert subword_training.even_shares(sizes, total) == shares
 
 
 def test_progress_is_told(project: Project) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.data.cleaning.clean import repair_with
+from ziggurat.data.cleaning.filters import repair_with
 from ziggurat.system.errors import ConfigError
 
 
@@ -64,7 +64,7 @@ def test_without_ftfy_the_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ModuleNotFoundError(name)
         return real(name, *args, **kwargs)
 
-    from ziggurat.data.cleaning import clean as repair
+    from ziggurat.data.cleaning import filters as repair
 
     repair._fixer.cache_clear()
     monkeypatch.setattr(builtins, "__import__", importing)

@@ -10,8 +10,7 @@ import pytest
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
-from ziggurat.data.inputs import count_pairs, find_corpora, side_notices
-from ziggurat.data.sides import Trigrams, resembles_more
+from ziggurat.data.inputs import Trigrams, count_pairs, find_corpora, resembles_more, side_notices
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.shortlist import ShortlistTable, read_shortlist, write_shortlist
 from ziggurat.data.store_checks import Verification
-from ziggurat.data.table import Shard
+from ziggurat.data.table import ArrowShard
 from ziggurat.system.errors import DataError, MachineError
 from ziggurat.system.files import content_checksum, fingerprint
 
@@ -34,7 +34,7 @@ def test_too_many_open_files_are_no_damage(store: Path, tmp_path: Path, monkeypa
     write_shortlist(tmp_path / "list.safetensors", table)
     shard = next(store.glob("train-*.arrow"))
     for patched, work in (
-        ("pyarrow.memory_map", lambda: Shard(shard, 1, has_text=True, checksum=None)),
+        ("pyarrow.memory_map", lambda: ArrowShard(shard, 1, has_text=True, checksum=None)),
         ("pathlib.Path.open", lambda: read_shortlist(tmp_path / "list.safetensors", opened.source, opened.target)),
     ):
         with monkeypatch.context() as patch:
@@ -181,7 +181,7 @@ def test_offsets_without_sense_are_refused(offsets: list[int], texts: bool, tmp_
     path.write_bytes(content.replace(right, np.array(offsets, kind).tobytes(), 1))
 
     def read() -> object:
-        found, row = Shard(path, 3, has_text=True, checksum=None).locate(1)
+        found, row = ArrowShard(path, 3, has_text=True, checksum=None).locate(1)
         return found.text("source", row) if texts else found.sides
 
     inside = max(offsets[0], offsets[-1]) == 8 and offsets[0] == 0

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config.data import RegularisationConfig
-from ziggurat.data.alignment.aligner import Link, split_words
+from ziggurat.data.aligner import Link, split_words
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.data.word_links import LinkMapper, PieceUnits, Words, link_spans
+from ziggurat.data.word_links import LinkMapper, PieceUnits, WordCounter, link_spans
 from ziggurat.system.errors import DataError
 
 TOKENIZER = trained_tokenizer(SENTENCES, 330, ["<bt>"])
@@ -52,7 +52,7 @@ def array(ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
     return np.array(ids, np.int32)
 
 
-def traced(text: str, links_to: Words, tokenizer: SentencePieceTokenizer) -> tuple[list[tuple[int, int]], int]:
+def traced(text: str, links_to: WordCounter, tokenizer: SentencePieceTokenizer) -> tuple[list[tuple[int, int]], int]:
     return links_to.units(text, normalise([text], tokenizer.unicode)[0])
 
 
@@ -60,7 +60,7 @@ def traced(text: str, links_to: Words, tokenizer: SentencePieceTokenizer) -> tup
 def test_every_piece_of_a_word_is_linked_to_every_piece_of_the_other(
     data: st.DataObject, texts: list[str], sampled: bool
 ) -> None:
-    words = Words("split", TOKENIZER)
+    words = WordCounter("split", TOKENIZER)
     sides, spans, expected = ([], []), [], []  # type: ignore[var-annotated]
     for row, text in enumerate(texts):
         pair = text, data.draw(st.sampled_from(SENTENCES)) + "語"  # which the vocabulary spells in bytes
@@ -93,7 +93,7 @@ def test_every_piece_of_a_word_is_linked_to_every_piece_of_the_other(
 @given(TEXT, st.sampled_from(["none", "nfc", "nfkc"]))
 def test_words_and_pieces_measure_a_text_alike(text: str, form: UnicodeForm) -> None:
     tokenizer = SentencePieceTokenizer(TOKENIZER.model, form)
-    spans, total = traced(text, Words("split", tokenizer), tokenizer)
+    spans, total = traced(text, WordCounter("split", tokenizer), tokenizer)
     units = PieceUnits(tokenizer)
     ids = array(tokenizer.encode([text])[0])
     assert units.totals([ids]).tolist() == [total]
@@ -112,7 +112,7 @@ def test_words_and_pieces_measure_a_text_alike(text: str, form: UnicodeForm) -> 
 
 
 def test_normalisation_that_changes_lengths_moves_the_words_behind() -> None:
-    words = Words("split", SentencePieceTokenizer(TOKENIZER.model, "nfkc"))
+    words = WordCounter("split", SentencePieceTokenizer(TOKENIZER.model, "nfkc"))
     assert words.units("ﬁn … so", "fin ... so") == ([(0, 3), (3, 6), (6, 8)], 8)
     # A mark that composes with the character before it, across the border of two words: nothing can be said.
     assert words.units("a\u00a0\u0301b", "a \u0301b")[1] == 3
@@ -120,7 +120,7 @@ def test_normalisation_that_changes_lengths_moves_the_words_behind() -> None:
 
 def test_words_of_segmented_text_are_those_that_its_pieces_spell() -> None:
     tokenizer = VocabularyTokenizer(b"ho@@\nuse\nbig\n", "none", ["<bt>"])
-    words = Words("split", tokenizer)
+    words = WordCounter("split", tokenizer)
     line = "big  ho@@ use , ho@@"
     assert words.count(line) == 4
     assert words.plain(line) == "big house , ho"

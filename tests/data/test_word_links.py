@@ -14,15 +14,15 @@ import pytest
 
 from ziggurat.config.data import DataConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.alignment.aligner import Aligner, Link, format_links, split_words
+from ziggurat.data.aligner import Aligner, Link, format_links, split_words
 from ziggurat.data.babel import AlignedPair, generate_aligned
 from ziggurat.data.corpus import Store
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import Batch, Loader, LoaderState, fixed_batches
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.word_links import spread_pairs
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.system.files import MANIFEST
 
 PAIRS = list(generate_aligned(240, 3))
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.data.alignment.aligner import (
+from ziggurat.data.aligner import (
     SYMMETRISATIONS,
     Link,
     WordRule,

@@ -22,7 +22,7 @@ from ziggurat.evaluate.findings import (
     word_accuracy,
 )
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.scores import Words, evaluate
+from ziggurat.evaluate.scores import BleuWords, evaluate
 
 LINES = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=12), min_size=1, max_size=5)
 COUNTS = {"a": 2000, "b": 1000, "c": 999, "d": 10, "e": 9, "f": 4, "g": 1}  # and no h
@@ -75,7 +75,7 @@ def test_labels_are_those_of_compare_mt() -> None:
 
 def test_bleu_by_length_is_the_score_of_the_sentences_of_that_length() -> None:
     hypotheses, references = corpus(3, 60, 0.3)
-    words = Words()
+    words = BleuWords()
     metric = TestSet(references).metric("bleu")
     table = by_length(
         [words(line) for line in references[0]],
@@ -106,14 +106,14 @@ def test_histograms_count_every_sentence_once() -> None:
 
 
 def test_words_are_those_that_bleu_counts() -> None:
-    words = Words()
+    words = BleuWords()
     split = ["The", '"', "old", '"', "bridge", ",", "(", "3.5", ")", "well-known", "."]
     assert words('The "old" bridge, (3.5) well-known.  ') == split
     assert words.name == "13a"
     assert words("") == []
-    assert Words(lowercase=True)("The Dog") == ["the", "dog"]
-    assert Words(target_language="zh").name == "zh"
-    assert Words(tokenize="none")("a, b") == ["a,", "b"]
+    assert BleuWords(lowercase=True)("The Dog") == ["the", "dog"]
+    assert BleuWords(target_language="zh").name == "zh"
+    assert BleuWords(tokenize="none")("a, b") == ["a,", "b"]
     assert words.counts(["a b", "a"]) == {"a": 2, "b": 1}
     lines = corpus(1, 5, 0.2)[0]
     assert [len(words(line)) for line in lines] == [sacrebleu.BLEU().corpus_score([x], [[x]]).sys_len for x in lines]

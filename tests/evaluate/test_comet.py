@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from ziggurat.evaluate import comet_program
-from ziggurat.evaluate.comet import LICENCES, CometEnvironment
-from ziggurat.evaluate.metrics import TestSet
+from ziggurat.evaluate.metrics import LICENCES, CometEnvironment, TestSet
 from ziggurat.evaluate.scores import scored
 from ziggurat.system.errors import ConfigError, DataError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluate.test_scores import WORDS, corpus
-from ziggurat.evaluate.scores import Words
+from ziggurat.evaluate.scores import BleuWords
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "compare-mt" / "run.py"
 
@@ -28,7 +28,7 @@ def test_buckets_and_ngrams_equal_compare_mts() -> None:
     first, references = corpus(8, 300, 0.3)
     draw = random.Random(4)
     second = [" ".join(w for w in line.split() if draw.random() < 0.9) for line in references[1]]
-    words = Words()
+    words = BleuWords()
     long = [  # compare-mt counts an n-gram for outputs that are too short to have one
         number for number in range(300) if min(len(words(lines[number])) for lines in (first, second)) >= 4
     ]

@@ -18,16 +18,16 @@ from ziggurat.evaluate.findings import (
     NgramTable,
     OutputCount,
     OverSeeds,
-    Pair,
     Scores,
     SentenceTable,
+    SystemDifference,
     SystemNotes,
 )
 from ziggurat.system.errors import DataError
 
 
 def scores(difference: float, adjusted: float, higher_is_better: bool = True) -> Scores:
-    pair = Pair("a", "b", difference, 0.01, adjusted, 0.02, adjusted)
+    pair = SystemDifference("a", "b", difference, 0.01, adjusted, 0.02, adjusted)
     return Scores(
         "M", "s", higher_is_better, (OverSeeds.of([1.0]), OverSeeds.of([1.0 - difference])), (pair,), "t", sentences=100
     )
@@ -111,7 +111,9 @@ def test_no_verdict_of_few_sentences() -> None:
 
 @pytest.mark.parametrize("sentences", [1, 40])
 def test_tables_of_few_sentences_say_so(sentences: int) -> None:
-    pairs = tuple(Pair(a, b, 1.0, 0.001, 0.001, 0.001, 0.001) for a, b in (("a", "b"), ("a", "c"), ("b", "c")))
+    pairs = tuple(
+        SystemDifference(a, b, 1.0, 0.001, 0.001, 0.001, 0.001) for a, b in (("a", "b"), ("a", "c"), ("b", "c"))
+    )
     one = OverSeeds.of([1.0])
     tested = Scores("M", "s", True, (one, one, one), pairs, "t", sentences=sentences)
     names = tuple(SystemNotes(name, 1, ()) for name in "abc")

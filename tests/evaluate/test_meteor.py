@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ziggurat.evaluate import meteor
+from ziggurat.evaluate import metrics
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.scores import add_up, scored
 from ziggurat.system.errors import ConfigError, DataError
@@ -99,4 +99,4 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         TestSet([["a"]]).metric("meteor").statistics([["a", "b"]])
     monkeypatch.setitem(sys.modules, "nltk", None)
     with pytest.raises(ConfigError, match=r"METEOR needs nltk: pip install 'ziggurat-mt\[meteor\]'"):
-        meteor.Meteor([["a"]], target_language="en")
+        metrics.Meteor([["a"]], target_language="en")

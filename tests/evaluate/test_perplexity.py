@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.conftest import tiny_experiment
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.evaluate.perplexity import Likelihood
+from ziggurat.evaluate.metrics import Likelihood
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import write_model_directory
 from ziggurat.model.seq2seq import Seq2Seq

@@ -14,9 +14,9 @@ from sacrebleu.significance import PairedTest
 
 from ziggurat.evaluate.findings import FEWEST_CASES
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.robustness import Robustness, Trial, judge
+from ziggurat.evaluate.robustness import PerturbedScore, Robustness, judge
 from ziggurat.evaluate.significance import holm
-from ziggurat.inspect.report.pipeline import robustness_page
+from ziggurat.inspect.report.page import robustness_page
 
 WORDS = [
     "the",
@@ -52,9 +52,9 @@ REFERENCES = text(40, 1)
 GOOD, POOR = worse(REFERENCES, 0.2, 2), worse(REFERENCES, 0.3, 3)
 
 
-def trial(name: str, shares: tuple[float, float]) -> Trial:
+def trial(name: str, shares: tuple[float, float]) -> PerturbedScore:
     found = [worse(GOOD, shares[0], 4), worse(POOR, shares[1], 5)]
-    return Trial(name, f"what {name} is", REFERENCES, [REFERENCES], found, [GOOD, POOR])
+    return PerturbedScore(name, f"what {name} is", REFERENCES, [REFERENCES], found, [GOOD, POOR])
 
 
 TRIALS = [trial("none", (0.0, 0.0)), trial("weak", (0.02, 0.1)), trial("strong", (0.6, 0.6))]
@@ -69,7 +69,7 @@ def test_a_trial_is_split_as_the_whole_test_set() -> None:
     """Its own references, all of them Chinese, would be split in another way."""
     chinese = ["今天天气很好我们去公园玩", "这是一个测试句子没有空格"]
     found = [chinese[0], chinese[1].replace("测试", "例")]
-    trials = [Trial("mixed", "", chinese, [chinese], [found], [chinese])]
+    trials = [PerturbedScore("mixed", "", chinese, [chinese], [found], [chinese])]
     results = judge(["a"], ["a"], trials, ["bleu", "ter"], TestSet([REFERENCES + chinese]))
     for effect, metric in zip(results.effects, (sacrebleu.BLEU(), sacrebleu.TER()), strict=True):
         assert effect.disturbed == pytest.approx(metric.corpus_score(found, [chinese]).score)
@@ -131,7 +131,7 @@ def test_one_system_has_no_contests() -> None:
     found = judge(
         ["a"],
         [""],
-        [Trial("x", "", ["s"], [["the dog"]], [["a dog"]], [["the dog"]])],
+        [PerturbedScore("x", "", ["s"], [["the dog"]], [["a dog"]], [["the dog"]])],
         ["chrf"],
         TestSet([["the dog"]]),
     )
@@ -167,9 +167,9 @@ def test_costs_of_two_systems_are_compared_on_the_same_resamples() -> None:
 def test_few_cases_are_not_tested() -> None:
     """All resamples of one case are equal: p would be 1/1001 whatever the difference."""
 
-    def cut(trial: Trial, cases: int) -> Trial:
+    def cut(trial: PerturbedScore, cases: int) -> PerturbedScore:
         found, ideal = ([lines[:cases] for lines in texts] for texts in (trial.found, trial.ideal))
-        return Trial(str(cases), "", trial.inputs[:cases], [REFERENCES[:cases]], found, ideal)
+        return PerturbedScore(str(cases), "", trial.inputs[:cases], [REFERENCES[:cases]], found, ideal)
 
     trials = [cut(TRIALS[2], cases) for cases in (1, FEWEST_CASES - 1, FEWEST_CASES, 40)]
     found = judge(["a", "b"], ["", ""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)
@@ -182,7 +182,7 @@ def test_few_cases_are_not_tested() -> None:
     page = robustness_page(found)
     assert page.count("too few to tell") == 4 * 2
     assert "Too few cases to tell: 1, 29." in page
-    one = [Trial("1", "", ["s"], [["the dog"]], [["a dog"]], [["the dog"]])]
+    one = [PerturbedScore("1", "", ["s"], [["the dog"]], [["a dog"]], [["the dog"]])]
     alone = robustness_page(judge(["a"], [""], one, ["chrf"], TestSet([["the dog"]])))
     assert "a: too few cases to tell: 1" in alone
     assert "significantly worse" not in alone

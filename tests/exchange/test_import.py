@@ -19,9 +19,8 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.anatomy import dissect
 from ziggurat.exchange.exporter import export_model
 from ziggurat.exchange.import_fairseq import _ids
-from ziggurat.exchange.imported import layer_names, positions_from
+from ziggurat.exchange.imported import TokenizerConfig, layer_names, positions_from, refuse_languages_apart
 from ziggurat.exchange.importer import import_checkpoint
-from ziggurat.exchange.vocabularies import TokenizerConfig, refuse_languages_apart
 from ziggurat.model.directory import open_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights

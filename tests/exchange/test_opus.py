@@ -24,8 +24,8 @@ from tests.vocabulary import trained_tokenizer
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, load_tokenizers, same_vocabulary
 from ziggurat.exchange.import_huggingface import Generation, decoding_of, notes_of, ruled_out
+from ziggurat.exchange.imported import with_vocabularies
 from ziggurat.exchange.importer import import_checkpoint
-from ziggurat.exchange.vocabularies import with_vocabularies
 from ziggurat.model.directory import open_model
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import ConfigError, DataError
@@ -79,7 +79,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
     """Write such a folder of a tiny MarianMT with a final bias.
 
     Weights are in `files` files, in torch's old format or the new. `separate`: each side has a vocabulary and a matrix
-    of its own; `tied`: the output's matrix is that of the target's embedding; `learnt`: the model knows the sentences.
+    of its own; `tied`: the output's matrix is that of the target's embedding; `learned`: the model knows the sentences.
     """
 
     def write(
@@ -89,7 +89,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
         tags: bool = False,
         separate: bool = False,
         tied: bool = True,
-        learnt: bool = False,
+        learned: bool = False,
     ) -> Path:
         folder = tmp_path / "opus-mt-de-en"
         folder.mkdir()
@@ -136,7 +136,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
         model = transformers.MarianMTModel(config)
         model.final_logits_bias.normal_()
         model.save_pretrained(folder)  # config.json, and what else its tokenizer needs
-        if learnt:
+        if learned:
             learn(model, transformers.MarianTokenizer.from_pretrained(folder))
         (folder / "model.safetensors").unlink()
         plain = json.loads((folder / "config.json").read_text())
@@ -190,7 +190,7 @@ def test_what_is_downloaded_is_imported_and_scores_and_translates_as_in_transfor
     tmp_path: Path,
     transformers: ModuleType,
 ) -> None:
-    folder = downloaded(files=files, zipped=zipped, separate=separate, tied=tied, learnt=True)
+    folder = downloaded(files=files, zipped=zipped, separate=separate, tied=tied, learned=True)
     with pytest.warns(UserWarning, match=r"pytorch_model.*is a pickle"):
         import_checkpoint(folder, tmp_path / "ours")
     theirs = transformers.MarianMTModel.from_pretrained(folder).eval()

@@ -23,7 +23,7 @@ from ziggurat.config.load import change_section
 from ziggurat.corpora.jobs.launchers import cut
 from ziggurat.corpora.synthesis.lines import readable_lines
 from ziggurat.corpora.synthesis.run import BackTranslationJob, make_plan, make_shard
-from ziggurat.data.alignment.aligner import Aligner
+from ziggurat.data.aligner import Aligner
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.exchange.anatomy import dissect

@@ -101,14 +101,14 @@ def _train(name: str) -> Verb:
 
 
 TORCH = (
-    *("torch._dynamo", "ziggurat.train.loop", "ziggurat.train.run", "ziggurat.train.fitting"),
+    *("torch._dynamo", "ziggurat.train.loop", "ziggurat.train.run", "ziggurat.train.setup"),
     "tests.conftest",
 )
 _REPORT = (
     "ziggurat.inspect.report.content",
     "ziggurat.inspect.report.page",
     "ziggurat.inspect.report.runs",
-    "ziggurat.inspect.report.paper",
+    "ziggurat.inspect.report.drawing",
 )
 _TRANSLATE = ("ziggurat.translate.translator", "ziggurat.evaluate.scores")
 _HERE = (*TORCH, "tests.faults.ground", "tests.corpora.synthesis.conftest")  # for `in_one_process`
@@ -240,7 +240,7 @@ VERBS: dict[str, Verb] = {
         ),
         ground=("run", "text"),
         timed=("page.html",),
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.inspect.report.pipeline"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.inspect.report.page"),
     ),
     "backtranslate": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
@@ -272,14 +272,14 @@ VERBS: dict[str, Verb] = {
         ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--save-model", "model"),
         ground=("corpus",),
         parts=("model",),
-        preload=("ziggurat.data.alignment.aligner", "ziggurat.data.readers"),
+        preload=("ziggurat.data.aligner", "ziggurat.data.readers"),
     ),
     "align-job": Verb(
         ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--job", "job", "--hmm-iterations", "1"),
         ground=("corpus",),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, "ziggurat.data.alignment.aligner", "ziggurat.data.readers", "ziggurat.corpora.jobs.tasks"),
+        preload=(*_HERE, "ziggurat.data.aligner", "ziggurat.data.readers", "ziggurat.corpora.jobs.tasks"),
     ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),

@@ -19,7 +19,7 @@ import torch
 
 from ziggurat.cli import main
 from ziggurat.config import Experiment, dump
-from ziggurat.data.alignment.aligner import format_links
+from ziggurat.data.aligner import format_links
 from ziggurat.data.babel import AlignedPair, generate_aligned
 
 UPDATES = 400

@@ -17,9 +17,9 @@ from ziggurat.config import Experiment, dump
 from ziggurat.config.load import parse_experiment
 from ziggurat.inspect.report.against_depth import NOT_MEASURED, against_depth, runs_by_method
 from ziggurat.inspect.report.content import gather
+from ziggurat.inspect.report.drawing import save
 from ziggurat.inspect.report.figure import Figure, Series, numbers
 from ziggurat.inspect.report.figures import figures_of
-from ziggurat.inspect.report.paper import save
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun, read_run, read_runs
 from ziggurat.model.build import build_model, count_parameters
 from ziggurat.model.run_folder import DecodingSpeed, KeptScore, keep_speed

@@ -15,21 +15,21 @@ from tests.inspect.test_cost_flops import experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
-from ziggurat.inspect.cost import machine
-from ziggurat.inspect.cost import machine as simulation
-from ziggurat.inspect.cost.estimate import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
-from ziggurat.inspect.cost.ledger import Product, Work
-from ziggurat.inspect.cost.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
+from ziggurat.inspect import machine
+from ziggurat.inspect import machine as simulation
+from ziggurat.inspect.cost import ASSUMED_LENGTH, Batches, estimate_cost, expected_batches, time_cost
+from ziggurat.inspect.ledger import OperatorWork, Product
+from ziggurat.inspect.machine import BatchShape, Measured, SimulatedUpdate, Speed, Timer, measure_speed
 from ziggurat.model.build import assemble
 from ziggurat.model.fast.quantised import quantised_linear
 from ziggurat.model.linear import Linear
-from ziggurat.model.low_rank_updates import is_update
+from ziggurat.model.low_rank import is_update
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.fitting import largest_batches
+from ziggurat.train.device import loader_of
 from ziggurat.train.objective import as_trained
-from ziggurat.train.parallel import Parallel
+from ziggurat.train.setup import largest_batches
+from ziggurat.train.update import Parallel
 
 PLAIN = Product(torch.float32, batched=False)
 BATCHED = Product(torch.float32, batched=True)
@@ -50,8 +50,8 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate._SAMPLE", 100)
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate._LONGEST", 60)
+    monkeypatch.setattr("ziggurat.inspect.cost._SAMPLE", 100)
+    monkeypatch.setattr("ziggurat.inspect.cost._LONGEST", 60)
     sampled = expected_batches(config)
     assert sampled.origin == f"{tiny_folder / 'store'}, one pair in 3"
     assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)
@@ -83,7 +83,7 @@ def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: P
 
 
 def test_seconds_are_products_memory_and_calls() -> None:
-    work = Work(operations={PLAIN: 600, BATCHED: 50}, moved=400, calls=30)  # type: ignore[arg-type]
+    work = OperatorWork(operations={PLAIN: 600, BATCHED: 50}, moved=400, calls=30)  # type: ignore[arg-type]
     speed = Speed({PLAIN: 300.0, BATCHED: 100.0}, moved=200.0, calls=10.0, waits=True)
     assert speed.seconds(work) == 2 + 0.5 + 2 + 3
     # A GPU works while the next calls are made.
@@ -100,7 +100,7 @@ def test_each_part_of_an_update_takes_the_time_of_the_tokens_of_its_side() -> No
         "loss": 400,
         "step": 5000,
     }
-    update = SimulatedUpdate(0, {}, {phase: Work(moved=count) for phase, count in seconds.items()}, 0)
+    update = SimulatedUpdate(0, {}, {phase: OperatorWork(moved=count) for phase, count in seconds.items()}, 0)
     batches = Batches((), 30, 30, 1500, 500, 450, "made up")
     speed = Speed({}, moved=1.0, calls=1.0, waits=True)
     found = time_cost(update, BatchShape(10, 100, 100), batches, speed, 2.0, accumulate=3)
@@ -197,7 +197,7 @@ def test_what_is_simulated_and_timed_is_what_is_trained(
 @pytest.fixture
 def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Speed(dict.fromkeys([PLAIN, BATCHED], 1e9), moved=1e9, calls=1e6, waits=True)
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate.measure_machine", lambda *args: Measured(rates, 2.0))
+    monkeypatch.setattr("ziggurat.inspect.cost.measure_machine", lambda *args: Measured(rates, 2.0))
 
 
 @pytest.mark.slow

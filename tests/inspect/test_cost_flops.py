@@ -9,9 +9,9 @@ import torch
 
 from ziggurat.config import Experiment
 from ziggurat.config.recipes import load_named
-from ziggurat.inspect.cost.estimate import forward_flops, training_flops
-from ziggurat.inspect.cost.ledger import Ledger, Product
-from ziggurat.inspect.cost.machine import BatchShape, simulate_update
+from ziggurat.inspect.cost import forward_flops, training_flops
+from ziggurat.inspect.ledger import Ledger, Product
+from ziggurat.inspect.machine import BatchShape, simulate_update
 
 D, F, H, S, T, V = 16, 24, 2, 7, 5, 30
 CPU = torch.device("cpu")

@@ -12,13 +12,12 @@ from torch.profiler import ProfilerActivity, profile
 from tests.inspect.test_cost_flops import experiment, rnmt
 from ziggurat.config import Experiment
 from ziggurat.data.loader import SpecialIds, collate
-from ziggurat.inspect.cost.ledger import Ledger
-from ziggurat.inspect.cost.machine import PURPOSES, BatchShape, SimulatedUpdate, simulate_update
+from ziggurat.inspect.ledger import Ledger
+from ziggurat.inspect.machine import PURPOSES, BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
 from ziggurat.train.objective import as_trained
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 
 V = 500
 SHAPE = BatchShape(12, 14, 11)

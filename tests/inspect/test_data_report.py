@@ -13,7 +13,7 @@ import pytest
 
 from tests.inspect.test_report_page import AS_TEXT, HOSTILE, sound
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaning.languages import scripts
+from ziggurat.data.cleaning.filters import scripts
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.inspect.report import data_page as data_content

@@ -16,22 +16,23 @@ from hypothesis import strategies as st
 
 from tests.inspect.hand_made import trained
 from tests.inspect.small_figure import small
-from ziggurat.inspect.report import paper
+from ziggurat.inspect.report import drawing
 from ziggurat.inspect.report.drawing import (
     DARK,
     DASHES,
+    FORMATS,
     LIGHT,
     MARKERS,
     draw_panel,
     name_of_run,
     new_canvas,
+    save,
     shown,
     to_svg,
 )
 from ziggurat.inspect.report.drawing import settings as drawing_settings
 from ziggurat.inspect.report.figure import Figure, Panel, Series
 from ziggurat.inspect.report.figures import figures_of
-from ziggurat.inspect.report.paper import FORMATS, save
 from ziggurat.system.errors import ConfigError
 
 HOSTILE = '<script>alert(1)</script> & "$x^2$" _a --run-0 #22659c url(#x) \x1b[31m\u202e'
@@ -299,4 +300,4 @@ def test_both_palettes_have_the_same_variables() -> None:
 
 def test_formats_of_files_are_matplotlibs() -> None:
     assert list(FORMATS) == ["png", "svg", "pdf"]
-    assert paper.save.__defaults__ == (tuple(FORMATS),)
+    assert drawing.save.__defaults__ == (tuple(FORMATS),)

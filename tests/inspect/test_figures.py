@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from tests.inspect.hand_made import KINDS, M, N, record, run, trained, worth
 from ziggurat.inspect.report.figure import Figure, Heat, Panel, Series, numbers
-from ziggurat.inspect.report.figures import figures_of, learning_curves, throughput
-from ziggurat.inspect.report.figures_connections import (
+from ziggurat.inspect.report.figures import (
     blanked,
+    figures_of,
     history_weights,
+    learning_curves,
+    pair_map,
+    pruning_curve,
     similarity_map,
     similarity_profiles,
     source_curves,
+    throughput,
     transparent_weights,
 )
-from ziggurat.inspect.report.figures_worth import pair_map, pruning_curve
 from ziggurat.inspect.report.panels import (
     first_and_last_layer,
     gradient_profile,

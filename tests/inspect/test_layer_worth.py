@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.train.test_probe import LOSS, batch, built, close
-from ziggurat.inspect import layer_worth
-from ziggurat.inspect.layer_worth import LAYER_MEASURES, effective_depth, layer_measures, near_pairs, passes_needed
-from ziggurat.model.attention.average import WholeTarget
+from ziggurat.inspect import diagnose
+from ziggurat.inspect.diagnose import LAYER_MEASURES, effective_depth, layer_measures, near_pairs, passes_needed
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import FirstValues
+from ziggurat.model.attention.recurrent import WholeTarget
 from ziggurat.model.history.base import HistoryState
 from ziggurat.model.seq2seq import Memory, Seq2Seq
 from ziggurat.model.transformer import Decoder, SourceView
@@ -180,7 +180,7 @@ def test_what_a_layer_without_a_stream_adds_is_what_it_gives() -> None:
     top.ffn_residual.register_forward_hook(lambda _module, _args, y: gave.append(y[SOME.target_mask]))
     with torch.no_grad():
         model(SOME.source, SOME.source_mask, SOME.target_in)
-        decoder.layers[0] = layer_worth._LeftOut(decoder.layers[0])
+        decoder.layers[0] = diagnose._LeftOut(decoder.layers[0])
         model(SOME.source, SOME.source_mask, SOME.target_in)
     before, now = gave
     change, size = (torch.linalg.vector_norm(u, dim=-1) for u in (now - before, before))
@@ -194,7 +194,7 @@ def test_rnmt_has_no_such_measures() -> None:
 
 
 def test_deep_stacks_are_measured_at_their_nearest_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_worth, "PASSES", 5)
+    monkeypatch.setattr(diagnose, "PASSES", 5)
     assert near_pairs(4, 0) == [(0, 0), (1, 1), (2, 2), (3, 3), (0, 1)]
     assert near_pairs(4, 1) == [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3)]
     passes, model = 0, built(4, 2)

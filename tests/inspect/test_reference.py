@@ -9,9 +9,9 @@ import pytest
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
-from ziggurat.inspect import check as reference
+from ziggurat.inspect import check
 from ziggurat.inspect.check import reference_of
-from ziggurat.inspect.trial import Trial, TrialOptions, peak_rate
+from ziggurat.inspect.trial import TrialMeasures, TrialOptions, peak_rate
 
 
 @pytest.mark.parametrize(("width", "rate"), [(64, 2e-3), (128, 2e-3), (256, 1e-3)])
@@ -21,12 +21,14 @@ def test_it_is_pre_norm_of_three_layers_at_a_rate_that_suits_its_width(
     """Whatever is checked: a rate of its own, the highest up to width 128, and lower in proportion above."""
     seen: list[Experiment] = []
 
-    def trial(shallow: Experiment, _: Store, unigram: float, options: TrialOptions, *__: Any, **___: Any) -> Trial:
+    def trial(
+        shallow: Experiment, _: Store, unigram: float, options: TrialOptions, *__: Any, **___: Any
+    ) -> TrialMeasures:
         seen.append(shallow)
         points: dict[int, dict[str, Any]] = {options.updates: {"nll": unigram - 1.25}}
-        return Trial(options.updates, width, rate, unigram, losses=[], points=points, failed=None)
+        return TrialMeasures(options.updates, width, rate, unigram, losses=[], points=points, failed=None)
 
-    monkeypatch.setattr(reference, "run_trial", trial)
+    monkeypatch.setattr(check, "run_trial", trial)
     hopeless = {"d_model": width, "residual": "post", "encoder": {"layers": 30}, "decoder": {"layers": 30}}
     deep = change_section(experiment, {"model": hopeless, "training": {"schedule": {"peak": 1e9}}}, "")
     found = reference_of(deep, store, 5.0, TrialOptions(updates=7, width=None), lambda *_: lambda _: None)

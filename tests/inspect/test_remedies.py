@@ -14,7 +14,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.check import REFERENCES_FILE, REMEDIES, Label, Outcome, Verdict, applied, check_depth, ranked
+from ziggurat.inspect.check import REFERENCES_FILE, REMEDIES, Label, TriedRemedy, Verdict, applied, check_depth, ranked
 from ziggurat.inspect.trial import TrialOptions, peak_rate
 
 BY_NAME = {remedy.name.split()[0]: remedy for remedy in REMEDIES}
@@ -83,8 +83,8 @@ def test_remedies_that_do_not_fit_a_family_are_left_out(name: str) -> None:
 
 
 def test_ranking(post: Experiment) -> None:
-    def outcome(label: Label, learned: float) -> Outcome:
-        return Outcome(REMEDIES[0], Verdict(label, learned, ()), post)
+    def outcome(label: Label, learned: float) -> TriedRemedy:
+        return TriedRemedy(REMEDIES[0], Verdict(label, learned, ()), post)
 
     best, second = outcome("trains", 0.9), outcome("trains", 0.2)
     risky, worst = outcome("risky", 0.99), outcome("will not train", float("-inf"))
@@ -107,7 +107,7 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
 
     check = check_depth(hopeless, settings, begun)
     assert check.verdict.label == "will not train"
-    # Nothing is learnt in two updates: the reference takes twice as many, and twice as many again.
+    # Nothing is learned in two updates: the reference takes twice as many, and twice as many again.
     assert names[:4] == ["a shallow model"] * 3 + ["the configuration"]
     assert check.reference.updates == check.settings.updates == 8
     assert sorted(names[4:]) == sorted(outcome.remedy.name for outcome in check.remedies)
@@ -118,7 +118,9 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
     names.clear()
     data = change_section(hopeless.data, {"modifiers": {"upper_case": {"probability": 1.0}}}, "data")
     check_depth(hopeless.model_copy(update={"data": data}), settings, begun, remedies=False)
-    assert names == ["a shallow model"] * 3 + ["the configuration"]  # what can be learnt of other text is another thing
+    assert names == ["a shallow model"] * 3 + [
+        "the configuration"
+    ]  # what can be learned of other text is another thing
     kept = json.loads((file := Path(experiment.data.store) / REFERENCES_FILE).read_text("utf-8"))
     for damaged in ("[1", "[1.0]", json.dumps(dict.fromkeys(kept, math.nan))):
         names.clear()

@@ -25,7 +25,7 @@ from ziggurat.inspect.trial import (
     run_trial,
     trial_experiment,
 )
-from ziggurat.train.feeding import loader_of
+from ziggurat.train.device import loader_of
 from ziggurat.train.learner import Learner
 from ziggurat.train.schedule import learning_rate
 from ziggurat.train.update import train_update

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ziggurat.inspect.check import DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
-from ziggurat.inspect.trial import Trial
+from ziggurat.inspect.trial import TrialMeasures
 
 UNIGRAM = 5.8
 SHALLOW = Reference(10, 1.5)
@@ -20,12 +20,12 @@ HUNGRY = [1e-6, 1e-3, 0.3]
 
 def trial(
     nll: float, encoder: Sequence[float] = EVEN, decoder: Sequence[float] = EVEN, cost: float = 0.0, **others: Any
-) -> Trial:
+) -> TrialMeasures:
     """A trial of 10 updates that ended with these figures."""
     end = {"nll": nll, "source_dependence": cost, "gradient_norm": {"encoder": [*encoder], "decoder": [*decoder]}}
     start = {"nll": 9.0, "source_dependence": 0.0, "gradient_norm": {"encoder": EVEN, "decoder": EVEN}}
     values = {"points": {0: start, 10: end}, "failed": None, "updates": 10, **others}
-    return Trial(width=8, peak=1e-3, unigram=UNIGRAM, losses=[nll], **values)
+    return TrialMeasures(width=8, peak=1e-3, unigram=UNIGRAM, losses=[nll], **values)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_evenness() -> None:
         (0.11, HUNGRY, Reference(10, 1.0), "will not train"),
         (-1.0, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
         (0.09, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
-        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learnt, whatever the reference has
+        (0.11, EVEN, Reference(10, ENOUGH * 0.99), "trains"),  # it has learned, whatever the reference has
         (0.11, HUNGRY, Reference(10, 0.0), "trains"),
         (0.0, HUNGRY, Reference(10, ENOUGH * 0.99), "will not train"),  # gradients that die are seen early
         (-1.0, [5e-4, 1.0], Reference(10, ENOUGH), "risky"),

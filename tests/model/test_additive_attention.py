@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tests.model.stepping import draw, randomised
-from ziggurat.model.attention.additive import AdditiveAttention
 from ziggurat.model.attention.cache import KeptWeights, padding_mask
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.rnmt import AdditiveAttention
 from ziggurat.model.roles import Role
 
 BATCH, SOURCE, QUERIES, WIDTH, HEADS = 2, 5, 3, 8, 4

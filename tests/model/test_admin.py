@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.model.build import build_model, stack_residuals
-from ziggurat.model.init.admin import constant_omega, profile_omega
+from ziggurat.model.init import constant_omega, profile_omega
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError

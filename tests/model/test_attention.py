@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.model.stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
 from ziggurat.model.attention import cache as cache_module
 from ziggurat.model.attention import cache as live_module
-from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention import multihead
 from ziggurat.model.attention.cache import KeptWeights, LiveBeams, Mask, SelfAttentionCache, causal_mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention, attend
 from ziggurat.model.dropout import Dropout
@@ -38,7 +38,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Ten
 @pytest.mark.parametrize("explicit", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
 def test_both_kernels_equal_the_written_out_sum(explicit: bool, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
@@ -69,7 +69,7 @@ def test_weights_are_those_that_were_used() -> None:
 
 @pytest.mark.parametrize("explicit", [True, False])
 def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
     dropout = Dropout(0.5)
     torch.manual_seed(2)
     query, key, value = (torch.randn(2, 2, 6, 4) for _ in range(3))
@@ -84,7 +84,7 @@ def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: py
 
 def test_long_sequences_leave_the_explicit_products_only_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU torch has no kernel with dropout but the slow one that writes everything out."""
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 5)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 5)
     taken: list[float] = []
     genuine = torch.nn.functional.scaled_dot_product_attention
 

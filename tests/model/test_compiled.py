@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ziggurat.model.attention.cache import Block
+from ziggurat.model.attention.cache import KeyValueBlock
 from ziggurat.model.fast import compiled
 from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision
 
@@ -145,7 +145,7 @@ def test_the_types_that_a_user_sets_as_default_change_nothing() -> None:
         try:
             assert torch.equal(CompiledLinear(weight, bias, PRECISIONS[-1])(x), expected)
             with torch.inference_mode():
-                found = compiled.attend(query, [Block(query, query)], None)
+                found = compiled.attend(query, [KeyValueBlock(query, query)], None)
         finally:
             torch.set_default_dtype(torch.float32)
         attended = found if attended is None else attended
@@ -198,7 +198,8 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
             part[:, :, :n][bias[:, 0, 0, at : at + n].isinf()[:, None].expand(-1, heads, -1)] = math.nan
             at += n
     blocks = [
-        Block(k.to(dtype)[:, :, :n], v.to(dtype)[:, :, :n]) for k, v, n in zip(keys, values, entries, strict=True)
+        KeyValueBlock(k.to(dtype)[:, :, :n], v.to(dtype)[:, :, :n])
+        for k, v, n in zip(keys, values, entries, strict=True)
     ]
     with torch.inference_mode():
         assert compiled.attends(query, blocks[0].key, bias)
@@ -218,11 +219,11 @@ def test_attention_to_far_apart_logits() -> None:
     value[0, 0, :16] = torch.eye(16)
     for start in range(0, len(gaps) - 16, 16):
         order = torch.arange(len(gaps)).roll(-start)
-        found = compiled.attend(query, [Block(key[:, :, order].contiguous(), value)], None)[0, 0, 0]
+        found = compiled.attend(query, [KeyValueBlock(key[:, :, order].contiguous(), value)], None)[0, 0, 0]
         weights = (-gaps[order].double()).softmax(0)[:16]
         assert torch.allclose(found.double(), weights, rtol=2e-5, atol=1e-38)  # a gap of 87 in fp32 is 4e-6 off
     query[..., 0] = math.nan
-    assert compiled.attend(query, [Block(key, value)], None).isnan().all()
+    assert compiled.attend(query, [KeyValueBlock(key, value)], None).isnan().all()
 
 
 def test_what_attention_does_not_take() -> None:
@@ -235,12 +236,12 @@ def test_what_attention_does_not_take() -> None:
         assert not compiled.attends(torch.zeros(2, 3, 1, 24), query, None)
         for wrong in (bias.bfloat16(), torch.zeros(2, 1, 1, 2), torch.zeros(3, 1, 1, 1), torch.zeros(2, 1, 4, 1)):
             with pytest.raises(ValueError, match="a bias"):
-                compiled.attend(query, [Block(query, query)], wrong)
+                compiled.attend(query, [KeyValueBlock(query, query)], wrong)
         for key, value in ((query.double(), query.double()), (query, query.half()), (query[:, :2], query[:, :2])):
             with pytest.raises(ValueError, match=r"keys and values|queries, keys"):
-                compiled.attend(query, [Block(key, value)], None)
+                compiled.attend(query, [KeyValueBlock(key, value)], None)
         with pytest.raises(ValueError, match="dense"):
-            compiled.attend(query, [Block(*[torch.zeros(2, 3, 1, 32)[..., ::2]] * 2)], None)
+            compiled.attend(query, [KeyValueBlock(*[torch.zeros(2, 3, 1, 32)[..., ::2]] * 2)], None)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

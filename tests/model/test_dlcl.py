@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
-from ziggurat.model.history.kinds import Dlcl, average, dense, weighted_sum
+from ziggurat.model.history.base import weighted_sum
+from ziggurat.model.history.kinds import Dlcl, average, dense
 from ziggurat.model.roles import Role, assign_roles
 from ziggurat.system.errors import ConfigError
 

@@ -16,7 +16,7 @@ from ziggurat.config.growth import CopyStrategy, GrowthConfig, growth_refused
 from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.model.build import build_model, count_parameters
-from ziggurat.model.grow import Copies, Deepening, at_depth, deepening, grow_moments, grow_weights
+from ziggurat.model.depth import Copies, Deepening, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
@@ -82,7 +82,7 @@ def test_every_residual_kind_grows_or_says_before_the_run_why_not(residual: str,
     if reasons := growth_refused(growth, deep):
         assert residual in ("keel", "ln_scaling", "siamese")
         assert strategy in ("interpolate", "copy_all", "g_top", "g_interpolate")
-        assert f"`residual: {residual}`" in reasons[0]
+        assert f"`residual: {residual}`" in str(reasons[0])
         return
     shallow, grown = grown_from(at_depth(deep, 2, 2), deep, strategy)
     assert count_parameters(grown) > count_parameters(shallow)
@@ -147,7 +147,7 @@ def normed(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
 def test_interpolation_across_tables_is_refused(choices: dict[str, Any], old: int, new: int, word: str) -> None:
     deep = small_model({"residual": "pre", "encoder.layers": new, **choices})
     growth = {"stages": [{"layers": old, "updates": 1}], "copy_strategy": "g_interpolate"}
-    assert any(word in reason for reason in growth_refused(GrowthConfig.model_validate(growth), deep))
+    assert any(word in str(reason) for reason in growth_refused(GrowthConfig.model_validate(growth), deep))
 
 
 @pytest.mark.parametrize("history", get_args(HistoryKind))

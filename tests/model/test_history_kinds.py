@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from tests.model.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
 from ziggurat.model.history.base import History
-from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
-from ziggurat.model.history.transparent import Transparent
+from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly, Transparent
 from ziggurat.model.kinds import HISTORY
 from ziggurat.model.roles import Role, assign_roles
 from ziggurat.system.errors import ConfigError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.model.lstm_reference import plain_layer
-from ziggurat.model import lstm as recurrence
+from ziggurat.model import lstm
 from ziggurat.model.lstm import LstmCell, LstmLayer, step_order
 
 B, T, IN, C = 3, 5, 4, 6
@@ -77,7 +77,7 @@ def test_the_backward_pass_is_the_derivative_of_the_forward_pass(directions: int
     bias = torch.stack([cell.get_parameter("bias") for cell in layer.cells]).detach().requires_grad_()
 
     def run(x: Tensor, gain: Tensor, bias: Tensor, *weights: Tensor) -> Tensor:
-        return recurrence.recur(x, weights, gain, bias, batch)
+        return lstm.recur(x, weights, gain, bias, batch)
 
     assert torch.autograd.gradcheck(run, (x, gain, bias, *weights))
 

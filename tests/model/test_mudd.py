@@ -14,10 +14,10 @@ from tests.small import moved
 from ziggurat.config import ModelConfig
 from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.build import build_model
+from ziggurat.model.depth import at_depth, deepening, grow_weights
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.grow import at_depth, deepening, grow_weights
 from ziggurat.model.history.base import HistoryOptions
-from ziggurat.model.history.mudd import Mudd
+from ziggurat.model.history.dynamic import Mudd
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.small import moved, small_config
-from ziggurat.model.attention import cache as mask
-from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention import cache, multihead
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import attend
 from ziggurat.model.build import build_model
@@ -46,18 +45,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         return loop(*args)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 0)
-    monkeypatch.setattr(base, "_flash_takes", lambda _query, dropout: dropout == 0.0)
-    monkeypatch.setattr(base, "_hides_the_future_itself", lambda _query: True)
-    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: True)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 0)
+    monkeypatch.setattr(multihead, "_flash_takes", lambda _query, dropout: dropout == 0.0)
+    monkeypatch.setattr(multihead, "_hides_the_future_itself", lambda _query: True)
+    monkeypatch.setattr(cache, "_takes_bounds", lambda _device: True)
     return seen
 
 
 def test_every_sentence_and_every_padding_is_a_sequence() -> None:
-    own = mask.sequence_bounds(REAL)
+    own = cache.sequence_bounds(REAL)
     assert own.queries is own.keys
     assert own.keys.tolist() == [0, 4, 4, 5, 8, 11, 12]  # the first sentence has no padding: an empty sequence
-    cross = mask.sequence_bounds(REAL, 2)
+    cross = cache.sequence_bounds(REAL, 2)
     assert cross.queries.tolist() == [0, 2, 2, 4, 4, 6, 6]  # nobody asks the padding
     assert torch.equal(cross.keys, own.keys)
 
@@ -66,7 +65,7 @@ def test_every_sentence_and_every_padding_is_a_sequence() -> None:
 def test_a_batch_of_more_sequences_than_the_kernel_takes_has_a_bias(
     sentences: int, bounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: True)
+    monkeypatch.setattr(cache, "_takes_bounds", lambda _device: True)
     hidden = padding_mask(torch.ones(sentences, 2, dtype=torch.bool), torch.float32)
     assert (hidden.bounds is not None) == bounded
 
@@ -93,7 +92,7 @@ def test_the_future_is_hidden_without_a_bias(calls: list[tuple[int, int]], monke
     query, key, value = (torch.randn(2, 2, 5, 8, dtype=torch.float64) for _ in range(3))
     future = causal_mask(5, torch.float64, query.device)
     got = attend(query, key, value, future._replace(bias=torch.zeros(())), Dropout(0.0)).context
-    monkeypatch.setattr(base, "_hides_the_future_itself", lambda _query: False)
+    monkeypatch.setattr(multihead, "_hides_the_future_itself", lambda _query: False)
     torch.testing.assert_close(got, attend(query, key, value, future, Dropout(0.0)).context, **EXACT)
     assert not calls
 
@@ -118,7 +117,7 @@ def test_dropout_and_weights_need_the_bias(calls: list[tuple[int, int]]) -> None
     ],
 )
 def test_what_the_kernel_takes(dtype: torch.dtype, d_head: int, dropout: float, taken: bool) -> None:
-    assert base._flash_takes(torch.empty(1, 1, 1, d_head, dtype=dtype), dropout) is taken
+    assert multihead._flash_takes(torch.empty(1, 1, 1, d_head, dtype=dtype), dropout) is taken
 
 
 def test_a_cpu_has_no_cuts() -> None:
@@ -161,15 +160,15 @@ def test_models_compute_the_same_either_way(
     times = 1 if recompute is None else 2
     assert cross == 2 * times
     assert own == (0 if name == "relative" else 2 * times)
-    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: False)
+    monkeypatch.setattr(cache, "_takes_bounds", lambda _device: False)
     for a, b in zip(got, states_and_gradients(model), strict=True):
         torch.testing.assert_close(a, b, **EXACT)
 
 
 def test_the_operator_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own `varlen_attn`, forward and backward, on tensors that have shapes and no values."""
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 0)
-    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: True)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 0)
+    monkeypatch.setattr(cache, "_takes_bounds", lambda _device: True)
     with FakeTensorMode():
         states = [torch.empty(3, n, 2, 8, dtype=torch.bfloat16, requires_grad=True) for n in (5, 4, 4)]
         hidden = padding_mask(torch.ones(3, 4, dtype=torch.bool), torch.float32, 5)

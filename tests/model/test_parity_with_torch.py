@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention import multihead as base
-from ziggurat.model.attention.average import WholeTarget
+from ziggurat.model.attention import multihead
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention.recurrent import WholeTarget
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.feed_forward import FeedForward
 from ziggurat.model.kinds import RESIDUAL
@@ -75,7 +75,7 @@ def gradient_of(theirs: Tensor, layer: nn.Module) -> Tensor:
 @pytest.mark.parametrize("explicit", [True, False])
 @pytest.mark.parametrize("kind", ["post", "pre"])
 def test_encoder_layer(kind: str, explicit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
     torch.manual_seed(0)
     theirs = nn.TransformerEncoderLayer(
         D_MODEL, HEADS, D_FF, 0.0, batch_first=True, norm_first=kind == "pre", dtype=torch.float64

@@ -18,15 +18,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.composition import covering
 from tests.composition import model as composed
-from tests.config.test_compatibility import DATA
+from tests.config.test_config_rules import DATA
 from tests.small import merged, moved, small_config
 from tests.train.batches import batches
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.notices import notices
+from ziggurat.config.rules.doubtful import notices
 from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
-from ziggurat.model import seq2seq as recompute
+from ziggurat.model import seq2seq
 from ziggurat.model.build import build_model, set_recompute
-from ziggurat.model.seq2seq import Run, Seq2Seq, runs
+from ziggurat.model.seq2seq import LayerRange, Seq2Seq, runs
 from ziggurat.train.objective import as_trained, batch_loss
 
 V = 20
@@ -54,7 +54,7 @@ RANDOM: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """With an inside of one input, four layers make segments of two."""
-    monkeypatch.setattr(recompute, "_INSIDE", 1)
+    monkeypatch.setattr(seq2seq, "_INSIDE", 1)
 
 
 def small(**choices: Any) -> Seq2Seq:
@@ -108,11 +108,14 @@ def test_runs_are_all_layers_in_their_order(layers: int, rule: Recompute) -> Non
 
 
 def test_every_kth_layer_is_a_run_of_its_own() -> None:
-    assert runs(5, None) == [Run(range(5), False)]
-    assert runs(2, 1) == [Run(range(1), True), Run(range(1, 2), True)]
-    kept, again = [Run(range(2), False), Run(range(3, 5), False)], [Run(range(2, 3), True), Run(range(5, 6), True)]
-    assert runs(7, 3) == [kept[0], again[0], kept[1], again[1], Run(range(6, 7), False)]
-    assert runs(2, 3) == [Run(range(2), False)]
+    assert runs(5, None) == [LayerRange(range(5), False)]
+    assert runs(2, 1) == [LayerRange(range(1), True), LayerRange(range(1, 2), True)]
+    kept, again = (
+        [LayerRange(range(2), False), LayerRange(range(3, 5), False)],
+        [LayerRange(range(2, 3), True), LayerRange(range(5, 6), True)],
+    )
+    assert runs(7, 3) == [kept[0], again[0], kept[1], again[1], LayerRange(range(6, 7), False)]
+    assert runs(2, 3) == [LayerRange(range(2), False)]
 
 
 def test_segments_keep_the_least_that_equal_runs_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +207,7 @@ def test_recomputed_layers_run_twice_in_training_and_once_elsewhere() -> None:
 
 
 def test_evaluation_and_decoding_never_come_near_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recompute, "checkpoint", None)
+    monkeypatch.setattr(seq2seq, "checkpoint", None)
     model = small()
     part = batches([4])[0]
     with pytest.raises(TypeError):
@@ -281,5 +284,5 @@ def test_other_values_are_refused(value: object) -> None:
 def test_a_rule_that_reaches_no_layer_is_noticed() -> None:
     model = {"encoder": {"layers": 3}, "decoder": {"layers": 2}}
     training = {"recompute": {"encoder": 3, "decoder": 3}}
-    (said,) = notices(Experiment.model_validate({"data": DATA, "model": model, "training": training}))
-    assert said == "`training.recompute.decoder: 3` recomputes nothing: the decoder has 2 layers"
+    (found,) = notices(Experiment.model_validate({"data": DATA, "model": model, "training": training}))
+    assert (found.key, found.severity) == ("training.recompute.decoder", "warning")

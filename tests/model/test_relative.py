@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from tests.model.stepping import assert_steps_equal_whole, causal, draw, linear, randomised, weights_of
-from ziggurat.model.attention import multihead as base
+from ziggurat.model.attention import multihead
 from ziggurat.model.attention.cache import padding_mask
 from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.attention.relative import RelativeAttention
@@ -75,7 +75,7 @@ def written_out(module: RelativeAttention, x: Tensor, allowed: Tensor, factors: 
 def test_relative_attention_equals_the_written_out_sums(
     clip: int, values: bool, explicit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
+    monkeypatch.setattr(multihead, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
     module, x = relative(clip, values), draw(2, 5, D_MODEL)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     everything = torch.ones(2, 5, 5, dtype=torch.bool)

@@ -36,8 +36,7 @@ from ziggurat.train.average import CheckpointSelection, average_run
 from ziggurat.train.loop import train
 from ziggurat.train.objective import batch_loss
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.length import LengthPenalty
 from ziggurat.translate.scorers import ModelScorer

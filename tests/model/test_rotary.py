@@ -12,8 +12,8 @@ from torch._dynamo.testing import CompileCounter
 
 from tests.model.stepping import assert_steps_equal_whole, attend_to_self, causal, draw, randomised
 from ziggurat.model.attention.multihead import SelfAttention
-from ziggurat.model.attention.rotary import Rotary
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.embedding import Rotary
 
 D_HEAD = 6
 EXACT = {"atol": 1e-12, "rtol": 0.0}

@@ -9,7 +9,7 @@ import torch
 from ziggurat.config import ModelConfig
 from ziggurat.config.model import InitConfig
 from ziggurat.model.build import build_model, model_slots
-from ziggurat.model.init.schemes import INIT, ModelDepth, initialise
+from ziggurat.model.init import INIT, ModelDepth, initialise
 from ziggurat.model.roles import Role, Slot
 from ziggurat.model.seq2seq import Seq2Seq
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.model.histories import D, layers, stirred, stream
-from ziggurat.model.history.transparent import Transparent
+from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.roles import Role, assign_roles
 
 N, J = 4, 3

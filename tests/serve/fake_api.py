@@ -1,4 +1,4 @@
-"""The paths that the page asks, answered from a table, so that what it shows can be foretold to the word.
+"""The paths that the page asks, answered from a table, so that what it shows can be predicted to the word.
 
 Alternatives, links and scores are in the form of docs/serve.md; what the server answers by models is tested elsewhere.
 """

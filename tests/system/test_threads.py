@@ -1,4 +1,4 @@
-"""Waiting of OpenMP's threads (ziggurat/system/threads.py): when a machine is crowded; a team held and let go."""
+"""Waiting of OpenMP's threads (ziggurat/system/processes.py): when a machine is crowded; a team held and let go."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import ziggurat
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.inspect.diagnose import diagnose
-from ziggurat.system import threads
-from ziggurat.system.threads import Crowd, Load, idle_team, share_cores, sleeping_at_once, usable_cpus
+from ziggurat.system import processes as threads
+from ziggurat.system.processes import CoreContention, SystemLoad, idle_team, share_cores, sleeping_at_once, usable_cpus
 from ziggurat.train.loop import train
 from ziggurat.translate.translator import load_translator
 
 
 def test_crowded_at_once_and_calm_only_after_a_while() -> None:
-    crowd = Crowd(threads=2, cpus=2)
+    crowd = CoreContention(threads=2, cpus=2)
     assert [crowd.look(others) for others in (0.0, 0.2, 0.9)] == [False, False, True]
     assert [crowd.look(0.0) for _ in range(5)] == [True] * 5
     assert crowd.look(0.2), "neither calm nor crowded: the wait begins again"
@@ -30,7 +30,7 @@ def test_crowded_at_once_and_calm_only_after_a_while() -> None:
 
 
 def test_cores_that_are_left_to_others_do_not_count() -> None:
-    crowd = Crowd(threads=2, cpus=8)
+    crowd = CoreContention(threads=2, cpus=8)
     assert not crowd.look(6.0)
     assert crowd.look(6.9)
 
@@ -77,12 +77,12 @@ def test_a_load_is_the_share_of_others_and_says_who_is_in_the_way(monkeypatch: p
 
     monkeypatch.setattr(threads, "_times", now)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
-    assert Load().look(4) == (1.5 / 4, True)
-    assert Load().look(2) == (1.5 / 4, False), "two CPUs are left to others"
+    assert SystemLoad().look(4) == (1.5 / 4, True)
+    assert SystemLoad().look(2) == (1.5 / 4, False), "two CPUs are left to others"
     assert asked == [True] * 4, "low priority delays short measurements, too"
     monkeypatch.undo()
     monkeypatch.setattr(threads, "_STAT", Path("/nowhere/stat"))
-    assert Load().look(2) == (0.0, False), "where nobody tells, nobody is blamed"
+    assert SystemLoad().look(2) == (0.0, False), "where nobody tells, nobody is blamed"
 
 
 @pytest.mark.parametrize(("count", "setting", "held"), [(2, None, 1), (1, None, 0), (2, "OMP_WAIT_POLICY", 0)])
@@ -121,7 +121,7 @@ def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(
     monkeypatch.setattr(threads, "_times", times)
     monkeypatch.setattr(threads, "idle_team", team)
     monkeypatch.setattr(threads, "_SECONDS", 0.0)
-    threads._watching(Crowd(threads=asked, cpus=4))
+    threads._watching(CoreContention(threads=asked, cpus=4))
     assert events == [f"team of {held}", "let go"]
 
 

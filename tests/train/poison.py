@@ -14,7 +14,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
 from ziggurat.model.build import build_model
-from ziggurat.train.feeding import loader_of
+from ziggurat.train.device import loader_of
 
 
 def planned(experiment: Experiment, first: int, last: int) -> list[Group]:

@@ -16,12 +16,10 @@ from tests.train.test_step import tiny
 from ziggurat.config.train import LossConfig
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.train import update
-from ziggurat.train.checkpoint import read_progress
+from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.loop import train
-from ziggurat.train.parallel import Parallel
 from ziggurat.train.recovery import count_skipped
-from ziggurat.train.run_state import Progress
-from ziggurat.train.update import AdaptiveClipper, Guard, train_update
+from ziggurat.train.update import AdaptiveClipper, Guard, Parallel, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:
@@ -99,7 +97,7 @@ def test_an_update_that_is_not_admitted_changes_nothing_and_is_counted_apart() -
         assert torch.equal(old, parameter)
         assert parameter.grad is None
     assert sums != [1.0, 0.01, 0.01**2]
-    p = Progress(update=9, skipped_in_a_row=3)
+    p = RunProgress(update=9, skipped_in_a_row=3)
     message = count_skipped(p, result)
     assert message is not None
     assert "update 9: gradient norm" in message
@@ -122,7 +120,7 @@ def test_a_non_finite_norm_is_not_counted_in_the_statistics() -> None:
     assert not result.finite
     assert result.admitted
     assert sums == [0.0, 0.0, 0.0]
-    p = Progress()
+    p = RunProgress()
     assert "not both finite" in (count_skipped(p, result) or "")
     assert (p.skipped, p.skipped_in_a_row, p.rejected) == (1, 1, 0)
 
@@ -135,7 +133,7 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
             Parallel(model, LossConfig()), batches([7]), optimise, rate=1e-2, clip_norm=None, guard=Guard(clipper)
         )
         assert result.admitted
-        assert count_skipped(Progress(), result) is None
+        assert count_skipped(RunProgress(), result) is None
     for a, b in zip(plain.parameters(), clipped.parameters(), strict=True):
         assert torch.equal(a, b)
 

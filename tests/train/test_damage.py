@@ -26,13 +26,14 @@ from ziggurat.system.files import write_atomically
 from ziggurat.system.staging import building
 from ziggurat.train import average
 from ziggurat.train.average import CheckpointSelection, average_run, mean_weights
-from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, save_checkpoint
 from ziggurat.train.loop import train
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune, set_aside
 
 FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")
-PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25})
+PROGRESS = RunProgress(
+    update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25}
+)
 
 
 @pytest.fixture
@@ -158,11 +159,11 @@ def test_another_format_is_refused_by_its_number(version: int, checkpoint: Path)
 def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
     """With the newest one damaged and one kept, training on must not delete the one that it went on from."""
     for update in (14, 16):
-        save_checkpoint(tmp_path, Checkpoint(Progress(update=update), {"w": torch.ones(1)}, {}, "store"), (2, 2))
+        save_checkpoint(tmp_path, Checkpoint(RunProgress(update=update), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     assert set_aside(tmp_path, after=14) == [tmp_path / "checkpoints" / "damaged-step-00000016"]
     assert (tmp_path / "last").resolve().name == "step-00000014"
     assert set_aside(tmp_path, after=14) == []
-    progress = Progress(update=15)
+    progress = RunProgress(update=15)
     save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
     prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
     assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]

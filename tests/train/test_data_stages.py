@@ -16,22 +16,21 @@ from tests.train.runs import QUIET, outcome, records, train_part
 from ziggurat.config import Experiment
 from ziggurat.config.data import DataConfig
 from ziggurat.config.load import change_section
-from ziggurat.data.alignment.aligner import format_links
+from ziggurat.data.aligner import format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.batching import make_batches
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.modified import PairModifier
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.cost.estimate import expected_batches
+from ziggurat.inspect.cost import expected_batches
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.fitting import largest_batches
+from ziggurat.train.checkpoint import RunProgress, read_progress
+from ziggurat.train.device import loader_of
 from ziggurat.train.loop import train
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import finished
+from ziggurat.train.setup import largest_batches
 
 STAGES: list[dict[str, Any]] = [
     {"mix": {"one": 0.5, "two": 0.5}, "until": {"corpus": "two", "epochs": 1}},
@@ -149,7 +148,7 @@ def test_a_store_whose_corpora_have_changed_names_is_refused(experiment: Experim
 def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experiment) -> None:
     training = change_section(experiment.training, {"stop": {"patience": 3}}, "training")
     stages = experiment.data.stages
-    p = Progress(validations_since_best=3)
+    p = RunProgress(validations_since_best=3)
     p.advance(1, LoaderState(0, 1, (0,)), stages)
     assert (p.stages_to_come, finished(p, training)) == (2, None)
     p.advance(1, LoaderState(1, 0, (0, 1)), stages)

@@ -15,13 +15,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
+from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, read_warnings
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.train.loop import train
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.progress import ProgressLine, Reporter, UpdateWindow
-from ziggurat.train.run_state import Progress
+from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter
 from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 
@@ -140,11 +140,11 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     with ProgressLine(console) as bar:
-        report = Reporter(bar, metrics, log, CONFIG, partial(UpdateWindow, waits, waits), depth, Progress(), ())
-        report.updated(Progress(update=1, seconds=1.0), _update(), 1e-3)
+        report = Reporter(bar, metrics, log, CONFIG, partial(RecordWindow, waits, waits), depth, RunProgress(), ())
+        report.updated(RunProgress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
-        report.updated(Progress(update=2, seconds=2.0), _update(), 1e-3)
-        report.updated(Progress(update=3, seconds=3.0), _update(), 1e-3)
+        report.updated(RunProgress(update=2, seconds=2.0), _update(), 1e-3)
+        report.updated(RunProgress(update=3, seconds=3.0), _update(), 1e-3)
         bar._bar.refresh()
         shown = screen.getvalue()
     assert "rate 1.00e-03  gradient 0.75  r 1e-05  " in said.getvalue()
@@ -158,9 +158,9 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
 def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     depth, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
-    window = partial(UpdateWindow, waits, waits)
-    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, CONFIG, window, depth, Progress(), ())
-    report.updated(Progress(update=2, seconds=1.0), _update(), 1e-3)
+    window = partial(RecordWindow, waits, waits)
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, CONFIG, window, depth, RunProgress(), ())
+    report.updated(RunProgress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()
 

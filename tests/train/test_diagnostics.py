@@ -25,17 +25,15 @@ from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.model.tensors import weights
 from ziggurat.train import depth_records
 from ziggurat.train.depth_records import measured
-from ziggurat.train.diagnosis.perturbation import Snapshot
+from ziggurat.train.device import Shortage
+from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import MEASURES
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.memory import Shortage
-from ziggurat.train.objective import probe_loss
+from ziggurat.train.objective import probe_loss, profile_batch
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.profile import profile_batch
-from ziggurat.train.update import train_update
+from ziggurat.train.update import Parallel, train_update
 
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": None}
 MEASURED = set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}

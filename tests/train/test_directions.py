@@ -17,8 +17,8 @@ from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
-from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import load_named
+from ziggurat.config.rules.doubtful import data_notices
 from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
@@ -26,13 +26,20 @@ from ziggurat.inspect.diagnose import _pruned_bleu
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders, mend_links
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.train.checkpoint import read_progress
+from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.diagnosis.records import Record
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune
-from ziggurat.train.validate import DevLoss, Direction, DirectionScores, Validation, Validator, directions_of, loss_over
+from ziggurat.train.validate import (
+    DevDirection,
+    DevLoss,
+    DirectionScores,
+    Validation,
+    Validator,
+    directions_of,
+    loss_over,
+)
 from ziggurat.translate.translator import load_translator
 
 TRAINED = ["en-de", "de-en", "en-fr", "fr-en", "en-cs", "cs-en"]
@@ -219,13 +226,17 @@ def test_a_zero_shot_pair_is_translated_and_evaluated_by_its_tag(run: Path, reci
 
 def test_zero_shot_directions_count_in_no_sum() -> None:
     rows = np.arange(2)
-    directions = [Direction("a-b", "b", rows), Direction("b-c", "c", rows, trained=False), Direction("c-a", "a", rows)]
+    directions = [
+        DevDirection("a-b", "b", rows),
+        DevDirection("b-c", "c", rows, trained=False),
+        DevDirection("c-a", "a", rows),
+    ]
     losses = [DevLoss(2.0, 1.0), DevLoss(100.0, 1.0), DevLoss(5.0, 2.0, 3.0, 4.0)]
     assert loss_over(directions, losses) == DevLoss(7.0, 3.0, 3.0, 4.0)
 
 
 def test_scores_of_deleted_checkpoints_are_forgotten() -> None:
-    p = Progress()
+    p = RunProgress()
     for update, (one, other) in enumerate([(1.0, 9.0), (2.0, 8.0), (3.0, 7.0)], start=1):
         p.update = update
         each = {"a-b": DirectionScores(one), "b-a": DirectionScores(other if update < 3 else float("nan"))}
@@ -244,7 +255,7 @@ def test_links_stay_where_scores_were_forgotten(tiny_folder: Path, tmp_path: Pat
     (run / "best-a-b").symlink_to(os.path.relpath(folders[0], run))
     kept = tiny_experiment(tiny_folder, checkpoint={"keep_last": 1, "keep_best_per_direction": 1}).training.checkpoint
     (run / "best").unlink()
-    prune(run, Progress(update=3), kept, smaller_is_better=True)
+    prune(run, RunProgress(update=3), kept, smaller_is_better=True)
     assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000001", "step-00000003"]
 
 
@@ -268,6 +279,7 @@ def test_a_corpus_s_language_that_is_no_code_is_doubted() -> None:
         "data: {source_language: mul, target_language: mul, store: s, train: [{path: a.tsv, target_language: german}]}"
     )
     (doubt,) = data_notices(parse_experiment(page, "x").data)
-    assert "`data.train.0.target_language: german` is not an ISO 639 language code; did you mean `de`" in doubt
+    assert (doubt.key, doubt.severity) == ("data.train.0.target_language", "warning")
+    assert "`data.train.0.target_language: german` is not an ISO 639 language code; did you mean `de`" in str(doubt)
     with pytest.raises(ConfigError, match=r"`data\.train\.0\.target_language`"):
         parse_experiment(page.replace("german", "d/e"), "x")

@@ -23,7 +23,7 @@ from ziggurat.config import dump
 from ziggurat.data.prepare import prepare
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.train.checkpoint import load_checkpoint
-from ziggurat.train.run import owned, restarted
+from ziggurat.train.run import run_lock, was_requeued
 
 UPDATES = 80
 
@@ -147,27 +147,27 @@ def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, mo
         monkeypatch.delenv(name, raising=False)
     run = tmp_path / "run"
     run.mkdir()
-    with owned(run):
-        assert not restarted(run)  # no job has a name
+    with run_lock(run):
+        assert not was_requeued(run)  # no job has a name
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("SLURM_JOB_ID", "77")
-    with owned(run):
-        assert not restarted(run)  # another command of the same Slurm job
+    with run_lock(run):
+        assert not was_requeued(run)  # another command of the same Slurm job
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-    assert restarted(run)
+    assert was_requeued(run)
     monkeypatch.setenv("SLURM_JOB_ID", "78")
-    assert not restarted(run)
+    assert not was_requeued(run)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    with owned(run):
-        assert restarted(run)
+    with run_lock(run):
+        assert was_requeued(run)
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert restarted(run)
+    assert was_requeued(run)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "b")
-    assert not restarted(run)
-    assert not restarted(tmp_path / "nowhere")
+    assert not was_requeued(run)
+    assert not was_requeued(tmp_path / "nowhere")
     for name in ("my job", b"caf\xe9".decode("utf-8", "surrogateescape")):  # as the environment hands on other bytes
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", name)
-        with owned(run):
-            assert restarted(run)
+        with run_lock(run):
+            assert was_requeued(run)
     (run / ".job").write_bytes(b"torchrun-\xff")
-    assert not restarted(run)
+    assert not was_requeued(run)

@@ -15,7 +15,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
-from ziggurat.train import feeding
+from ziggurat.train import device as feeding
 
 CPU = torch.device("cpu")
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
@@ -65,7 +65,7 @@ def contents(groups: list[Group]) -> list[list[int]]:
 
 def test_a_cpu_gets_the_loader_s_own_groups(tiny_folder: Path) -> None:
     loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
-    got = list(islice(feeding.fed(loader, LoaderState(0, 2), CPU), 3))
+    got = list(islice(feeding.to_device(loader, LoaderState(0, 2), CPU), 3))
     expected = list(islice(loader.groups(LoaderState(0, 2)), 3))
     assert contents(got) == contents(expected)
     assert [group.state_after for group in got] == [group.state_after for group in expected]
@@ -100,7 +100,7 @@ def test_pages_are_locked_in_the_thread_on_the_run_s_own_gpu(
     monkeypatch.setattr(Tensor, "pin_memory", locked)
     loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     device = torch.device("cuda", 1)
-    next(feeding.fed(loader, LoaderState(), device))
+    next(feeding.to_device(loader, LoaderState(), device))
     assert threads == {"ziggurat-loader"}
 
 

@@ -20,19 +20,19 @@ from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.system.errors import ConfigError, TrainingError, out_of_memory
-from ziggurat.train import fitting, memory
-from ziggurat.train.feeding import loader_of
-from ziggurat.train.fitting import fit_batches, largest_batches, largest_budget, try_batches
-from ziggurat.train.learner import Learner
-from ziggurat.train.loop import train
-from ziggurat.train.memory import (
+from ziggurat.train import device, setup
+from ziggurat.train.device import (
     Shortage,
     available_memory,
     limited_to_available_memory,
+    loader_of,
     readable,
     within_memory,
 )
+from ziggurat.train.learner import Learner
+from ziggurat.train.loop import train
 from ziggurat.train.objective import add_gradients
+from ziggurat.train.setup import fit_batches, largest_batches, largest_budget, try_batches
 
 CPU = torch.device("cpu")
 
@@ -99,7 +99,7 @@ def test_a_trial_takes_the_room_that_an_update_takes(
         gradients.append(learner.model.output.weight.grad is not None)
         return add_gradients(*args, **options)
 
-    monkeypatch.setattr("ziggurat.train.parallel.add_gradients", watched)
+    monkeypatch.setattr("ziggurat.train.update.add_gradients", watched)
     batches = largest_batches(loader_of(experiment, learner.store), 1, LoaderState())
     assert try_batches(learner, batches, experiment.training) is None
     assert sum(reserved) == 1
@@ -117,13 +117,13 @@ def test_a_trial_changes_nothing_in_training(
     growth = {"stages": [{"layers": 1, "updates": 2}], "keep_stages": False}
     experiment = tiny_experiment(tiny_folder, stop={"updates": 4}, growth=growth)
     tried: list[int] = []
-    real = fitting.try_batches
+    real = setup.try_batches
     monkeypatch.setattr(
-        fitting, "try_batches", lambda learner, *rest: [tried.append(learner.depth[0]), real(learner, *rest)][1]
+        setup, "try_batches", lambda learner, *rest: [tried.append(learner.depth[0]), real(learner, *rest)][1]
     )
     train(tmp_path / "with", experiment, console=QUIET)
     assert tried == [1, 2]  # before the first update, and of the grown model
-    monkeypatch.setattr(fitting, "try_batches", lambda *_: None)
+    monkeypatch.setattr(setup, "try_batches", lambda *_: None)
     train(tmp_path / "without", experiment, console=QUIET)
     assert final_bytes(tmp_path / "with", 4) == final_bytes(tmp_path / "without", 4)
 
@@ -148,13 +148,13 @@ def test_the_budget_is_the_largest_that_fits(limit: int, lowest: int) -> None:
 def only_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     """Batches of more than so many padded tokens on their longer side are too large."""
 
-    def judge(_learner: Learner, batches: list[Any], _config: Any, **_options: Any) -> fitting.TooLarge | None:
+    def judge(_learner: Learner, batches: list[Any], _config: Any, **_options: Any) -> setup.TooLarge | None:
         for batch in batches:
             if max(batch.source.numel(), batch.target_in.numel()) > most:
-                return fitting.TooLarge(batch, Shortage(1 << 20, 3 << 30))
+                return setup.TooLarge(batch, Shortage(1 << 20, 3 << 30))
         return None
 
-    monkeypatch.setattr(fitting, "try_batches", judge)
+    monkeypatch.setattr(setup, "try_batches", judge)
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ def test_a_search_that_cannot_succeed_says_why(tiny_folder: Path, monkeypatch: p
     ):
         found(tiny_experiment(tiny_folder, batch={"fit": True}))
     experiment = tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 256})
-    monkeypatch.setattr(fitting, "BUDGET_STEP", 1024)
+    monkeypatch.setattr(setup, "BUDGET_STEP", 1024)
     with pytest.raises(ConfigError, match=r"`training\.batch\.fit_limit: 256` is too low: .*; set it to 1024 at least"):
         found(experiment)
 
@@ -230,7 +230,7 @@ def test_a_corpus_that_fits_whole_ends_the_search(tiny_folder: Path, monkeypatch
 
 def test_a_model_that_grows_is_tried_at_full_depth(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     depths: list[tuple[int, int]] = []
-    monkeypatch.setattr(fitting, "try_batches", lambda learner, *_, **__: depths.append(learner.depth))
+    monkeypatch.setattr(setup, "try_batches", lambda learner, *_, **__: depths.append(learner.depth))
     growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
     found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 512}, growth=growth))
     assert set(depths) == {(2, 2)}
@@ -352,9 +352,9 @@ from tests.train.runs import QUIET
 from ziggurat.data.corpus import Store
 from ziggurat.system.errors import TrainingError
 from ziggurat.train import loop
-from ziggurat.train.memory import _address_space
+from ziggurat.train.device import _address_space
 from ziggurat.train.learner import Learner
-from ziggurat.train.fitting import fit_batches
+from ziggurat.train.setup import fit_batches
 
 folder, runs = Path(sys.argv[1]), Path(sys.argv[2])
 
@@ -400,8 +400,8 @@ def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_n
 def test_the_limit_is_that_part_of_what_is_free_and_is_lifted_afterwards(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "available_memory", lambda: 64 << 30)
-    monkeypatch.setattr(memory, "_address_space", lambda: 5 << 30)
+    monkeypatch.setattr(device, "available_memory", lambda: 64 << 30)
+    monkeypatch.setattr(device, "_address_space", lambda: 5 << 30)
     before = resource.getrlimit(resource.RLIMIT_AS)
     with limited_to_available_memory(CPU, share):
         assert resource.getrlimit(resource.RLIMIT_AS) == ((5 << 30) + int(share * (64 << 30)), before[1])

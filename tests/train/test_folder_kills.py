@@ -21,11 +21,10 @@ from ziggurat.data.corpus import Store
 from ziggurat.exchange.exporter import export_model
 from ziggurat.model.directory import open_model
 from ziggurat.train.average import CheckpointSelection, average_run
-from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
-from ziggurat.train.growth import grow_model
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, save_checkpoint
+from ziggurat.train.learner import grow_model
 from ziggurat.train.loop import train
 from ziggurat.train.run import create_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import clear_leftovers, prune
 
 Work = Callable[[Path], object]
@@ -50,7 +49,7 @@ def saved(folder: Path, update: int) -> None:
     run.mkdir(exist_ok=True)
     clear_leftovers(run)
     kept = tiny_experiment(folder, checkpoint={"every_updates": 1, "keep_last": 1, "keep_best": 1}).training.checkpoint
-    progress = Progress(update=update, scores={f"step-{n:08d}": n % 3 for n in range(1, update + 1)})
+    progress = RunProgress(update=update, scores={f"step-{n:08d}": n % 3 for n in range(1, update + 1)})
     moments = {"w/exp_avg": torch.ones(3)}
     save_checkpoint(run, Checkpoint(progress, {"w": torch.full((3,), float(update))}, moments, "store"), (2, 2))
     prune(run, progress, kept, smaller_is_better=False)

@@ -21,25 +21,23 @@ from ziggurat.config.experiment import Experiment as Checked
 from ziggurat.config.load import change_section
 from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
-from ziggurat.data.alignment.aligner import error_rate, format_links
+from ziggurat.data.aligner import error_rate, format_links
 from ziggurat.data.babel import generate_aligned
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.word_links import LinkMapper, PieceUnits, Words
+from ziggurat.data.word_links import LinkMapper, PieceUnits, WordCounter
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import build_model, parameter_roles, set_recompute
+from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model
-from ziggurat.model.prune import pruned_experiment
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.train.graphs import refuse_unrecordable
 from ziggurat.train.loop import train
-from ziggurat.train.objective import autocast, batch_loss
+from ziggurat.train.objective import autocast, batch_loss, refuse_unrecordable
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel
-from ziggurat.train.update import UpdateResult, train_update
+from ziggurat.train.update import Parallel, UpdateResult, train_update
 
 KINDS: dict[str, dict[str, Any]] = {
     "pre": {},
@@ -391,7 +389,7 @@ def test_stages_of_growth_go_with_the_layers_they_led_to(guided: Experiment) -> 
 
 def words_of_pieces(tokenizer: Tokenizer, text: str) -> tuple[list[int], list[set[int]]]:
     """Ids of a text, and the words that each of its pieces belongs to."""
-    spans, _ = Words("split", tokenizer).units(text, text)
+    spans, _ = WordCounter("split", tokenizer).units(text, text)
     ids = np.array(tokenizer.encode([text])[0], np.int32)
     begin, end = PieceUnits(tokenizer).find([ids], np.zeros(len(spans), np.int64), np.array(spans))
     return ids.tolist(), [

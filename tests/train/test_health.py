@@ -20,7 +20,7 @@ from ziggurat.train.diagnosis.health import (
     SOURCE,
     VARIANCE,
     VARIANCE_GROWTH,
-    Reading,
+    HealthReading,
     readings,
 )
 from ziggurat.train.diagnosis.records import Record
@@ -32,7 +32,7 @@ def record(update: int = 1, **values: Any) -> Record:
     return Record(update, float(update), {"encoder": 2, "decoder": 2}, values)
 
 
-def judged(record_: Record, *before: Record) -> dict[str, Reading]:
+def judged(record_: Record, *before: Record) -> dict[str, HealthReading]:
     found = readings(record_, before, warmup_updates=100)
     assert len({r.measure for r in found}) == len(found)
     return {r.measure: r for r in found}

@@ -32,11 +32,10 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.train.average import CheckpointSelection, average_run, mean_weights, regular_checkpoints
-from ziggurat.train.checkpoint import Checkpoint, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, save_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.progress import UpdateWindow
-from ziggurat.train.run_state import Progress
+from ziggurat.train.progress import RecordWindow
 from ziggurat.train.saving import prune
 from ziggurat.train.schedule import TrainingResult, how_to_go_on, share_done, time_left
 from ziggurat.train.setup import position_limit
@@ -137,7 +136,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
 
 def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Path) -> None:
     for update in (2, 3, 4, 5):
-        progress = Progress(update=update, interim=["step-00000003", "step-00000005"])
+        progress = RunProgress(update=update, interim=["step-00000003", "step-00000005"])
         save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), (2, 2))
     for stop, kept in ((6, "24"), (5, "245")):  # the last one of a finished run counts
         config = TrainingConfig(stop=StopConfig(updates=stop))
@@ -223,7 +222,7 @@ def test_learned_positions_must_reach_over_the_dev_set_too(tiny_folder: Path) ->
 
 def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> None:
     """As after a change of how `best` is measured: no score is left, and the link must not lead nowhere."""
-    progress = Progress(scores={"step-00000001": 5.0})
+    progress = RunProgress(scores={"step-00000001": 5.0})
     for update in range(1, 5):
         progress.update = update
         save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), (2, 2))
@@ -275,7 +274,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
 def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ziggurat.train.progress.time.perf_counter", lambda: now[0])
-    window = UpdateWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
+    window = RecordWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
     window.add(UpdateResult(1.0, 20.0, 1.0, 5, 10, 2, True), 1e-3)
     now[0] += 7.0
     window.leave_out(5.0)
@@ -355,18 +354,18 @@ def test_weights_that_learnt_text_of_another_normalisation_are_refused(tiny_fold
 
 
 def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None:
-    def left(p: Progress, batches: int | None = None, until: UntilConfig | None = None, **limits: Any) -> str:
+    def left(p: RunProgress, batches: int | None = None, until: UntilConfig | None = None, **limits: Any) -> str:
         config = tiny_experiment(tiny_folder, batch={"accumulate": 2}, stop={"updates": None, **limits}).training
         stages = [] if until is None else [StageConfig(mix={"a": 1.0}, until=until)] * 2
         return time_left(p, share_done(p, config, stages, batches))
 
-    progress = Progress(update=25, epoch=1, seconds=60.0)
+    progress = RunProgress(update=25, epoch=1, seconds=60.0)
     assert left(progress, updates=100) == "3:00"
     assert left(progress, updates=100, epochs=2) == "1:00"
     assert left(progress, updates=100, minutes=1) == "0 s"
     assert left(progress, patience=3) == "?"
     # Epochs of an hour, 100 batches or 50 updates each: half of the present one counts.
-    hours = Progress(update=75, epoch=1, batch=50, seconds=5400.0)
+    hours = RunProgress(update=75, epoch=1, batch=50, seconds=5400.0)
     assert left(hours, 100, epochs=10) == "8:30:00"
     assert left(hours, 100, epochs=10, updates=100) == "30:00"
     # Two stages of three epochs each, the last of which began after an epoch.
@@ -380,7 +379,7 @@ def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None
 
 
 def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
-    progress = Progress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
+    progress = RunProgress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
     how, run = "raise that limit: `ziggurat train --run a --resume", Path("a")
     assert how_to_go_on(progress, StopConfig(updates=26, minutes=1), run) == f"{how} training.stop.minutes=...`"
     both = StopConfig(updates=20, epochs=2, patience=3)

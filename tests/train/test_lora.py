@@ -23,7 +23,7 @@ from ziggurat.corpora.pipeline.evaluation import _bytes_of, _models, _systems
 from ziggurat.corpora.pipeline.models import model_files
 from ziggurat.data.corpus import Store
 from ziggurat.model.directory import open_model, write_model_directory
-from ziggurat.model.low_rank_updates import is_update
+from ziggurat.model.low_rank import is_update
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError

@@ -20,12 +20,11 @@ from tests.train.runs import QUIET, final_bytes
 from tests.train.test_optim import fill_gradients, optimiser_of, tiny
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.data.corpus import Store
-from ziggurat.model import seq2seq as recompute
+from ziggurat.model import seq2seq
 from ziggurat.model.build import parameter_roles
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.transformer import Encoder
-from ziggurat.train import loop, setup
-from ziggurat.train import optim as moments
+from ziggurat.train import loop, optim, setup
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
@@ -146,7 +145,7 @@ def test_changes_too_small_for_bf16_are_not_lost() -> None:
 
 
 def test_kept_in_bf16_half_the_memory_and_nothing_large_is_made_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "_CHUNK", 16)
+    monkeypatch.setattr(optim, "_CHUNK", 16)
     model = tiny()
     optimiser = optimiser_of(model, "adamw", moments="bf16", weight_decay=0.1)
     fill_gradients(model, 1)
@@ -176,7 +175,7 @@ def test_kept_in_bf16_half_the_memory_and_nothing_large_is_made_on_the_way(monke
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for chunk in (2, 64, 1 << 18):
-        monkeypatch.setattr(moments, "_CHUNK", chunk)
+        monkeypatch.setattr(optim, "_CHUNK", chunk)
         model = tiny()
         optimiser = optimiser_of(model, "adam", moments="bf16")
         optimiser.set_rate(0.01)
@@ -271,7 +270,7 @@ def test_a_part_of_a_parameter_is_rounded_as_in_one_process(
     rows: int, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three processes; chunks end within rows, and of four rows the third process has none."""
-    monkeypatch.setattr(moments, "_CHUNK", 8)
+    monkeypatch.setattr(optim, "_CHUNK", 8)
     start, gradient = torch.linspace(-1, 1, rows * 5).view(rows, 5), torch.linspace(0.1, 0.9, rows * 5).view(rows, 5)
 
     def part(values: Tensor) -> Tensor:
@@ -331,7 +330,7 @@ def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
         return checkpoint(function, layers, *inputs, use_reentrant=use_reentrant)
 
     given_back: list[bool] = []
-    monkeypatch.setattr(recompute, "checkpoint", spy)
+    monkeypatch.setattr(seq2seq, "checkpoint", spy)
     for module in (setup, loop):
         monkeypatch.setattr(module, "refuse_too_large", lambda *_, **__: None)  # it would run the model too
     monkeypatch.setattr(setup, "give_back_freed_memory", lambda: given_back.append(True))

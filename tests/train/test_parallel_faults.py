@@ -87,7 +87,7 @@ def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 def runs_out_of_memory(patch: pytest.MonkeyPatch, _: Experiment) -> None:
     """In update 4, before its backward pass."""
     calls: list[int] = []
-    update, loss = loop.train_update, objective.batch_loss
+    update, loss = loop.train_update, objective.Objective.forward
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -99,7 +99,7 @@ def runs_out_of_memory(patch: pytest.MonkeyPatch, _: Experiment) -> None:
         return loss(*arguments, **options)
 
     patch.setattr(loop, "train_update", counted)
-    patch.setattr(objective, "batch_loss", short)
+    patch.setattr(objective.Objective, "forward", short)
 
 
 def meets_nan(patch: pytest.MonkeyPatch, experiment: Experiment) -> None:

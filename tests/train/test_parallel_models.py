@@ -24,10 +24,10 @@ from ziggurat.model.embedding import SinusoidalPositions
 from ziggurat.model.fast.quantised import quantise
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import whole
+from ziggurat.train.device import Shortage
 from ziggurat.train.learner import Sharded
-from ziggurat.train.memory import Shortage
-from ziggurat.train.parallel import Parallel, Replicated
 from ziggurat.train.processes import Processes, joined
+from ziggurat.train.update import Parallel, Replicated
 
 HERE = "tests.train.test_parallel_models"
 RNMT: dict[str, Any] = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}

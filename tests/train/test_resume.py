@@ -321,12 +321,12 @@ def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: P
 def test_a_run_is_not_overwritten_and_not_shared(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path]
 ) -> None:
-    from ziggurat.train.run import owned
+    from ziggurat.train.run import run_lock
 
     run = uninterrupted[1]
     with pytest.raises(ConfigError, match=r"already holds a run; go on with it: `ziggurat train --run .* --resume`"):
         go(run, experiment)
-    with owned(run), pytest.raises(CheckpointError, match="another process is training in this folder"):
+    with run_lock(run), pytest.raises(CheckpointError, match="another process is training in this folder"):
         go(run, experiment, resume=True)
     with pytest.raises(ConfigError, match="no run to resume"):
         reopen_run(run / "nothing", [])

@@ -15,7 +15,7 @@ from tests.train.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.store_checks import Verification
-from ziggurat.data.table import Shard
+from ziggurat.data.table import ArrowShard
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
@@ -62,9 +62,9 @@ def test_no_checkpoint_is_written_before_the_store_is_known_to_be_whole(
 ) -> None:
     rot(tmp_path / "store")
     asked = threading.Event()
-    compare, ask = Shard.verify, Verification.found_damage
+    compare, ask = ArrowShard.verify, Verification.found_damage
 
-    def slow(shard: Shard) -> None:
+    def slow(shard: ArrowShard) -> None:
         assert asked.wait(60), "nobody waits for the comparison"
         compare(shard)
 
@@ -72,7 +72,7 @@ def test_no_checkpoint_is_written_before_the_store_is_known_to_be_whole(
         asked.set()
         return ask(verification)
 
-    monkeypatch.setattr(Shard, "verify", slow)
+    monkeypatch.setattr(ArrowShard, "verify", slow)
     monkeypatch.setattr(Verification, "found_damage", asking)
     monkeypatch.setattr("ziggurat.train.saving.Verification", partial(Verification, patience=0.01))
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*no weights were saved"):
@@ -85,13 +85,13 @@ def test_damage_found_under_way_ends_training_before_the_next_save(
     experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rot(tmp_path / "store")
-    compare = Shard.verify
+    compare = ArrowShard.verify
 
-    def slow(shard: Shard) -> None:
+    def slow(shard: ArrowShard) -> None:
         time.sleep(0.5)
         compare(shard)
 
-    monkeypatch.setattr(Shard, "verify", slow)
+    monkeypatch.setattr(ArrowShard, "verify", slow)
     monkeypatch.setattr("ziggurat.train.saving.Verification", partial(Verification, patience=0.01))
     endless = {"stop": {"updates": 1_000_000}, "checkpoint": {"every_updates": 1_000_000}}
     section = change_section(experiment.training, endless, "training")

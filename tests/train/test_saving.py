@@ -29,12 +29,11 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, MachineError
 from ziggurat.train import saving
-from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, save_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.processes import Processes
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import Buffers, Saver, clear_leftovers, prune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -48,7 +47,7 @@ class Trainee:
         self.run, store = run, Store.open(experiment.data.store)
         self.said = io.StringIO()
         self.learner = Learner(experiment, store, torch.device("cpu"))
-        self.progress = Progress()
+        self.progress = RunProgress()
         log = RunLog(run, Console(file=self.said, width=500))
         self.saver = Saver(run, experiment, StoreWatch(store), self.progress, log)
 
@@ -367,12 +366,12 @@ def test_all_processes_hear_alike_of_a_checkpoint_that_the_first_cannot_write(
     """As one kind of error, which is subject to `on_error`."""
     monkeypatch.setattr(Processes, "texts", lambda *_: [[kind, "no room"]])
     with pytest.raises(CheckpointError, match="no room"):
-        save_checkpoint(tmp_path, Checkpoint(Progress(), {}, {}, "store"), (2, 2), Processes(1, 2))
+        save_checkpoint(tmp_path, Checkpoint(RunProgress(), {}, {}, "store"), (2, 2), Processes(1, 2))
 
 
 def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -> None:
     kept = CheckpointConfig(every_updates=5, keep_last=2, keep_best=1, keep_every=10)
-    progress = Progress(scores={"step-00000015": 1.0, "step-00000025": 2.0}, interim=["step-00000020"])
+    progress = RunProgress(scores={"step-00000015": 1.0, "step-00000025": 2.0}, interim=["step-00000020"])
     for update in (5, 10, 15, 20, 25, 30, 35, 40, 45, 46):
         progress.update = update
         save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
@@ -389,7 +388,7 @@ def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -
 def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
     """A run may be resumed with a configuration that keeps no best checkpoints."""
     scores = {"step-00000001": 1.0, "step-00000002": 2.0}
-    progress = Progress(scores=dict(scores), direction_scores={"en-de": dict(scores)})
+    progress = RunProgress(scores=dict(scores), direction_scores={"en-de": dict(scores)})
     for progress.update in (1, 2, 3):
         save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
     prune(tmp_path, progress, CheckpointConfig(keep_last=2, keep_best_per_direction=1), smaller_is_better=True)
@@ -400,7 +399,7 @@ def test_links_to_the_best_go_with_what_they_lead_to(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, Checkpoint(Progress(update=3), {"w": torch.ones(1)}, {}, "store"), (2, 2))
+    folder = save_checkpoint(tmp_path, Checkpoint(RunProgress(update=3), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     (tmp_path / ".shared").touch()
     (tmp_path / ".last.linking_.tmp").symlink_to(folder)
     clear_leftovers(tmp_path)

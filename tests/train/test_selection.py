@@ -20,9 +20,8 @@ from ziggurat.data.loader import LoaderState
 from ziggurat.model.run_folder import checkpoint_folders, checkpoint_name, checkpoint_update
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.train.average import CheckpointSelection, average_run, regular_checkpoints, selected_checkpoints
-from ziggurat.train.checkpoint import Checkpoint, read_progress, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, read_progress, save_checkpoint
 from ziggurat.train.loop import train
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import prune
 from ziggurat.train.schedule import due
 
@@ -124,9 +123,9 @@ def test_something_must_come_some_time() -> None:
         CheckpointConfig(keep_around_best=4)
 
 
-def scored(run: Path, scores: list[float | None], kept: CheckpointConfig, spacing: int = 10) -> Progress:
+def scored(run: Path, scores: list[float | None], kept: CheckpointConfig, spacing: int = 10) -> RunProgress:
     """Write checkpoints with these losses (None: not validated) and delete as training does; return the progress."""
-    progress = Progress()
+    progress = RunProgress()
     for number, score in enumerate(scores, start=1):
         progress.update = number * spacing
         if score is not None:

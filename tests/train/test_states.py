@@ -20,8 +20,7 @@ from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.diagnosis.gradients import Trace
-from ziggurat.train.diagnosis.measures import similarity
-from ziggurat.train.diagnosis.perturbation import SIZE, perturbed
+from ziggurat.train.diagnosis.measures import SIZE, perturbed, similarity
 from ziggurat.train.diagnosis.probe import NormInputs, contributions, measure
 
 

@@ -20,9 +20,9 @@ from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
+from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
-from ziggurat.train.run_state import Progress
 from ziggurat.train.setup import rank_anew
 from ziggurat.train.validate import DevLoss, Validation, Validator, _DecodingClock
 from ziggurat.translate.results import Hypothesis, Translation
@@ -212,7 +212,7 @@ def test_validation_searches_by_beam_where_translation_samples(tiny_folder: Path
     samples = change_section(experiment.decoding, sampling, "decoding")
     changed = experiment.model_copy(update={"decoding": samples})
     assert untrained(changed)[0].decoding == untrained(experiment)[0].decoding
-    one, other = Progress(), Progress()
+    one, other = RunProgress(), RunProgress()
     assert rank_anew(one, experiment) == rank_anew(other, changed) == []
     assert one.best_by == other.best_by
 
@@ -231,8 +231,8 @@ def test_decoding_that_validation_does_not_heed_leaves_best_alone(
 ) -> None:
     experiment = tiny_experiment(tiny_folder, validation={"metric": "chrf", "beam_size": 3})
     other = experiment.model_copy(update={"decoding": change_section(experiment.decoding, change, "decoding")})
-    now = Progress()
+    now = RunProgress()
     rank_anew(now, experiment)
-    progress = Progress(best=5.0, best_by=now.best_by)
+    progress = RunProgress(best=5.0, best_by=now.best_by)
     assert bool(rank_anew(progress, other)) == starts_again
     assert progress.best == (None if starts_again else 5.0)

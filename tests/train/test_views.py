@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ziggurat.train.diagnosis.records import SCALES, Record, Scale, heat_maps, scalars, thinned
+from ziggurat.train.diagnosis.records import SCALES, ColourScale, Record, heat_maps, scalars, thinned
 
 
 def record(update: int = 1, **values: Any) -> Record:
@@ -73,10 +73,10 @@ def test_layer_by_layer_is_of_the_last_record() -> None:
 
 
 def test_scales() -> None:
-    assert Scale(0, 4).share(1.0) == 0.25
-    assert Scale(1, 100, logarithmic=True).share(10.0) == pytest.approx(0.5)
-    assert Scale(1, 100, logarithmic=True).share(0.0) == 0.0  # no logarithm of zero
-    assert Scale(1, 100).share(None) is None
+    assert ColourScale(0, 4).share(1.0) == 0.25
+    assert ColourScale(1, 100, logarithmic=True).share(10.0) == pytest.approx(0.5)
+    assert ColourScale(1, 100, logarithmic=True).share(0.0) == 0.0  # no logarithm of zero
+    assert ColourScale(1, 100).share(None) is None
 
 
 @pytest.mark.parametrize(("count", "step"), [(1, 1), (240, 1), (241, 2), (1000, 5)])

@@ -22,7 +22,7 @@ from tests.cli.conftest import ziggurat as ziggurat
 from ziggurat.config import DecodingConfig
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.processes import in_order, worker_pool
-from ziggurat.translate import translator as workers
+from ziggurat.translate import translator
 from ziggurat.translate.results import TranslationWarning
 from ziggurat.translate.translator import load_translator, open_workers
 
@@ -214,19 +214,19 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
     """Workers that measure could find different things, so later ones are told what the first one found."""
     asked: list[dict[str, Any]] = []
 
-    def submit(function: Callable[..., Any], opening: workers._Opening, *arguments: Any) -> Future[Any]:
+    def submit(function: Callable[..., Any], opening: translator._Opening, *arguments: Any) -> Future[Any]:
         asked.append(dict(opening.decoding))
         done: Future[Any] = Future()
-        if function is workers._introduce:
+        if function is translator._introduce:
             done.set_result(
-                workers._ModelFacts(DecodingConfig(precision="bfloat16"), "a model", "en", {True: "chosen"})
+                translator._ModelFacts(DecodingConfig(precision="bfloat16"), "a model", "en", {True: "chosen"})
             )
         else:
-            done.set_result(workers._TranslatedWindow([], {}, {}))
+            done.set_result(translator._TranslatedWindow([], {}, {}))
         return done
 
-    opening = workers._Opening((str(trained),), 2, 2, None, None, "cpu", {"precision": "auto", "beam_size": 2})
-    several = workers.WorkerTranslator(submit, opening)
+    opening = translator._Opening((str(trained),), 2, 2, None, None, "cpu", {"precision": "auto", "beam_size": 2})
+    several = translator.WorkerTranslator(submit, opening)
     assert list(several.translate_stream(["Su."])) == []
     assert several.about_precision(True) == "chosen"
     assert asked[0] == {"precision": "auto", "beam_size": 2}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from ziggurat.corpora.jobs.run import Plan
-    from ziggurat.data.alignment.aligner import Aligner, Link, TrainingOptions
+    from ziggurat.data.aligner import Aligner, Link, TrainingOptions
     from ziggurat.data.readers import CorpusReader
 
 _MODEL_FILE = "aligner"  # in the folder of a job
@@ -100,7 +100,7 @@ def align(
     Example: `ziggurat align train.de train.en -o train.de-en.align`
     """
     from ziggurat.config.data import CorpusConfig
-    from ziggurat.data.alignment.aligner import TrainingOptions, read_aligner
+    from ziggurat.data.aligner import TrainingOptions, read_aligner
     from ziggurat.data.readers import CorpusReader
 
     training = {
@@ -162,7 +162,7 @@ def align(
 
 def _written(blocks: Iterator[list[set[Link]]], output: str) -> dict[str, int]:
     """Write the links of each pair; return the counts of the report."""
-    from ziggurat.data.alignment.aligner import format_links
+    from ziggurat.data.aligner import format_links
 
     counts = {"pairs": 0, "links": 0, "without_links": 0}
     with line_progress("aligning", None) as advance, output_stream(output) as out:
@@ -209,7 +209,7 @@ def _trained(
     reader: CorpusReader, rule: Literal["split", "blanks"], options: TrainingOptions, most: int | None
 ) -> Aligner:
     """Return an aligner trained on the corpus, of which at most `most` pairs are read into memory."""
-    from ziggurat.data.alignment.aligner import Aligner
+    from ziggurat.data.aligner import Aligner
     from ziggurat.data.word_links import TRAINING_PAIRS, spread_pairs
 
     with line_progress("counting", None) as advance:

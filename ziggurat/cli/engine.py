@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ziggurat.cli.output import say
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import importing
-from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.translate.served import ServedTranslator
@@ -177,7 +177,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     with importing():
         import torch
 
-        from ziggurat.train.memory import available_memory
+        from ziggurat.train.device import available_memory
 
     if options.device == "auto" and torch.cuda.is_available():
         return 1

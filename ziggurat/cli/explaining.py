@@ -20,7 +20,7 @@ from ziggurat.config.choices import (
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.pipeline_reference import explained, resembling
 from ziggurat.config.recipes import find_small_recipe, recipe_names
-from ziggurat.config.reference import Entry
+from ziggurat.config.reference import KeyDescription
 from ziggurat.system.errors import ConfigError, printable
 
 _SHOWN = 3
@@ -64,7 +64,7 @@ def _unknown(name: str) -> str:
     return f"no {what} `{printable(name)}`; did you mean {', '.join(f'`{n}`' for n in near)}?"
 
 
-def _entry_text(entry: Entry) -> str:
+def _entry_text(entry: KeyDescription) -> str:
     kind = entry.type if entry.type == "section" else f"{entry.type}; default: {entry.default}"
     return f"{entry.path}  ({kind})\n    {entry.meaning}"
 

@@ -26,18 +26,18 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.config import Experiment, TrainingConfig, dump, load_experiment
-from ziggurat.config.compatibility import unheeded
-from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
 from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.config.rules.doubtful import notices
+from ziggurat.config.rules.unused import unused_settings
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.inspect.check import DepthCheck
-    from ziggurat.inspect.cost.estimate import Cost
-    from ziggurat.inspect.trial import Trial
+    from ziggurat.inspect.cost import Cost
+    from ziggurat.inspect.trial import TrialMeasures
     from ziggurat.model.inspection import Inspection
 
 
@@ -83,7 +83,7 @@ def check_text(check: DepthCheck) -> str:
     ]
     if not reference.enough:
         lines.append(
-            f"  the shallow model has hardly learnt anything in {reference.updates} updates: try more (`--updates`)"
+            f"  the shallow model has hardly learned anything in {reference.updates} updates: try more (`--updates`)"
         )
     lines += [*_profile(trial), ""]
     lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]
@@ -103,7 +103,7 @@ def _nats(value: float) -> str:
     return f"{value:.2f} nats"
 
 
-def _profile(trial: Trial) -> list[str]:
+def _profile(trial: TrialMeasures) -> list[str]:
     """Return gradient norm, beta and Var(r) at five depths at most, before and after the trial."""
     lines: list[str] = []
     for update in sorted({0, *trial.points} & {0, trial.updates}):
@@ -176,7 +176,7 @@ def inspect(
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
-    from ziggurat.inspect.cost.estimate import estimate_cost
+    from ziggurat.inspect.cost import estimate_cost
     from ziggurat.model.inspection import inspect_experiment
     from ziggurat.model.run_folder import CONFIG_FILE
 
@@ -225,8 +225,8 @@ def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: P
         **asdict(inspection),
         "published_parameters": published,
         "published_costs": recipe.table_row.published.costs if recipe else {},
-        "unheeded": unheeded(experiment.model),
-        "notices": notices(experiment),
+        "unheeded": unused_settings(experiment.model),
+        "notices": [str(notice) for notice in notices(experiment)],
     }
 
 
@@ -250,7 +250,7 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
     lines += ["", f"vocabulary    {tokens} tokens, from {sizes.origin}", ""]
     width = max(len(f"{method.key}: {method.value}") for method in inspection.methods)
     lines += [f"{f'{method.key}: {method.value}':<{width}}  {method.paper}" for method in inspection.methods]
-    return "\n".join([*lines, *notices(experiment)])
+    return "\n".join([*lines, *map(str, notices(experiment))])
 
 
 # Costs as text and for JSON

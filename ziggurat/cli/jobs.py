@@ -15,8 +15,8 @@ import typer
 
 from ziggurat.cli.output import check_input, counted, input_stream, say
 from ziggurat.system.errors import ConfigError, DataError, printable
+from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import duration
-from ziggurat.system.threads import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.cli.engine import ModelOptions
@@ -105,7 +105,7 @@ class JobOptions:
         if self.ray is not None and not self.merge:
             from ziggurat.corpora.jobs.launchers import cluster_library
 
-            cluster_library(self.ray)  # now: a vocabulary or an aligner may be learnt before workers are started
+            cluster_library(self.ray)  # now: a vocabulary or an aligner may be learned before workers are started
 
     @property
     def part(self) -> tuple[int, int]:

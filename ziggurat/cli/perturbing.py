@@ -24,7 +24,7 @@ from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from ziggurat.evaluate.perturbations import DisturbedSet, SystemOutputs
-    from ziggurat.evaluate.robustness import Contest, Effect, EffectDifference, Robustness
+    from ziggurat.evaluate.robustness import Effect, EffectDifference, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
 _LINE = 4096  # characters shown of a path or signature
@@ -162,7 +162,7 @@ def _disturbed(
 
 
 def _write_page(results: Robustness, path: str) -> None:
-    from ziggurat.inspect.report.pipeline import robustness_page
+    from ziggurat.inspect.report.page import robustness_page
 
     with output_stream(path) as file:
         file.write(robustness_page(results).encode())
@@ -206,7 +206,7 @@ def _text(results: Robustness) -> str:
     return "\n\n".join(parts)
 
 
-def _tested(found: Effect | Contest | EffectDifference) -> tuple[str, str]:
+def _tested(found: Effect | PairwiseTest | EffectDifference) -> tuple[str, str]:
     """Return a difference with its mark, and its p-value."""
     p = found.p_adjusted
     mark = "*" if p is not None and p < _SIGNIFICANT else " "

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from ziggurat.cli.coordinates import check_coordinates
 from ziggurat.cli.output import (
     OUT,
     Json,
@@ -22,10 +21,10 @@ from ziggurat.cli.output import (
     read_text,
     say,
 )
-from ziggurat.data.folder_kinds import MANIFEST
+from ziggurat.cli.tuning import check_coordinates
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.files import write_atomically
+from ziggurat.system.files import MANIFEST, write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +100,7 @@ def diagnose(
 
 def _record_text(record: Record) -> str:
     """Return the part of a record that fits on a screen: the loss, and the gradients of each stack."""
-    from ziggurat.inspect.layer_worth import pruning_order
+    from ziggurat.inspect.diagnose import pruning_order
 
     values: dict[str, Any] = record.values
     lines = [
@@ -166,7 +165,7 @@ def report(
     if of_data and (len(runs) > 1 or translations is not None):
         which = "one store alone" if len(runs) > 1 else "a store, which translates nothing: leave out `--translations`"
         raise ConfigError(f"a report is on runs, or on {which}")
-    from ziggurat.inspect.report.paper import FORMATS
+    from ziggurat.inspect.report.drawing import FORMATS
 
     formats = [name.strip().lower() for name in format.split(",") if name.strip()]
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -245,8 +244,8 @@ def _report_on_store(path: Path, source: str | None, reference: str | None) -> _
 
 def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
     """Write each figure in all formats, and its numbers as CSV; return the files."""
+    from ziggurat.inspect.report.drawing import save
     from ziggurat.inspect.report.figure import numbers
-    from ziggurat.inspect.report.paper import save
 
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -29,12 +29,10 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.data.sides import Trigrams, resembles_more
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.comet import CometEnvironment
-    from ziggurat.evaluate.metrics import TestSet
+    from ziggurat.evaluate.metrics import CometEnvironment, TestSet
     from ziggurat.evaluate.scores import Metric, Score
     from ziggurat.translate.served import ServedTranslator
     from ziggurat.translate.translator import Translator, WorkerTranslator
@@ -138,7 +136,7 @@ def metric_names(listed: str) -> tuple[list[str], bool]:
 
 def comet_environment(python: str | None, model: str | None, device: str) -> CometEnvironment:
     """Return the environment that COMET runs in. Raises ConfigError when no Python is named for it."""
-    from ziggurat.evaluate.comet import DEFAULT_MODEL, CometEnvironment
+    from ziggurat.evaluate.metrics import DEFAULT_MODEL, CometEnvironment
 
     python = python or os.environ.get(COMET_PYTHON)
     if not python:
@@ -196,6 +194,8 @@ def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the ou
     """Print a warning when `outputs` resemble the source text more than the reference."""
     if test_set.sources is None:
         return
+    from ziggurat.data.inputs import Trigrams, resembles_more  # it loads numpy and pyarrow
+
     source, reference = (Trigrams(lines[:_LANGUAGE_LINES]) for lines in (test_set.sources, test_set.references[0]))
     if resembles_more(Trigrams(outputs[:_LANGUAGE_LINES]), source, reference):
         say(
@@ -247,7 +247,7 @@ def model_scores(translator: AnyTranslator, texts: Texts, output: str | None, sc
 
 def _perplexity(translator: AnyTranslator, texts: Texts, tag: str | None) -> Score:
     """Return the perplexity of the reference under the model. Raises ConfigError where the engine has none."""
-    from ziggurat.evaluate.perplexity import Likelihood
+    from ziggurat.evaluate.metrics import Likelihood
     from ziggurat.translate.translator import Translator
 
     if not isinstance(translator, Translator):

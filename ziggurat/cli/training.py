@@ -66,9 +66,9 @@ def train(
     leave_with_launcher()
     with importing():
         from ziggurat.train.loop import train as train_run
-        from ziggurat.train.run import reopen_run, restarted
+        from ziggurat.train.run import reopen_run, was_requeued
 
-    if not resume and restarted(run):
+    if not resume and was_requeued(run):
         resume, named, given = True, None, []
         if is_first_process():
             say(f"this job made {run}: going on with it, as its config.yaml says")
@@ -136,7 +136,7 @@ def grow(
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
-    from ziggurat.train.growth import grow_model
+    from ziggurat.train.learner import grow_model
 
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")

@@ -22,7 +22,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.papers import Paper, paper_keys, paper_recipes
 from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import load_named, plain_recipe_names
-from ziggurat.config.reference import KEYS, METHODS, Entry, axis_of, entries, kinds_in_use
+from ziggurat.config.reference import KEYS, METHODS, KeyDescription, axis_of, entries, kinds_in_use
 
 _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "residual": RESIDUALS,
@@ -200,12 +200,12 @@ def choices() -> tuple[Choice, ...]:
     """Return all choices, in the order of the reference: values of keys, then keys that are methods."""
     own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # those are of experiments too
     known = [*entries(), *own]
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
+    groups: dict[tuple[str, str, str], list[KeyDescription]] = {}
     for entry in known:
         for value in re.findall(r"`([^`]+)`", entry.type):
             groups.setdefault((entry.path.split(".")[0], axis_of(entry.path), value), []).append(entry)
     values = [_value(axis, value, group) for (_, axis, value), group in groups.items()]
-    methods: dict[tuple[str, str], list[Entry]] = {}
+    methods: dict[tuple[str, str], list[KeyDescription]] = {}
     for entry in known:
         if entry.path in KEYS:
             methods.setdefault((axis_of(entry.path), KEYS[entry.path]), []).append(entry)
@@ -218,7 +218,7 @@ def choices() -> tuple[Choice, ...]:
     )
 
 
-def _value(axis: str, value: str, group: Sequence[Entry]) -> Choice:
+def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> Choice:
     """Return the choice `value` of the keys in `group`."""
     group = sorted(group, key=lambda entry: entry.path.count("."))  # a key of both stacks before that of one
     keys, meaning = tuple(e.path for e in group), group[0].meaning

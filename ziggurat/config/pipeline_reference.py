@@ -12,7 +12,7 @@ from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.pipeline import MODELS, PipelineConfig
-from ziggurat.config.reference import Entry, entries, listed, nearest
+from ziggurat.config.reference import KeyDescription, entries, listed, nearest
 from ziggurat.config.train import TrainingConfig
 
 _OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
@@ -26,7 +26,7 @@ _OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
 """Sections of a pipeline's models, and what docs/config.md has them as."""
 
 
-def explained(key: str) -> list[Entry]:
+def explained(key: str) -> list[KeyDescription]:
     """Return the entries of a key, such as `data.train[].weight`, and of all inside it; of "" those of an experiment.
 
     Keys that experiments do not have are looked for in the file of a pipeline. The end of a key, such as `pair_score`,
@@ -40,7 +40,7 @@ def explained(key: str) -> list[Entry]:
     return explained(ends[0].path) if len(ends) == 1 else ends
 
 
-def _ending(key: str) -> list[Entry]:
+def _ending(key: str) -> list[KeyDescription]:
     """Return the entries of all keys that end with `key`; those of a pipeline's models that experiments have once."""
     ends = [e for e in entries() if e.path.endswith(f".{key}")]
     told = {e[1:] for e in ends}

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import parse_experiment, read_config
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.small import SUFFIX, Corpus, small_text
+from ziggurat.config.small import SUFFIX, SmallCorpus, small_text
 from ziggurat.system.errors import ConfigError, printable
 
 _FOLDER = resources.files("ziggurat") / "recipes"
@@ -32,7 +32,7 @@ def find_small_recipe(name: str) -> PaperRecipe | None:
     return find_paper_recipe(name.removesuffix(SUFFIX)) if name.endswith(SUFFIX) else None
 
 
-def recipe_text(name: str, *, corpus: Corpus | None = None) -> str:
+def recipe_text(name: str, *, corpus: SmallCorpus | None = None) -> str:
     """Return the YAML text of a recipe. Raises ConfigError for an unknown name, with the nearest ones.
 
     `corpus` is what a small one trains on, by default the embedded language pair.
@@ -48,7 +48,7 @@ def _near(name: str, cutoff: float) -> list[str]:
     return difflib.get_close_matches(name, [*paper_keys(), *recipe_names()], n=3, cutoff=cutoff)
 
 
-def _text(name: str, corpus: Corpus | None = None) -> str | None:
+def _text(name: str, corpus: SmallCorpus | None = None) -> str | None:
     if name in plain_recipe_names():
         return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     if (full := find_small_recipe(name)) is not None:

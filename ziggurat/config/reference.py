@@ -22,7 +22,7 @@ from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORI
 from ziggurat.config.model import ModelConfig
 
 
-class Entry(NamedTuple):
+class KeyDescription(NamedTuple):
     """Description of one key: dotted path, type and default as text, meaning."""
 
     path: str
@@ -33,12 +33,12 @@ class Entry(NamedTuple):
 
 def entries(
     section: type[BaseModel] = Experiment, prefix: str = "", told: dict[type[BaseModel], str] | None = None
-) -> list[Entry]:
+) -> list[KeyDescription]:
     """Return the keys of a section and of all sections inside it, in order; `[]` marks list items.
 
     With `told`, class of a section -> where its keys are told, those are told once only; it gets what is told here.
     """
-    found: list[Entry] = []
+    found: list[KeyDescription] = []
     for name, field in section.model_fields.items():
         path = prefix + name
         meaning = " ".join((field.description or "").split())
@@ -49,11 +49,11 @@ def entries(
             else:
                 told[inner] = f"`{path}{'[]' * is_list}`"
         if inner is not None and not is_list and not _optional(field.annotation):
-            found += [Entry(path, "section", "", meaning), *entries(inner, f"{path}.", told)]
+            found += [KeyDescription(path, "section", "", meaning), *entries(inner, f"{path}.", told)]
             continue
         default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else _shown(default)
-        found.append(Entry(path, _type_text(field.annotation), shown, meaning))
+        found.append(KeyDescription(path, _type_text(field.annotation), shown, meaning))
         if inner is not None:
             found += entries(inner, f"{path}[]." if is_list else f"{path}.", told)
     return found
@@ -82,7 +82,7 @@ def markdown() -> str:
     return "\n".join([*lines, *listed(entries())]) + "\n"
 
 
-def listed(found: list[Entry]) -> list[str]:
+def listed(found: list[KeyDescription]) -> list[str]:
     """Return entries as lines of a page, with a heading for each section."""
     lines = []
     for e in found:

@@ -34,7 +34,7 @@ _VALIDATIONS = 6
 _MEASUREMENTS = 12
 
 
-class Corpus(NamedTuple):
+class SmallCorpus(NamedTuple):
     """Files of parallel text to train a small recipe on, by default the embedded language pair.
 
     `train` and `dev` are source and target; `languages` are None where the recipe's own are to stay.
@@ -166,12 +166,12 @@ RULES = (
 """The rules, in the order in which they are applied: those of rates and growth need the paper's lengths."""
 
 
-def small_content(full: Mapping[str, Any], corpus: Corpus | None = None) -> tuple[dict[str, Any], list[str]]:
+def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration `full` of a paper's recipe made small, and the reasons of the rules that changed it.
 
     It trains on `corpus`, by default the embedded language pair.
     """
-    own, corpus = corpus is not None, corpus or Corpus()
+    own, corpus = corpus is not None, corpus or SmallCorpus()
     content = copy.deepcopy(dict(full))
     data = content["data"]
     if corpus.languages is not None:
@@ -191,7 +191,7 @@ def small_content(full: Mapping[str, Any], corpus: Corpus | None = None) -> tupl
     return ordered(content), reasons
 
 
-def small_text(recipe: PaperRecipe, corpus: Corpus | None = None) -> str:
+def small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
     """Return a paper's recipe made small as a configuration file, which begins with the rules as comments."""
     content, reasons = small_content(recipe.content, corpus)
     lines = [

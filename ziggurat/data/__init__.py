@@ -2,10 +2,10 @@
 
 Order of reading:
 
-- text: folder_kinds, origins, lines, readers, sides, vocabulary, subword, subword_training;
+- text: lines, readers, vocabulary, subword, subword_training;
 - cleaning: the folder `cleaning`;
-- word alignments: the folder `alignment`, word_links;
-- the store: inputs, passes, encoding, prepare, table, corpus, store_checks;
+- word alignments: hmm, aligner, word_links;
+- the store: inputs, encoding, prepare, table, corpus, store_checks;
 - modified pairs: modifiers, modified;
 - batches: batching, loader.
 

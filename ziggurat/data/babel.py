@@ -158,7 +158,7 @@ class _Coiner:
         return Ranked(verbs)
 
 
-class Lexicon:
+class BabelLexicon:
     """All words of the pair. Every tenth noun is a homograph; transitive verbs may be phrasal."""
 
     def __init__(self) -> None:
@@ -189,7 +189,7 @@ class Lexicon:
         self.names = Ranked([(name.capitalize(), gender) for name, gender in names])
 
 
-LEXICON = Lexicon()
+LEXICON = BabelLexicon()
 
 
 SOURCE_LANGUAGE = "qlo"
@@ -203,7 +203,7 @@ SHORTEST, LONGEST = 4, 20  # words of a source sentence
 class AlignedPair(NamedTuple):
     """A sentence pair with its gold alignment, as numbers of (source word, target word) from 0.
 
-    Words are those of ziggurat.data.alignment.aligner.split_words: punctuation counts.
+    Words are those of ziggurat.data.aligner.split_words: punctuation counts.
     """
 
     low: str

@@ -8,7 +8,7 @@ rule). Everything is vectorised over pairs; the only loop is over batches, so 40
 The mix of corpora that each epoch draws, by stages or by weights.
 
 The stage of an epoch follows from the epochs at which the stages began. Where stages end after so many epochs these are
-known from the configuration; where one ends by early stopping, the run knows (ziggurat.train.run_state.Progress).
+known from the configuration; where one ends by early stopping, the run knows (ziggurat.train.checkpoint.RunProgress).
 """
 
 from __future__ import annotations

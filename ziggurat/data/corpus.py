@@ -17,12 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ziggurat.data.folder_kinds import MANIFEST, folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, refuse_damaged
 from ziggurat.system.errors import DataError, other_format
-from ziggurat.system.files import has_checksum, is_intact
-from ziggurat.system.small_files import Form, parse_json, read_bounded, shaped
+from ziggurat.system.files import MANIFEST, folder_kind, has_checksum, is_intact
+from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, shaped
 from ziggurat.system.staging import recover
 
 STORE_FORMAT = 1
@@ -168,17 +167,17 @@ _Natural = Annotated[int, Field(ge=0, le=1 << 62)]
 _Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
 
 
-class _File(Form):
+class _File(JsonForm):
     bytes: _Natural
     xxh3_128: str
 
 
-class _Shard(Form):
+class _Shard(JsonForm):
     file: _Name
     pairs: _Natural
 
 
-class _Table(Form):
+class _Table(JsonForm):
     pairs: _Natural
     source_pieces: _Natural
     target_pieces: _Natural
@@ -187,7 +186,7 @@ class _Table(Form):
     shards: list[_Shard]
 
 
-class _Part(Form):
+class _Part(JsonForm):
     """A public corpus in the files of another: what of it readers rely on."""
 
     name: str
@@ -195,7 +194,7 @@ class _Part(Form):
     changed: list[str] = Field(default_factory=list)
 
 
-class _Corpus(Form):
+class _Corpus(JsonForm):
     name: str
     weight: Annotated[float, Field(gt=0)]
     read: _Natural
@@ -207,27 +206,27 @@ class _Corpus(Form):
     origin: list[_Part] = Field(default_factory=list)
 
 
-class _Tables(Form):
+class _Tables(JsonForm):
     train: _Table
     dev: _Table | None = None
 
 
-class _Corpora(Form):
+class _Corpora(JsonForm):
     train: list[_Corpus]
     dev: list[_Corpus]
 
 
-class _Settings(Form):
+class _Settings(JsonForm):
     train: list[dict[str, Any]]
     dev: list[dict[str, Any]]
 
 
-class _Vocabulary(Form):
+class _Vocabulary(JsonForm):
     source: _Natural
     target: _Natural
 
 
-class _Manifest(Form):
+class _Manifest(JsonForm):
     """Form of `manifest.json`: the keys that readers rely on."""
 
     fingerprint: str

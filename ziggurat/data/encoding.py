@@ -23,10 +23,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
-from ziggurat.data.alignment.aligner import Link
-from ziggurat.data.cleaning.clean import Mask
+from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
-from ziggurat.data.cleaning.comparisons import Comparisons, TraceMaker, Traces
+from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes, TraceMaker
+from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.readers import PairBlock
 from ziggurat.data.subword import Tokenizer
@@ -64,7 +64,7 @@ class EncodedBlock:
     dropped: Counter[str]
     repaired: int
     examples: Examples
-    traces: Traces | None
+    traces: PairHashes | None
     source: Lists
     target: Lists
     texts: tuple[Sequence[str], Sequence[str]] | None = None
@@ -104,7 +104,7 @@ def pack(blocks: Sequence[EncodedBlock]) -> bytes:
 
 def _columns(block: EncodedBlock) -> dict[str, pa.Array]:
     columns = {name: _list_array(lists) for name in _NUMBERS if (lists := getattr(block, name)) is not None}
-    for name, array in zip(Traces._fields, block.traces or (), strict=False):
+    for name, array in zip(PairHashes._fields, block.traces or (), strict=False):
         if array is not None:
             numbers = pa.array(array.ravel(), pa.uint64())
             flat = array.ndim == 1
@@ -151,17 +151,17 @@ def unpack(content: bytes) -> Iterator[EncodedBlock]:
         )
 
 
-def _traces(batch: pa.RecordBatch) -> Traces | None:
+def _traces(batch: pa.RecordBatch) -> PairHashes | None:
     if "keys" not in batch.schema.names:
         return None
     arrays = {}
-    for name in set(Traces._fields) & set(batch.schema.names):
+    for name in set(PairHashes._fields) & set(batch.schema.names):
         column = batch.column(name)
         flat = not pa.types.is_fixed_size_list(column.type)
         arrays[name] = (
             column.to_numpy() if flat else column.flatten().to_numpy().reshape(len(column), column.type.list_size)
         )
-    return Traces(**arrays)
+    return PairHashes(**arrays)
 
 
 class BlockCleaner:
@@ -200,7 +200,7 @@ class BlockCleaner:
         return CleanedBlock(corpus, *counts, source, target, reference, traces, None), kept, repaired
 
 
-class Encoder:
+class PairEncoder:
     """Makes blocks of one split ready for the store: cleaned, segmented, each by itself.
 
     Args:
@@ -280,7 +280,7 @@ class CleanedBlock:
     target: list[str]
     reference: list[str]
     """Target texts as they will be stored."""
-    traces: Traces | None
+    traces: PairHashes | None
     links: list[TracedLinks] | None
     """Where the table has links: those of each pair."""
 
@@ -350,7 +350,7 @@ def encode_corpora(
     Raises:
         DataError: a file changed since it was counted.
     """
-    encoder = Encoder(config, tokenizers, corpora[0].split, threads, scorers)
+    encoder = PairEncoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)
     done = 0
     with ThreadPoolExecutor(1) as pool:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from ziggurat.config.modifiers import ModifiersConfig
-from ziggurat.data.modifiers import BY_WORD, MODIFIERS, Pair, Span, merged, one_to_one_count
+from ziggurat.data.modifiers import BY_WORD, MODIFIERS, AlignedPair, Span, merged, one_to_one_count
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.data.vocabulary import VocabularyTokenizer
@@ -33,10 +33,10 @@ from ziggurat.system.errors import DataError
 Ids = NDArray[np.int32]
 
 SHARE = 0.95
-"""Share of the sample that fits into the length that is foretold."""
+"""Share of the sample that fits into the length that is predicted."""
 
 
-class ForetoldLength(NamedTuple):
+class PredictedLength(NamedTuple):
     """The length of one side after one modifier: most pairs then have at most factor * sum + constant pieces."""
 
     by_piece: NDArray[np.float64] | None
@@ -51,14 +51,17 @@ class ForetoldLength(NamedTuple):
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
 
 
-def foretold_lengths(
-    modify: Callable[[Pair, int], None], every_word: bool, sample: Sequence[Pair], tokenizers: Sequence[Tokenizer]
-) -> list[ForetoldLength]:
-    """Return what foretells the length of either side after a modifier.
+def predicted_lengths(
+    modify: Callable[[AlignedPair, int], None],
+    every_word: bool,
+    sample: Sequence[AlignedPair],
+    tokenizers: Sequence[Tokenizer],
+) -> list[PredictedLength]:
+    """Return what predicts the length of either side after a modifier.
 
     Args:
         modify: changes a pair, as a function of the pair and a number.
-        every_word: it changes words, whatever words they are; the length is then foretold by pieces.
+        every_word: it changes words, whatever words they are; the length is then predicted by pieces.
         sample: pairs to try it on; they stay as they are.
         tokenizers: of both sides.
     """
@@ -77,20 +80,20 @@ def foretold_lengths(
 
 def _fitted(
     by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]
-) -> ForetoldLength:
+) -> PredictedLength:
     """Return the length that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
     tried = []
     for factor in (1.0, float(new.sum() / max(1.0, float(sums.sum())))):
         beyond = new - factor * sums
         constant = float(np.quantile(beyond, SHARE, method="higher")) if len(beyond) else 0.0
-        tried.append(ForetoldLength(by_piece, factor, constant))
-    return min(tried, key=lambda foretold: foretold.factor * float(sums.sum()) + foretold.constant * len(sums))
+        tried.append(PredictedLength(by_piece, factor, constant))
+    return min(tried, key=lambda predicted: predicted.factor * float(sums.sum()) + predicted.constant * len(sums))
 
 
-def _by_piece(modify: Callable[[Pair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
+def _by_piece(modify: Callable[[AlignedPair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
     """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
     texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
-    pairs = [Pair(text, text) for text in texts]
+    pairs = [AlignedPair(text, text) for text in texts]
     for pair in pairs:
         modify(pair, 0)
     return np.array([max(1, len(ids)) for ids in tokenizer.encode([pair.texts[side] for pair in pairs])], np.float64)
@@ -106,7 +109,7 @@ def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.f
 Indices = NDArray[np.int64]
 
 _SAMPLE = 128
-"""Pairs on which a modifier is tried, to foretell lengths."""
+"""Pairs on which a modifier is tried, to predict lengths."""
 _EVERY_WORD = ("upper_case", "title_case")
 """Modifiers that change every word, so that the new length of a pair depends on its words."""
 _CHUNK = 1 << 20
@@ -172,7 +175,7 @@ class PairModifier:
         self._sections = {name: section for name, section in config.chosen.items() if name != "merge"}
         self._units = [PieceUnits(tokenizer) for tokenizer in tokenizers]
         self._sample = self._sampled()
-        self._foretold = {name: self._foretell(name) for name in self._sections}
+        self._predicted = {name: self._predict(name) for name in self._sections}
 
     def lengths(self, epoch: int, rows: Indices | None = None) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs].
@@ -197,7 +200,7 @@ class PairModifier:
         hits, partners, rooms = self._drawn(indices, epoch)
         rows = np.flatnonzero((hits >= 0).any(axis=0) | (partners >= 0).any(axis=1)).tolist()
         groups = [[int(indices[row]), *partners[row][partners[row] >= 0].tolist()] for row in rows]
-        changed: list[tuple[int, Pair]] = []
+        changed: list[tuple[int, AlignedPair]] = []
         for row, group, pair in zip(rows, groups, self._pairs(groups, with_links=bool(links)), strict=True):
             if pair is None:
                 continue
@@ -289,67 +292,69 @@ class PairModifier:
         ]
         rooms = [one.copy() for one in whole]
         recased = np.zeros(len(indices), bool)
-        for number, (name, foretold) in enumerate(self._foretold.items()):
+        for number, (name, predicted) in enumerate(self._predicted.items()):
             rows = np.flatnonzero(hits[number] >= 0)
             if name in _EVERY_WORD:  # upper case leaves title case, which comes later, nothing to change
                 rows = rows[~recased[rows]]
                 recased[rows] = True
             ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
             for side in (0, 1):  # added up: factors upon factors would plan far too much or too little
-                rooms[side][rows] += whole[side][rows] * (foretold[side].ratio(ids[side]) - 1) + foretold[side].constant
+                rooms[side][rows] += (
+                    whole[side][rows] * (predicted[side].ratio(ids[side]) - 1) + predicted[side].constant
+                )
         source, target = (
             np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
             for one, room in zip(stored, rooms, strict=True)
         )
         return _Draw(hits, partners, (source, target))
 
-    def _sampled(self) -> list[Pair]:
+    def _sampled(self) -> list[AlignedPair]:
         """Return pairs from all over the table."""
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
-    def _foretell(self, name: str) -> list[ForetoldLength]:
-        """Return what foretells the length of either side after a modifier."""
+    def _predict(self, name: str) -> list[PredictedLength]:
+        """Return what predicts the length of either side after a modifier."""
 
-        def modify(pair: Pair, number: int) -> None:
+        def modify(pair: AlignedPair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
 
-        return foretold_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+        return predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
 
     def _tag(self, source: Ids) -> Ids:
         """Return the corpus's tag in front of a source, if there is one."""
         return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]
 
-    def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[Pair | None]:
+    def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[AlignedPair | None]:
         """Return each group of pairs as one; None where one holds an unknown piece, whose text is lost."""
         flat = [index for group in groups for index in group]
         ids = self._table.pairs(flat)
         linked = with_links or self._config.need_links
         links = self._table.links(flat) if linked else [np.zeros((0, 4), np.int32)] * len(flat)
         single = iter([self._pair(*of_pair) for of_pair in zip(*ids, links, strict=True)])
-        found: list[Pair | None] = []
+        found: list[AlignedPair | None] = []
         for group in groups:
             pairs = [next(single) for _ in group]
             known = [pair for pair in pairs if pair is not None]
             found.append(None if len(known) < len(pairs) else merged(known) if len(known) > 1 else known[0])
         return found
 
-    def _pair(self, source: Ids, target: Ids, links: Ids) -> Pair | None:
+    def _pair(self, source: Ids, target: Ids, links: Ids) -> AlignedPair | None:
         sides = (source[len(self._tag(source)) :], target)
         if self._has_unknown(sides):
             return None
         texts = [tokenizer.decode(ids.tolist()) for ids, tokenizer in zip(sides, self._tokenizers, strict=True)]
         if not len(links):
-            return Pair(texts[0], texts[1])
+            return AlignedPair(texts[0], texts[1])
         spans: list[list[Span]] = []
         for text, ids, units, own in zip(texts, sides, self._units, (links[:, :2], links[:, 2:]), strict=True):
             ends = unit_ends(text)
             if not len(ends) or ends[-1] != units.totals([ids])[0]:
-                return Pair(texts[0], texts[1])
+                return AlignedPair(texts[0], texts[1])
             # The character of unit n is the first one that ends after it.
             first, last = np.searchsorted(ends, own[:, 0], "right"), np.searchsorted(ends, own[:, 1] - 1, "right")
             spans.append(list(zip(first.tolist(), (last + 1).tolist(), strict=True)))
-        return Pair(texts[0], texts[1], list(zip(*spans, strict=True)))
+        return AlignedPair(texts[0], texts[1], list(zip(*spans, strict=True)))
 
     def _has_unknown(self, sides: tuple[Ids, Ids]) -> bool:
         return any((ids == tokenizer.unk).any() for ids, tokenizer in zip(sides, self._tokenizers, strict=True))
@@ -357,7 +362,7 @@ class PairModifier:
     def _encoded(self, side: int, texts: Sequence[str]) -> list[Ids]:
         return [np.array(ids, np.int32) for ids in self._tokenizers[side].encode(texts)] if texts else []
 
-    def _stored_links(self, pair: Pair, source: Ids, target: Ids) -> Ids:
+    def _stored_links(self, pair: AlignedPair, source: Ids, target: Ids) -> Ids:
         """Return the links of a modified pair, [links, 4]; none where its pieces do not spell its text."""
         columns: list[Any] = []
         for side, (ids, units) in enumerate(zip((source, target), self._units, strict=True)):

@@ -1,9 +1,8 @@
 """`ziggurat prepare`: from parallel text to a store, in three passes over the files.
 
-It counts and checks (ziggurat.data.inputs), trains or loads tokenizers (ziggurat.data.passes), and encodes
-(ziggurat.data.encoding). A store made from the same settings and inputs is reused.
-
-What `prepare` reports: counts of each corpus, vocabularies, notices.
+It counts and checks (ziggurat.data.inputs), samples the corpora to train tokenizers and the aligner, and encodes
+(ziggurat.data.encoding). Every pass streams the files again, so memory does not grow with the corpora. A store made
+from the same settings and inputs is reused.
 """
 
 from __future__ import annotations
@@ -15,27 +14,150 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
 from ziggurat.config.data import DataConfig
-from ziggurat.config.notices import unread_files
+from ziggurat.config.rules.unused import unread_files
+from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
 from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
-from ziggurat.data.folder_kinds import MANIFEST, is_store
-from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
-from ziggurat.data.passes import Parts, learn
+from ziggurat.data.inputs import (
+    Corpus,
+    Progress,
+    count_pairs,
+    find_corpora,
+    note_origins,
+    nothing_left,
+    short_row_notices,
+    side_notices,
+)
 from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
+from ziggurat.data.subword import Tokenizer, save_tokenizers
+from ziggurat.data.subword_training import (
+    even_shares,
+    existing_tokenizers,
+    sampled_blocks,
+    train_pair_scores,
+    train_tokenizers,
+)
 from ziggurat.data.table import TableWriter
-from ziggurat.data.vocabulary import rare_notices
+from ziggurat.data.vocabulary import rare_notices, tag_notices
+from ziggurat.data.word_links import train_aligner, words_of
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.files import content_checksum, fingerprint, holds_only, write_atomically
+from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
+from ziggurat.system.processes import usable_cpus
 from ziggurat.system.staging import TEMPORARY, Staging, building, sweep, tidy
-from ziggurat.system.threads import usable_cpus
 from ziggurat.system.yaml_text import shown
+
+
+def sample_sentences(
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    side: str,
+    progress: Progress,
+    scorers: Scorers | None = None,
+) -> Iterator[str]:
+    """Yield the normalised sentences that the subword model is trained on, in file order, in constant memory.
+
+    A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
+    corpus as far as it has them. Pairs that the filters drop are left out, except those that they compare with others:
+    duplicates stay.
+
+    Args:
+        corpora: training corpora with their counts.
+        config: the data section.
+        side: `source`, `target`, or `joint` for both.
+        progress: called with the number of pairs read.
+        scorers: the pair scores, where a filter goes by them.
+
+    Raises:
+        DataError: the filters leave none of the sampled pairs.
+    """
+    cleaners = cleaners_of(config, corpora, scorers)
+    counts: Counter[str] = Counter()
+    shares = even_shares([corpus.read for corpus in corpora], config.subword.sample_pairs)
+    kept = 0
+    for sources, targets in sampled_blocks(corpora, cleaners, shares, config.unicode, counts, progress):
+        kept += len(sources)
+        yield from {"source": sources, "target": targets}.get(side) or chain(sources, targets)
+    if not kept:
+        raise nothing_left(sum(shares), counts, corpora)
+
+
+class Trained(NamedTuple):
+    """What is learned of the corpora before any pair is encoded."""
+
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    notices: list[str]
+    """Suspicious findings."""
+    scorers: Scorers
+    """The pair scores that filters go by."""
+
+
+class PreparedParts(Protocol):
+    """Parts of a store that were made elsewhere (ziggurat.corpora.jobs.preparation)."""
+
+    def learned(self, directory: Path) -> Trained:
+        """Return what `learn` does."""
+
+    def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
+        """Yield what ziggurat.data.encoding.encode_corpora does."""
+
+
+def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Trained:
+    """Return what is learned of the corpora; the tokenizers are saved in `directory`.
+
+    The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
+
+    Raises ConfigError for a filter that is not installed, and the errors of what it calls.
+    """
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    cleaners_of(config, training)  # before the long passes: a package may be missing, a script unknown
+    tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
+    subword = config.subword
+    if subword.kind in ("existing", "vocabulary"):
+        # Before the long passes, since errors here are cheap to find.
+        tokenizers = existing_tokenizers(subword, config.unicode, tags)
+        count_pairs(corpora, progress, words_of(config, tokenizers))
+        scorers = train_pair_scores(training, config, progress)
+    else:
+        count_pairs(corpora, progress, words_of(config, None))
+        scorers = train_pair_scores(training, config, progress)
+        tokenizers = train_tokenizers(
+            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
+        )
+    save_tokenizers(directory, *tokenizers)
+    _align_corpora(corpora, config, tokenizers, progress)
+    notices = short_row_notices(corpora) + side_notices(corpora, config) + tag_notices(config, tokenizers[0].tags)
+    return Trained(tokenizers, notices, scorers)
+
+
+def _align_corpora(
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    progress: Progress,
+) -> None:
+    """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
+
+    It learns from the training corpora among them, or from all training corpora where only others are among them.
+    """
+    options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
+    if options.compute == "none" or not unaligned:
+        return
+    words = words_of(config, tokenizers)
+    progress("train aligner", 0, None)
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    chosen = [corpus for corpus in training if corpus.alignments is None] or training
+    readers = [(corpus.reader, corpus.read) for corpus in chosen]
+    maker = train_aligner(readers, words, options.pairs, options.symmetrise)
+    for corpus in unaligned:
+        corpus.maker = maker
 
 
 @dataclass(frozen=True)
@@ -170,7 +292,7 @@ def prepare(
     progress: Progress | None = None,
     threads: int | None = None,
     inputs: Inputs | None = None,
-    parts: Parts | None = None,
+    parts: PreparedParts | None = None,
 ) -> PrepareReport:
     """Clean, segment and store the corpora of `config`.
 
@@ -252,12 +374,12 @@ def _build(
     directory: Path,
     threads: int,
     progress: Progress,
-    parts: Parts | None,
+    parts: PreparedParts | None,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
     corpora = inputs.corpora
-    learnt = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
-    tokenizers, comparisons = learnt.tokenizers, Comparisons.of_all(config, corpora)
+    learned = learn(corpora, config, directory, progress) if parts is None else parts.learned(directory)
+    tokenizers, comparisons = learned.tokenizers, Comparisons.of_all(config, corpora)
     training = [corpus for corpus in corpora if corpus.split == "train"]
     tables, rare = {}, list[str]()
     for split in ("train", "dev"):
@@ -267,7 +389,7 @@ def _build(
         has_text = split == "dev" or config.subword.regularisation is not None
         writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
         if parts is None:
-            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learnt.scorers)
+            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learned.scorers)
         else:
             blocks = _shown(parts.blocks(split, comparisons), f"merge {split}", chosen, progress)
         for block in blocks:
@@ -290,7 +412,7 @@ def _build(
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": [*learnt.notices, *overlap_notices(corpora, config), *rare],
+        "notices": [*learned.notices, *overlap_notices(corpora, config), *rare],
         **({"held_out": overlap} if overlap else {}),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,

@@ -1,6 +1,6 @@
 """Lexical shortlists: for each source piece the target pieces that get a score, estimated from a store by IBM Model 1.
 
-The estimate is ziggurat.data.alignment.hmm's.
+The estimate is ziggurat.data.hmm's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ziggurat.data.alignment.hmm import Row, translation_table
+from ziggurat.data.hmm import Row, translation_table
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, refuse_passing
 from ziggurat.system.files import write_atomically

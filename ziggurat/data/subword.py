@@ -28,7 +28,7 @@ from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.files import check_file, write_atomically
-from ziggurat.system.small_files import Form, inside, parse_json, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, inside, parse_json, read_bounded, shaped
 
 _UNKNOWN_PENALTY = 10.0
 """SentencePiece scores an unknown character this much below its worst piece."""
@@ -369,7 +369,7 @@ def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> Non
     save_tokenizers(Path(to_directory), source, target)
 
 
-class _Side(Form):
+class _Side(JsonForm):
     kind: Literal["sentencepiece", "vocabulary"]
     file: str
     unicode: UnicodeForm
@@ -377,7 +377,7 @@ class _Side(Form):
     size: int
 
 
-class _Description(Form):
+class _Description(JsonForm):
     format: int
     joint: Literal[False] | _Side
     source: _Side | None = None

@@ -1,6 +1,6 @@
 """Training of SentencePiece models, and loading of the existing tokenizers that a configuration names.
 
-Random samples of the corpora: for subword models, and for the pair score, which is learnt from one.
+Random samples of the corpora: for subword models, and for the pair score, which is learned from one.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
 
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
-    """Return the pair score of each direction, learnt from those of its training corpora that are filtered by it.
+    """Return the pair score of each direction, learned from those of its training corpora that are filtered by it.
 
     It sees what the other filters of a pair leave.
 
@@ -265,7 +265,7 @@ def sampled_blocks(
     generator = np.random.default_rng(_SAMPLE_SEED)
     done, total = 0, sum(corpus.read for corpus in corpora)
     for corpus, cleaner, share in zip(corpora, cleaners, shares, strict=True):
-        picks = Picks(generator, corpus.read, share)
+        picks = SampledPositions(generator, corpus.read, share)
         for (source, target), unwanted in corpus.scored_blocks():
             picked = picks.take(len(source))
             sides = [list(compress(texts, picked)) for texts in (source, target)]
@@ -276,7 +276,7 @@ def sampled_blocks(
             progress("sample", done, total)
 
 
-class Picks:
+class SampledPositions:
     """A random choice of `wanted` out of `total` items without replacement, revealed in order, in constant memory.
 
     Items are drawn in windows of fixed size, with a hypergeometric number of chosen items in each, so the choice does

@@ -49,7 +49,7 @@ def allow_open_files(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-class Shard:
+class ArrowShard:
     """One Arrow file, mapped when this object is created and parsed on first use.
 
     A mapped file stays the same for this process when another store takes its place.
@@ -370,7 +370,7 @@ class PairTable:
         self._vocabulary = vocabulary
         allow_open_files(len(entry["shards"]))
         self.shards = [
-            Shard(
+            ArrowShard(
                 directory / shard["file"],
                 int(shard["pairs"]),
                 self.has_text,

@@ -143,13 +143,13 @@ def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: tuple[Pi
 
 def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64]) -> list[str]:
     often = int(np.count_nonzero(counts >= _OFTEN))
-    learnt = len(counts) - (_BYTES if config.byte_fallback else 0)
-    if len(counts) < _SMALL or learnt - often <= _TOO_MANY * learnt:
+    learned = len(counts) - (_BYTES if config.byte_fallback else 0)
+    if len(counts) < _SMALL or learned - often <= _TOO_MANY * learned:
         return []
     fewer = -(-often * 3 // 2 // 100) * 100
     return [
-        f"{learnt - often:,} of {learnt:,} {side}pieces occur fewer than {_OFTEN} times in the training text: too "
-        f"rarely to be learnt well. With so little text, lower `data.subword.{key}`, to {max(fewer, 500)}, say, and "
+        f"{learned - often:,} of {learned:,} {side}pieces occur fewer than {_OFTEN} times in the training text: too "
+        f"rarely to be learned well. With so little text, lower `data.subword.{key}`, to {max(fewer, 500)}, say, and "
         "prepare again"
     ]
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig, Symmetrisation
-from ziggurat.data.alignment.aligner import (
+from ziggurat.data.aligner import (
     Aligner,
     Link,
     WordRule,
@@ -44,7 +44,7 @@ _ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(cod
 """Characters that are escaped by another one, and so count twice (ziggurat.data.subword)."""
 
 
-class Words:
+class WordCounter:
     """The words of one side's lines, as alignments count them.
 
     Args:
@@ -272,14 +272,14 @@ class LinkMapper:
 TRAINING_PAIRS = 1_000_000
 """Pairs that an aligner is trained on at most, unless told otherwise; its memory grows with them."""
 
-Sides = tuple[Words, Words]
+Sides = tuple[WordCounter, WordCounter]
 """Words of source and target lines."""
 
 
 def words_of(config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer] | None) -> Sides:
     """Return the words of both sides that alignments count; `tokenizers` is None where they are to be trained."""
     source, target = tokenizers or (None, None)
-    return Words(config.alignment.words, source), Words(config.alignment.words, target)
+    return WordCounter(config.alignment.words, source), WordCounter(config.alignment.words, target)
 
 
 class AlignmentFiles(NamedTuple):

@@ -18,7 +18,6 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ziggurat.evaluate.comet import CometEnvironment
 from ziggurat.evaluate.findings import (
     BucketTable,
     Example,
@@ -35,8 +34,8 @@ from ziggurat.evaluate.findings import (
     sentence_scores,
     word_accuracy,
 )
-from ziggurat.evaluate.metrics import TestSet, check_metrics
-from ziggurat.evaluate.scores import METRICS, SacrebleuMetric, SegmentMetric, Statistics, Words, check_lines
+from ziggurat.evaluate.metrics import CometEnvironment, TestSet, check_metrics
+from ziggurat.evaluate.scores import METRICS, BleuWords, SacrebleuMetric, SegmentMetric, Statistics, check_lines
 from ziggurat.evaluate.significance import RESAMPLINGS, TRIALS, compare_scores
 from ziggurat.system.errors import ConfigError, DataError, other_format, printable
 
@@ -358,7 +357,7 @@ def compare(
     _check(systems, references, sources)
     check_metrics(metrics)
     test_set = TestSet(references, sources, target_language, tokenize, lowercase)
-    words = Words(tokenize=test_set.splitting.bleu, lowercase=lowercase)
+    words = BleuWords(tokenize=test_set.splitting.bleu, lowercase=lowercase)
     say = say or (lambda _: None)
     names = [system.name for system in systems]
     measured: dict[str, _Measured] = {}

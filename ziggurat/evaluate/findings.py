@@ -56,7 +56,7 @@ class SystemNotes:
 
 
 @dataclass(frozen=True)
-class Pair:
+class SystemDifference:
     """The difference of two systems under one metric, with p-values.
 
     A p-value is the probability of a difference at least as large on other sentences of this kind, if both systems
@@ -86,7 +86,7 @@ class Scores:
     higher_is_better: bool
     systems: tuple[OverSeeds, ...]
     """One per system, in order."""
-    pairs: tuple[Pair, ...]
+    pairs: tuple[SystemDifference, ...]
     """All pairs of systems, the earlier one as `left`; empty with one system."""
     test_signature: str
     """The settings of the tests; empty with one system."""

@@ -23,7 +23,7 @@ _EXAMPLE_METRIC = "chrf"
 
 
 @dataclass(frozen=True)
-class Trial:
+class PerturbedScore:
     """One perturbation of a test set, translated by all systems.
 
     Attributes:
@@ -75,7 +75,7 @@ class _Between:
     """Corrected for perturbations and pairs."""
 
 
-class Contest(_Between):
+class PairwiseTest(_Between):
     """The difference of two systems on a disturbed test set: score of `left` minus that of `right`.
 
     `p` is of sacreBLEU's paired bootstrap.
@@ -90,11 +90,11 @@ class EffectDifference(_Between):
     """
 
 
-_Tested = TypeVar("_Tested", Effect, Contest, EffectDifference)
+_Tested = TypeVar("_Tested", Effect, PairwiseTest, EffectDifference)
 
 
 @dataclass(frozen=True)
-class Harm:
+class Degradation:
     """One of the cases that a perturbation harms most."""
 
     source: str
@@ -114,7 +114,7 @@ class Disturbed:
     name: str
     meaning: str
     cases: int
-    harms: tuple[tuple[Harm, ...], ...]
+    harms: tuple[tuple[Degradation, ...], ...]
     """Of each system, the greatest harm first."""
 
 
@@ -134,7 +134,7 @@ class Robustness:
     """Signature of the tests."""
     perturbations: tuple[Disturbed, ...]
     effects: tuple[Effect, ...]
-    contests: tuple[Contest, ...]
+    contests: tuple[PairwiseTest, ...]
     effect_differences: tuple[EffectDifference, ...]
     left_out: tuple[str, ...]
     """Perturbations that change no line."""
@@ -152,7 +152,7 @@ class Robustness:
 def judge(
     systems: Sequence[str],
     origins: Sequence[str],
-    trials: Sequence[Trial],
+    trials: Sequence[PerturbedScore],
     metrics: Sequence[str],
     scoring: TestSet,
     *,
@@ -173,13 +173,13 @@ def judge(
     Raises ConfigError for an unknown metric or a missing package.
     """
     effects: list[Effect] = []
-    contests: list[Contest] = []
+    contests: list[PairwiseTest] = []
     costs: list[EffectDifference] = []
     kinds = [scoring.metric(name) for name in metrics]
     names = [str(kind.from_sums(add_up(kind.statistics([scoring.references[0]])[0])).name) for kind in kinds]
     for name, shown in zip(metrics, names, strict=True):
         of_metric: list[Effect] = []
-        between: list[Contest] = []
+        between: list[PairwiseTest] = []
         of_costs: list[EffectDifference] = []
         for trial in trials:
             metric = _metric(scoring, trial, name)
@@ -208,7 +208,7 @@ def judge(
     )
 
 
-def _metric(scoring: TestSet, trial: Trial, name: str) -> SegmentMetric:
+def _metric(scoring: TestSet, trial: PerturbedScore, name: str) -> SegmentMetric:
     """Return a metric with the references of a trial, its words split as those of the undisturbed test set."""
     test_set = replace(scoring, references=trial.references, sources=trial.inputs, split=scoring.splitting)
     return test_set.metric(name)
@@ -221,7 +221,7 @@ class _Measured:
     metric: SegmentMetric
     shown: str
     systems: Sequence[str]
-    trial: Trial
+    trial: PerturbedScore
     tables: Sequence[Sequence[Statistics]]
     """Of each system, of its disturbed translations and of the undisturbed ones."""
     resamplings: int
@@ -243,14 +243,14 @@ def _effects(of: _Measured) -> Iterator[Effect]:
         yield Effect(system, of.trial.name, of.shown, undisturbed, disturbed, disturbed - undisturbed, p, p)
 
 
-def _contests(of: _Measured) -> Iterator[Contest]:
+def _contests(of: _Measured) -> Iterator[PairwiseTest]:
     """Yield the differences of all pairs of systems on a trial; not corrected yet."""
     tables = [disturbed for disturbed, _ in of.tables]
     scores = [of.score(table) for table in tables]
     tested = iter(p_values(of.metric, tables, "bs", of.resamplings) if of.tells else [])
     for left, right in combinations(range(len(tables)), 2):
         difference, p = scores[left] - scores[right], next(tested, None)
-        yield Contest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
+        yield PairwiseTest(of.systems[left], of.systems[right], of.trial.name, of.shown, difference, p, p)
 
 
 def _effect_differences(of: _Measured) -> Iterator[EffectDifference]:
@@ -275,7 +275,7 @@ def _corrected(found: Sequence[_Tested]) -> list[_Tested]:
     return [one if one.p is None else replace(one, p_adjusted=next(adjusted)) for one in found]
 
 
-def _harmed(scoring: TestSet, trial: Trial, systems: int) -> Disturbed:
+def _harmed(scoring: TestSet, trial: PerturbedScore, systems: int) -> Disturbed:
     """Return the cases of a trial that lose most, by sentence chrF."""
     metric = _metric(scoring, trial, _EXAMPLE_METRIC)
     harms = []
@@ -285,7 +285,9 @@ def _harmed(scoring: TestSet, trial: Trial, systems: int) -> Disturbed:
         order = sorted(range(len(trial.inputs)), key=lambda n: rows[0][n] - rows[1][n])
         harms.append(
             tuple(
-                Harm(trial.inputs[n], outputs[0][n], outputs[1][n], trial.references[0][n], rows[0][n], rows[1][n])
+                Degradation(
+                    trial.inputs[n], outputs[0][n], outputs[1][n], trial.references[0][n], rows[0][n], rows[1][n]
+                )
                 for n in order[:_EXAMPLES]
                 if rows[0][n] < rows[1][n]
             )

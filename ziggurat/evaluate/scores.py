@@ -28,7 +28,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.evaluate.splitting import INSTALLED_BY, splitting
 from ziggurat.system.errors import ConfigError, DataError, printable
 
@@ -333,7 +333,7 @@ class _Resampled:
 # Words
 
 
-class Words:
+class BleuWords:
     """Splitter of lines into the words that BLEU counts, by sacreBLEU's tokenizers."""
 
     def __init__(

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ziggurat.evaluate.findings import OverSeeds, Pair, Scores
+from ziggurat.evaluate.findings import OverSeeds, Scores, SystemDifference
 from ziggurat.evaluate.scores import SegmentMetric, Statistics, add_up
 
 RESAMPLINGS = 1000
@@ -59,7 +59,7 @@ def compare_scores(
         higher_is_better=metric.higher_is_better,
         systems=systems,
         pairs=tuple(
-            Pair(
+            SystemDifference(
                 names[left],
                 names[right],
                 systems[left].mean - systems[right].mean,

@@ -37,7 +37,7 @@ from ziggurat.exchange.huggingface import MAX_NEW_TOKENS
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.model.directory import OpenedModel, open_model
-from ziggurat.model.low_rank_updates import weights_fingerprint
+from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.system.compressed import byte_stream
 from ziggurat.system.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.system.files import made_by, write_atomically, write_checksums
@@ -281,11 +281,7 @@ def export_model(
     """
     # (1) Refuse what cannot succeed, before anything takes time.
     target = target_named(to, package)
-    stored = quantization or target.usual
-    if stored not in (None, "float32", *target.quantizations):
-        known = ", ".join(target.quantizations) or "none"
-        raise ConfigError(f"`--quantization {stored}`: `--to {to}` has: {known}")
-    stored = None if stored == "float32" else stored
+    stored = _stored_form(target, to, quantization)
     if shortlist is not None and to != "ctranslate2":
         raise ConfigError(f"`--shortlist` is for `--to ctranslate2`; for `--to {to}` leave it out")
     # The folder first: opening a model takes seconds.
@@ -323,13 +319,26 @@ def export_model(
         if judged is not None:
             report["gate"] = _passed(ours, target.translator(folder), *judged)
         _write_report(folder, report)
-        chosen = ["--which", which] if which is not None else []
-        chosen += ["--without-layers", without_layers] if without_layers is not None else []
-        chosen += ["--quantization", stored or "float32"] if stored != target.usual else []
-        chosen += ["--shortlist", shortlist] if shortlist is not None else []
+        unusual = None if stored == target.usual else stored or "float32"
+        options = {
+            "which": which,
+            "without-layers": without_layers,
+            "quantization": unusual,
+            "shortlist": shortlist,
+        }
+        chosen = [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
         chosen += package.words() if package is not None else []
         write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
     return report
+
+
+def _stored_form(target: ExportTarget, to: str, quantization: str | None) -> str | None:
+    """Return the type of the stored matrices, None for fp32. Raises ConfigError for one that the target lacks."""
+    stored = quantization or target.usual
+    if stored not in (None, "float32", *target.quantizations):
+        known = ", ".join(target.quantizations) or "none"
+        raise ConfigError(f"`--quantization {stored}`: `--to {to}` has: {known}")
+    return None if stored == "float32" else stored
 
 
 def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantization: str | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
 from ziggurat.config.model import ModelConfig, StackConfig
 from ziggurat.model.attention.kinds import ATTENTION
-from ziggurat.model.init.transfer import branch_factor, output_factor
+from ziggurat.model.init import branch_factor, output_factor
 from ziggurat.model.kinds import HISTORY, RESIDUAL
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.system.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.pickled).
+"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.imported).
 
 Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing.
 """
@@ -25,12 +25,13 @@ from ziggurat.exchange.imported import (
     ControlIds,
     ForeignModel,
     layer_from,
+    load_pickled,
     positions_from,
     take,
+    tensors_of,
 )
-from ziggurat.exchange.pickled import load_pickled, tensors_of
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.system.small_files import Form, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, read_bounded, shaped
 
 _BOS, _PAD, _EOS, _UNK = range(4)  # ids in every fairseq dictionary; the tokens of dict.txt follow
 _REFUSED: dict[str, Any] = {
@@ -108,7 +109,7 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return named, tensors_of(path, tensors)
 
 
-class _Options(Form):
+class _Options(JsonForm):
     """The options that are needed."""
 
     encoder_layers: int = Field(ge=1, le=4096)

@@ -1,6 +1,7 @@
 """Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
-Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle (ziggurat.exchange.pickled).
+Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle
+(ziggurat.exchange.imported).
 
 How transformers is told to search: its generation_config.json (of old models config.json), and what is ours of it.
 
@@ -29,21 +30,24 @@ from ziggurat.exchange.imported import (
     NORM_EPSILON,
     ControlIds,
     ForeignModel,
+    TokenizerConfig,
     layer_from,
+    load_pickled,
     positions_from,
+    refuse_languages_apart,
     take,
+    tensors_of,
+    with_vocabularies,
 )
-from ziggurat.exchange.pickled import load_pickled, tensors_of
-from ziggurat.exchange.vocabularies import TokenizerConfig, refuse_languages_apart, with_vocabularies
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
-from ziggurat.system.small_files import Form, check_opens, inside, read_bounded, read_json
+from ziggurat.system.small_files import JsonForm, check_opens, inside, read_bounded, read_json
 
 _MAX_LENGTH = 20
 """Default of transformers for `max_length`. Nobody means it, so such a model keeps our default."""
 
 
-class Generation(Form):
+class Generation(JsonForm):
     """Settings of `generate` that decide which translation is found; None: not set."""
 
     num_beams: int | None = Field(default=None, ge=1, le=10_000)
@@ -228,7 +232,7 @@ def _unknown(config: _Config, tensors: Mapping[str, Tensor]) -> str:
     return f"parameter {printable(unknown[0])} is unknown ({len(unknown)} in all)" if unknown else ""
 
 
-class _AnyConfig(Form):
+class _AnyConfig(JsonForm):
     """Keys of any model that decide if it can be imported."""
 
     model_type: str
@@ -238,7 +242,7 @@ class _AnyConfig(Form):
     add_final_layer_norm: bool | None = None
 
 
-class _Config(Form):
+class _Config(JsonForm):
     """Keys of a model that can be imported; transformers writes all of those without a default."""
 
     model_type: str
@@ -260,7 +264,7 @@ class _Ids(RootModel[dict[str, Annotated[int, Field(ge=0, strict=True)]]]):
     """Ids by piece."""
 
 
-class _Index(Form):
+class _Index(JsonForm):
     weight_map: dict[str, str]
 
 

@@ -31,11 +31,10 @@ from ziggurat.exchange.anatomy import (
     one_of,
     width_of,
 )
-from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from
+from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, with_vocabularies
 from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
-from ziggurat.exchange.vocabularies import with_vocabularies
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.system.small_files import Form, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, read_bounded, shaped
 
 _EPSILON = 1e-6
 POSITIONS = 1024
@@ -67,7 +66,7 @@ _ORDERS = {("", "an", ""): False, ("n", "a", "n"): True}
 """Operations before, after and on top of sub-layers, dropout left out -> pre-norm."""
 
 
-class _Options(Form):
+class _Options(JsonForm):
     """The options that are needed."""
 
     enc_depth: int = Field(ge=1, le=4096)
@@ -219,7 +218,7 @@ def _layer(parameters: _Parameters, name: str, decoder: bool, suffix: str) -> La
     )
 
 
-class _Search(Form):
+class _Search(JsonForm):
     """What decoder.yml says about the search."""
 
     beam_size: int | None = Field(default=None, ge=1, le=10_000)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from ziggurat.model.attention.cache import Block, CrossAttentionCache, Mask
+from ziggurat.model.attention.cache import CrossAttentionCache, KeyValueBlock, Mask
 from ziggurat.model.attention.multihead import CrossAttention, FirstValues, OwnAttention, OwnCache
 from ziggurat.model.lstm import LstmCell, LstmLayer, LstmState, StepOrder
 
@@ -67,7 +67,7 @@ class GrowingCache:
         rows = x.flatten(-3, -2).unsqueeze(-2)  # every hypothesis alone; a leading axis is of queries, keys and values
         return module.step(rows, cast(OwnCache, self), first).view(x.shape[-3:])
 
-    def append(self, key: Tensor, value: Tensor) -> list[Block]:
+    def append(self, key: Tensor, value: Tensor) -> list[KeyValueBlock]:
         """Add one position, [rows, heads, 1, d_head] each; return one block [rows, heads, steps + 1, d_head]."""
         # Not at the end: a sentence that entered later has empty places there, and continues at its own position.
         here = (self.live.away == 0)[:, None, :, None]
@@ -76,7 +76,7 @@ class GrowingCache:
             longer = torch.cat([old.flatten(0, 1), torch.zeros_like(new)], dim=2)
             rows.append(torch.where(here, new, longer))
         self.parts = [part.unflatten(0, self.parts[0].shape[:2]) for part in rows]
-        return [Block(*rows)]
+        return [KeyValueBlock(*rows)]
 
 
 class RunningSum:
@@ -108,7 +108,7 @@ class RunningSum:
 
 
 class RunningCell(RunningSum):
-    """Cells of a simple recurrent unit, [N, K, d_model], in place of ziggurat.model.attention.ssru.CellCache."""
+    """Cells of a simple recurrent unit, [N, K, d_model], in place of ziggurat.model.attention.recurrent.CellCache."""
 
     def append(self, x: Tensor, keep: Tensor) -> Tensor:  # type: ignore[override]
         """Let each cell become keep * cell + x, both [N, K, d_model]; return the cells."""

@@ -19,7 +19,7 @@ from ziggurat.exchange.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FIL
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, printable
 from ziggurat.system.files import check_folder
-from ziggurat.system.small_files import Form, read_json
+from ziggurat.system.small_files import JsonForm, read_json
 from ziggurat.translate.translator import Translator
 
 if TYPE_CHECKING:
@@ -139,13 +139,13 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     )
 
 
-class _Port(Form):
+class _Port(JsonForm):
     name: str
     shape: list[Annotated[int, Field(ge=1, le=1 << 24)] | Literal["sentences", "beams", "source", "steps"]]
     initial: str | None = None
 
 
-class _Manifest(Form):
+class _Manifest(JsonForm):
     format: int
     vocabulary_size: int = Field(ge=1)
     max_positions: int | None = Field(ge=1)

@@ -5,13 +5,13 @@ that they can be ranked by what was measured.
 
 The reference of a depth check: what a shallow healthy model learns on the same data in as many updates.
 
-How much can be learnt in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
+How much can be learned in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
 of a deep model is compared with that of a plain pre-norm one of three layers, at a rate that suits it. It depends on
 the data (with stages and modifiers) and the width alone, and is kept in the store.
 
 The verdict on a trial: trains, risky or will not train; with findings on loss, encoder, decoder and source.
 
-What a trial should have learnt depends on its data, so the bar is a share of what a shallow healthy model, the
+What a trial should have learned depends on its data, so the bar is a share of what a shallow healthy model, the
 reference, learns on the same pairs in as many updates.
 """
 
@@ -29,7 +29,7 @@ from typing import Any, Literal
 from ziggurat.config import Experiment, ModelConfig, TrainingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store, unigram_entropy
-from ziggurat.inspect.trial import Trial, TrialOptions, open_data, reduced, run_trial, trial_digest
+from ziggurat.inspect.trial import TrialMeasures, TrialOptions, open_data, reduced, run_trial, trial_digest
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import json_safe, parse_json, read_bounded
@@ -38,20 +38,21 @@ from ziggurat.system.terminal import duration
 Label = Literal["trains", "risky", "too early to tell", "will not train"]
 
 LEARNING = 0.1
-"""Nats per token below the entropy of word frequencies, from which a model has learnt more than these: stuck runs come
+"""Nats per token below the entropy of word frequencies, from which a model has learned more than these: stuck runs come
 to be 0.08 below it."""
 
 SHARE = 0.2
-"""Share of what the reference has learnt, from which a model trains."""
+"""Share of what the reference has learned, from which a model trains."""
 
 ENOUGH = 0.3
-"""Nats per token that the reference must have learnt before a trial that has not reached the bar is held against it."""
+"""Nats per token that the reference must have learned before a trial that has not reached the bar is held against
+it."""
 
 STARVED = 1e-3
 """Evenness of a stack, below which its lowest layers hardly learn."""
 
 DEAD = 1e-5
-"""Geometric mean of the evenness of encoder and decoder, below which a model that has learnt only word frequencies
+"""Geometric mean of the evenness of encoder and decoder, below which a model that has learned only word frequencies
 does not learn more."""
 
 READS = 0.01
@@ -73,12 +74,12 @@ class Reference:
 
     @property
     def enough(self) -> bool:
-        """True where it has learnt enough to compare with."""
+        """True where it has learned enough to compare with."""
         return self.learned >= ENOUGH
 
     @property
     def bar(self) -> float:
-        """Nats per token that a trial should have learnt."""
+        """Nats per token that a trial should have learned."""
         return max(LEARNING, SHARE * self.learned)
 
 
@@ -115,15 +116,15 @@ class Verdict:
     findings: tuple[Finding, ...]
 
 
-def judge(trial: Trial, reference: Reference) -> Verdict:
+def judge(trial: TrialMeasures, reference: Reference) -> Verdict:
     """Return the verdict on a trial, beside a reference trained for as many updates.
 
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
       will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients;
-      not beside a reference that has hardly learnt anything, since so early every loss falls to word frequencies.
+      not beside a reference that has hardly learned anything, since so early every loss falls to word frequencies.
     - `will not train`: neither, and gradients die out on their way down both stacks, as in plain deep post-norm; or a
       number is not finite.
-    - `too early to tell`: neither, and the reference has hardly learnt anything either.
+    - `too early to tell`: neither, and the reference has hardly learned anything either.
     - `risky`: anything else. Most such runs learn, but late and slowly.
 
     experiments/depth-check tells how the bands were chosen, and how often they are right.
@@ -163,13 +164,13 @@ def evenness(norms: Sequence[float]) -> float:
     return min(norms) / max(norms)
 
 
-def _loss(trial: Trial, nll: float, learned: float, reference: Reference) -> Finding:
+def _loss(trial: TrialMeasures, nll: float, learned: float, reference: Reference) -> Finding:
     level = f"word frequencies alone give {trial.unigram:.2f}, a shallow model {trial.unigram - reference.learned:.2f}"
     said = f"{nll:.2f} nats per token after {trial.updates} updates; {level}"
     return Finding("loss", learned >= reference.bar, said)
 
 
-def _stack(side: str, trial: Trial) -> Finding:
+def _stack(side: str, trial: TrialMeasures) -> Finding:
     norms = trial.points[trial.updates]["gradient_norm"][side]
     even, before = evenness(norms), evenness(trial.points[0]["gradient_norm"][side])
     said = (
@@ -194,7 +195,7 @@ REFERENCES_FILE = "depth-references.json"
 _LAYERS, _WIDTH, _PEAK = 3, 128, 2e-3
 """Depth of either stack, and the highest rate at that width."""
 _DOUBLINGS = 2
-"""Doublings of the updates, at most, where it has not learnt enough."""
+"""Doublings of the updates, at most, where it has not learned enough."""
 
 
 def reference_of(
@@ -206,7 +207,7 @@ def reference_of(
 ) -> Reference:
     """Return what a shallow model learns on the pairs of `store`, at the width of the trials of `experiment`.
 
-    Trained for the updates of `settings`, or two or four times as many where it has not learnt enough by then. The
+    Trained for the updates of `settings`, or two or four times as many where it has not learned enough by then. The
     arguments are those of ziggurat.inspect.check.check_depth.
     """
     shallow, reference = _shallow(experiment, store, settings), None
@@ -280,10 +281,10 @@ class DepthCheck:
 
     data: str
     settings: TrialOptions
-    trial: Trial
+    trial: TrialMeasures
     verdict: Verdict
     reference: Reference
-    remedies: tuple[Outcome, ...]
+    remedies: tuple[TriedRemedy, ...]
     seconds: float
     untried: tuple[str, ...] = ()
 
@@ -325,7 +326,7 @@ def check_depth(
 
     Args:
         experiment: the configuration.
-        settings: the options of the trials; there are more updates where a shallow model has not learnt enough.
+        settings: the options of the trials; there are more updates where a shallow model has not learned enough.
         begun: takes name and updates of each trial when it begins, and returns the function that takes their numbers.
         remedies: whether to try remedies where the verdict is not `trains`.
         say: takes the verdict before remedies are tried, since those take several times as long.
@@ -339,14 +340,14 @@ def check_depth(
         settings = replace(settings, updates=reference.updates)
         trial = run_trial(experiment, store, unigram, settings, begun("the configuration", settings.updates))
         verdict = judge(trial, reference)
-        outcomes: list[Outcome] = []
+        outcomes: list[TriedRemedy] = []
         changes = {} if verdict.label in ("trains", "too early to tell") else _changes(experiment)
         if remedies and changes:
             count, took = len(changes), duration(time.perf_counter() - started)
             say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
             for name, (remedy, changed) in changes.items():
                 tried = judge(run_trial(changed, store, unigram, settings, begun(name, settings.updates)), reference)
-                outcomes.append(Outcome(remedy, tried, changed))
+                outcomes.append(TriedRemedy(remedy, tried, changed))
     outcomes, untried = ranked(outcomes), () if remedies else tuple(changes)
     seconds = time.perf_counter() - started
     return DepthCheck(data, settings, trial, verdict, reference, tuple(outcomes), seconds, untried)
@@ -403,7 +404,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TriedRemedy:
     """A remedy that was tried.
 
     Attributes:
@@ -439,6 +440,6 @@ def _changes(experiment: Experiment) -> dict[str, tuple[Remedy, Experiment]]:
     return {name: (remedy, changed) for name, (remedy, changed) in found.items() if changed is not None}
 
 
-def ranked(outcomes: list[Outcome]) -> list[Outcome]:
+def ranked(outcomes: list[TriedRemedy]) -> list[TriedRemedy]:
     """Return outcomes, best first: by verdict, then by the fall of the loss."""
     return sorted(outcomes, key=lambda outcome: (_LABELS.index(outcome.verdict.label), -outcome.verdict.learned))

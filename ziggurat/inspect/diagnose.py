@@ -1,32 +1,306 @@
-"""Measures of depth after training: of the checkpoints that a run has kept, or of a model directory."""
+"""Measures of depth after training: of a run's checkpoints, of a model directory, and of what each layer is worth.
+
+The worth of a layer (`ziggurat diagnose --layers`, docs/diagnosis.md): states compared over depth, and the loss without
+layers or with layers exchanged. The measures are DepthBench's (2026), which has them for decoder-only models, here for
+both stacks of an encoder-decoder. They take many passes, so they are not part of training.
+
+z_0 is what the first layer reads and z_l the output of layer l, streams of hyper-connections added up; where a history
+acts between sub-layers that have no stream, that is the output of the last sub-layer alone. A layer that is left out
+passes on what it reads; everything else is as always.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.pruning import LeftOut, unprunable
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
 from ziggurat.evaluate.scores import evaluate
-from ziggurat.inspect.layer_worth import layer_measures, passes_needed, pruning_order
+from ziggurat.model.attention.multihead import ValueResidual
 from ziggurat.model.directory import OpenedModel, open_model, refuse_other_vocabulary
+from ziggurat.model.residual.base import NoSkip
 from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders, locked
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.system.threads import share_cores
+from ziggurat.system.processes import share_cores
 from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.depth_records import measured, probe_batches, record_of
+from ziggurat.train.diagnosis.gradients import STACKS, eagerly
+from ziggurat.train.diagnosis.probe import Loss
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.train.objective import probe_loss, settle_precision
 from ziggurat.train.validate import directions_of
 from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import load_translator
+
+LAYER_MEASURES = (
+    "angular_distance",
+    "causal_score",
+    "permutation_score",
+    "loss_without",
+    "pruning_curve",
+    "effective_depth",
+    "logit_lens",
+)
+"""Names of the measures, in the order in which `layer_measures` returns them."""
+
+PASSES = 300
+"""Most passes for the exchanges in one stack, and for the runs of layers left out of it."""
+TOLERANCE = 0.05
+"""Rise of the loss, as a share of it, that layers which do not count may cause together (`effective_depth`)."""
+
+
+@torch.no_grad()
+def layer_measures(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
+    """Return the measures by name, of both stacks by stack; none for RNMT+, whose layers are no such stack.
+
+    - `angular_distance` [N + 1][N + 1]: mean over real tokens of arccos(cos(z_i, z_j)) / pi.
+    - `causal_score` [s][l]: mean over real tokens of |u_l* - u_l| / |u_l| for l > s, with u_l what layer l adds to what
+      it reads (with `residual: none`, what it gives), and u_l* the same without layer s. NaN elsewhere.
+    - `permutation_score` [i][j]: |L* - L| / L, L* being the loss with layers i and j in each other's place.
+    - `loss_without` [i][j]: rise of the loss, in nats a token, without layers i to j; the diagonal is of single layers.
+    - `pruning_curve` [n]: its rise without the n layers that are worth least by that diagonal, n < N.
+    - `effective_depth`: see `effective_depth`.
+    - `logit_lens`: `nll` and `agreement` [M + 1] if the decoder ended after its layer l: loss, and share of tokens
+      whose most likely word is that of the whole decoder. It ends with what layer l + 1 reads, at the top with its
+      output; so of a history with the combination that is made there.
+
+    In deep stacks only the nearest pairs are measured, PASSES in a stack; the others are NaN, and so is what cannot be:
+    with value residuals the first layer stays in its place. The model and its mode do not change.
+
+    Args:
+        model: the model; meanwhile its layers run uncompiled.
+        batch: the batch, on any device.
+        loss: see ziggurat.train.diagnosis.probe.Loss.
+    """
+    stacks = {name: getattr(model, name) for name in STACKS}
+    if not all(isinstance(stack, Encoder | Decoder) for stack in stacks.values()):
+        return {}
+    training = model.training
+    model.eval()
+    try:
+        with eagerly(model):
+            return _change_of_loss(model, batch.to(model.device), loss, stacks)
+    finally:
+        model.train(training)
+
+
+def passes_needed(layers: Sequence[int]) -> int:
+    """Return the number of passes that the measures take in stacks of so many layers."""
+    pairs = [(len(near_pairs(n, 0)), len(near_pairs(n, 1))) for n in layers]
+    return 1 + sum(n - 1 + runs + exchanges for n, (runs, exchanges) in zip(layers, pairs, strict=True))
+
+
+def near_pairs(layers: int, apart: int) -> list[tuple[int, int]]:
+    """Return pairs (i, j) of layers, from 0, with j - i >= `apart`, the nearest first, at most PASSES of them."""
+    return [(i, i + d) for d in range(apart, layers) for i in range(layers - d)][:PASSES]
+
+
+def pruning_order(rises: Sequence[float]) -> list[int]:
+    """Return the layers, from 0, in the order in which they go, given the rise of the loss without each alone.
+
+    Those that cannot be left out (NaN) are worth most; of equals the higher one goes first.
+    """
+    return sorted(range(len(rises)), key=lambda n: (math.isnan(rises[n]), rises[n], -n))
+
+
+def effective_depth(curve: Sequence[float], nll: float) -> float:
+    """Return N - n, n being how many layers a stack can do without before its loss rises by more than TOLERANCE.
+
+    `curve` is its `pruning_curve`, `nll` the loss of the whole model. The layers that are worth least go first, and the
+    first rise beyond the tolerance ends the count: a stack of N layers that all count has effective depth N. NaN where
+    the loss is not finite, so that none can rise from it.
+    """
+    if not math.isfinite(nll):
+        return math.nan
+    fits = [rise <= TOLERANCE * nll for rise in curve]  # of NaN: no
+    return float(len(curve) - (fits.index(False) if False in fits else len(curve)) + 1)
+
+
+class _Watched(nn.Module):
+    """A layer that keeps what it reads and gives."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.states: list[Tensor] = []
+
+    def forward(self, x: Tensor, view: Any) -> Tensor:
+        y: Tensor = self.layer(x, view)
+        self.states = [x, y]
+        return y
+
+    def sublayers(self) -> list[Callable[[Tensor, Any], Tensor]]:
+        """See ziggurat.model.transformer.TransformerLayer."""
+        self.states = []
+        return [self._kept(unit) for unit in cast(Any, self.layer).sublayers()]
+
+    def _kept(self, unit: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
+        def run(x: Tensor, view: Any) -> Tensor:
+            y = unit(x, view)
+            self.states = [self.states[0] if self.states else x, y]
+            return y
+
+        return run
+
+
+class _LeftOut(nn.Module):
+    """Stands where a layer was; passes on what it reads."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.units = len(cast(Any, layer).sublayers())
+
+    def forward(self, x: Tensor, _view: Any) -> Tensor:
+        return x
+
+    def sublayers(self) -> list[Callable[[Tensor, Any], Tensor]]:
+        """See ziggurat.model.transformer.TransformerLayer."""
+        return [self.forward] * self.units
+
+
+@contextlib.contextmanager
+def _arranged(stack: Encoder | Decoder, layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Context in which the stack has these layers, as many as before."""
+    before, stack.layers = stack.layers, nn.ModuleList(layers)
+    try:
+        yield
+    finally:
+        stack.layers = before
+
+
+def _change_of_loss(model: Seq2Seq, batch: Batch, loss: Loss, stacks: dict[str, Encoder | Decoder]) -> dict[str, Any]:
+    masks = {"encoder": batch.source_mask, "decoder": batch.target_mask}
+
+    def nll() -> float:
+        return float(loss(model, batch)[1]) / batch.target_tokens
+
+    with contextlib.ExitStack() as watching:
+        watched = {}
+        for name, stack in stacks.items():
+            watched[name] = [_Watched(layer) for layer in stack.layers]
+            watching.enter_context(_arranged(stack, watched[name]))
+        ends: list[Tensor] = []
+        hook = stacks["decoder"].register_forward_hook(lambda _module, _args, hidden: ends.append(hidden))
+        watching.callback(hook.remove)
+        whole = nll()
+    found: dict[str, Any] = {measure: {} for measure in LAYER_MEASURES}
+    for name, stack in stacks.items():
+        states = [[_real(stack, state, masks[name]) for state in layer.states] for layer in watched[name]]
+        found["angular_distance"][name] = _angles([states[0][0], *(gave for _, gave in states)])
+        found["causal_score"][name], alone = _causal(stack, states, masks[name], nll)
+        found["permutation_score"][name] = _exchanges(stack, nll, whole)
+        without, curve = _without(stack, nll, whole, alone)
+        found["loss_without"][name], found["pruning_curve"][name] = without, curve
+        found["effective_depth"][name] = effective_depth(curve, whole)
+    found["logit_lens"] = _lens(model, batch, [layer.states[0] for layer in watched["decoder"]], ends[-1])
+    return found
+
+
+def _real(stack: Encoder | Decoder, state: Tensor, mask: Tensor) -> Tensor:
+    """Return the states of real tokens, streams added up, [tokens, d], in double: arccos is steep at 1."""
+    return (state if stack.streams is None else state.sum(-2))[mask].double()
+
+
+def _angles(states: Sequence[Tensor]) -> list[list[float]]:
+    directions = torch.stack([F.normalize(state, dim=-1) for state in states])  # [N + 1, tokens, d]
+    rows = [(directions[i] * directions).sum(-1).clamp(-1, 1).arccos().mean(-1) / math.pi for i in range(len(states))]
+    return torch.stack(rows).tolist()
+
+
+def _fixed(stack: Encoder | Decoder) -> int:
+    """Return how many layers, the lowest ones, must stay where they are."""
+    first = stack.layers[0]
+    return 1 if any(isinstance(module, ValueResidual) for module in first.modules()) else 0
+
+
+def _causal(
+    stack: Encoder | Decoder, states: Sequence[Sequence[Tensor]], mask: Tensor, nll: Callable[[], float]
+) -> tuple[list[list[float]], list[float]]:
+    """Return the causal scores, and the loss without each single layer."""
+    layers, count = list(stack.layers), len(stack.layers)
+    scores, alone = torch.full((count, count), torch.nan, dtype=torch.float64), [math.nan] * count
+    for s in range(_fixed(stack), count):
+        above = [_Watched(layer) for layer in layers[s + 1 :]]
+        with _arranged(stack, [*layers[:s], _LeftOut(layers[s]), *above]):
+            alone[s] = nll()
+        for number, layer in enumerate(above, start=s + 1):
+            now = _added(layer.layer, [_real(stack, state, mask) for state in layer.states])
+            before = _added(layer.layer, states[number])
+            change = torch.linalg.vector_norm(now - before, dim=-1)
+            scores[s, number] = (change / torch.linalg.vector_norm(before, dim=-1)).mean()
+    return scores.tolist(), alone
+
+
+def _added(layer: nn.Module, states: Sequence[Tensor]) -> Tensor:
+    """Return what a layer adds to what it reads; all that it gives where its sub-layers leave the stream out."""
+    read, gave = states
+    return gave if any(isinstance(module, NoSkip) for module in layer.modules()) else gave - read
+
+
+def _exchanges(stack: Encoder | Decoder, nll: Callable[[], float], whole: float) -> list[list[float]]:
+    layers, count = list(stack.layers), len(stack.layers)
+    scores = torch.full((count, count), torch.nan, dtype=torch.float64)
+    scores.fill_diagonal_(0.0)
+    for i, j in near_pairs(count, 1):
+        if i >= _fixed(stack):
+            order = list(range(count))
+            order[i], order[j] = j, i
+            with _arranged(stack, [layers[n] for n in order]):
+                scores[i, j] = scores[j, i] = abs(nll() - whole) / whole
+    return scores.tolist()
+
+
+def _without(
+    stack: Encoder | Decoder, nll: Callable[[], float], whole: float, alone: Sequence[float]
+) -> tuple[list[list[float]], list[float]]:
+    """Return the rises without layers i to j, and those without the n layers worth least."""
+    layers, count = list(stack.layers), len(stack.layers)
+
+    def rise(left_out: Sequence[int]) -> float:
+        if min(left_out) < _fixed(stack):
+            return math.nan
+        with _arranged(stack, [_LeftOut(layer) if n in left_out else layer for n, layer in enumerate(layers)]):
+            return nll() - whole
+
+    rises = torch.full((count, count), torch.nan, dtype=torch.float64)
+    for i, j in near_pairs(count, 0):
+        rises[i, j] = alone[i] - whole if i == j else rise(range(i, j + 1))
+    order = pruning_order([loss - whole for loss in alone])
+    return rises.tolist(), [0.0, *(rise(order[:n]) for n in range(1, count))]
+
+
+def _lens(model: Seq2Seq, batch: Batch, read: Sequence[Tensor], whole: Tensor) -> dict[str, list[float]]:
+    """Return loss and agreement if the decoder ended with what each layer reads, and with `whole`, its output."""
+    decoder = cast(Decoder, model.decoder)
+    rows = []
+    for state in read:
+        merged = state
+        if decoder.streams is not None:
+            merged = state.sum(-2) if decoder.end is None else decoder.end(state)
+        merged = merged[batch.target_mask].to(model.output.weight.dtype)  # autocast may have left a half type
+        rows.append(merged if decoder.final_norm is None else decoder.final_norm(merged))
+    rows.append(whole[batch.target_mask].to(model.output.weight.dtype))
+    best = model.logits(rows[-1]).argmax(-1)
+    gold, nlls, agreement = batch.target_out[batch.target_mask], [], []
+    for hidden in rows:
+        logits = model.logits(hidden)
+        nlls.append(float(F.cross_entropy(logits, gold)))
+        agreement.append(float((logits.argmax(-1) == best).double().mean()))
+    return {"nll": nlls, "agreement": agreement}
 
 
 def diagnose(
@@ -48,7 +322,7 @@ def diagnose(
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
         device: see ziggurat.model.directory.usable_device.
-        layers: also measure what each layer is worth (ziggurat.inspect.layer_worth), which takes many passes.
+        layers: also measure what each layer is worth (ziggurat.inspect.diagnose), which takes many passes.
         translate: with `layers`, also translate so many sentences of the dev set without the layers worth least, for
             the record's `pruning_bleu` [n] by stack.
         say: called with a line of text before every model.

@@ -34,18 +34,16 @@ from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
 from ziggurat.data.batching import round_up
 from ziggurat.data.corpus import Store
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.loader import Batch, LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.model.directory import random_state_kept, refuse_two_vocabularies, usable_device
-from ziggurat.system.files import content_checksum, write_atomically
-from ziggurat.system.small_files import Form, json_safe, read_json
-from ziggurat.system.threads import share_cores
+from ziggurat.system.files import MANIFEST, content_checksum, write_atomically
+from ziggurat.system.processes import share_cores
+from ziggurat.system.small_files import JsonForm, json_safe, read_json
+from ziggurat.train.device import loader_of
 from ziggurat.train.diagnosis.probe import measure
-from ziggurat.train.feeding import loader_of
 from ziggurat.train.learner import Learner
-from ziggurat.train.objective import probe_loss, settle_precision
-from ziggurat.train.profile import profile_batch
+from ziggurat.train.objective import probe_loss, profile_batch, settle_precision
 from ziggurat.train.schedule import learning_rate, peak_update
 from ziggurat.train.update import train_update
 
@@ -78,7 +76,7 @@ class TrialOptions:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialMeasures:
     """The measurements of a trial.
 
     Attributes:
@@ -180,7 +178,7 @@ def run_trial(
     tick: Callable[[int], None] | None = None,
     *,
     loss_only: bool = False,
-) -> Trial:
+) -> TrialMeasures:
     """Try `experiment` on the pairs of `store`; `tick` takes the number of each update.
 
     With `loss_only` nothing is measured but the loss at the end.
@@ -216,7 +214,7 @@ def run_trial(
                 points[update] = _measured(learner, batch, looks[update])
             if update == settings.updates:
                 break
-    return Trial(
+    return TrialMeasures(
         updates=len(losses),
         width=max(small.model.d_model, small.model.encoder_width),
         peak=small.training.schedule.peak,
@@ -319,7 +317,7 @@ def trial_digest(experiment: Experiment, store: Store, options: TrialOptions) ->
     )
 
 
-class _Document(Form):
+class _Document(JsonForm):
     """Form of the file: digest of a training -> its loss, null where it failed."""
 
     format: Literal[1]

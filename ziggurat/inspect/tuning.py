@@ -1,11 +1,11 @@
 """Tuning on a small model: a sweep of learning rates.
 
-It rests on `model.transfer` (ziggurat.model.init.transfer): with it the first updates change models of every width and
+It rests on `model.transfer` (ziggurat.model.init): with it the first updates change models of every width and
 depth alike, so the best rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025).
 
 The coordinate check: whether the first updates change models of several sizes alike, so that a rate carries over.
 
-They do with `model.transfer` (ziggurat.model.init.transfer).
+They do with `model.transfer` (ziggurat.model.init).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from ziggurat.config.model import StackConfig
 from ziggurat.data.corpus import Store
 from ziggurat.inspect.trial import KeptTrials, TrialOptions, run_trial, trial_experiment
 from ziggurat.model.directory import random_state_kept, usable_device
-from ziggurat.model.init.transfer import output_factor
+from ziggurat.model.init import output_factor
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.threads import share_cores
+from ziggurat.system.processes import share_cores
+from ziggurat.train.device import loader_of
 from ziggurat.train.diagnosis.gradients import STACKS
-from ziggurat.train.feeding import loader_of
 from ziggurat.train.learner import Learner
-from ziggurat.train.profile import profile_batch
+from ziggurat.train.objective import profile_batch
 from ziggurat.train.update import train_update
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)

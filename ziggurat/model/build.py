@@ -20,9 +20,7 @@ from ziggurat.config.kinds import Family
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
 from ziggurat.model.attention.kinds import ENCODER_ATTENTION, decoder_layer
-from ziggurat.model.init.admin import constant_omega
-from ziggurat.model.init.schemes import ModelDepth, initialise
-from ziggurat.model.init.transfer import Scale, scales
+from ziggurat.model.init import ModelDepth, RateScale, constant_omega, initialise, scales
 from ziggurat.model.kinds import Embeddings, StackParts, memory_mixtures
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.rnmt import build_rnmt
@@ -48,7 +46,7 @@ def build_model(
         seed: of the initial weights; the global random state is left alone.
 
     Where `init.omega` is `profiled`, the skips of `residual: admin` are 1 until training profiles them
-    (ziggurat.train.profile). Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of
+    (ziggurat.train.objective). Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of
     different size.
     """
     model = assemble(config, source_vocabulary, target_vocabulary)
@@ -185,7 +183,7 @@ def parameter_roles(model: Seq2Seq) -> dict[str, Role]:
     return {name: role_of[place_of(parameter)] for name, parameter in model.named_parameters()}
 
 
-def parameter_scales(model: Seq2Seq, config: ModelConfig) -> dict[str, Scale] | None:
+def parameter_scales(model: Seq2Seq, config: ModelConfig) -> dict[str, RateScale] | None:
     """Return the factors of rate, epsilon and decay of every parameter by its name; None: `config` has no base."""
     if config.transfer is None:
         return None

@@ -6,7 +6,7 @@ averaged/validation.json   metric, value (null: not measured), rival (`best` or 
 
 The device of a model, by the name that a setting gives, and torch's random state there.
 
-Checks that vocabularies fit weights: one for a shared embedding, and ids of text as weights learnt them.
+Checks that vocabularies fit weights: one for a shared embedding, and ids of text as weights learned them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,13 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.lora import without_lora
+from ziggurat.config.experiment import without_lora
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
-from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
-from ziggurat.model.grow import at_depth
-from ziggurat.model.low_rank_updates import base_file, with_base
-from ziggurat.model.prune import prune, pruned_experiment
+from ziggurat.model.depth import at_depth, prune, pruned_experiment
+from ziggurat.model.low_rank import base_file, with_base
 from ziggurat.model.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -56,6 +54,7 @@ from ziggurat.system.files import (
     check_folder,
     content_checksum,
     fingerprint,
+    folder_kind,
     has_checksum,
     holds_only,
     write_atomically,
@@ -227,7 +226,7 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
 
-    Low-rank updates are merged with the weights that they belong to (ziggurat.model.low_rank_updates).
+    Low-rank updates are merged with the weights that they belong to (ziggurat.model.low_rank).
 
     Raises CheckpointError: missing, damaged, too new.
     """

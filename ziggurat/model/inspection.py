@@ -12,10 +12,9 @@ from torch import nn
 
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.data import DataConfig
-from ziggurat.config.notices import unread_files
 from ziggurat.config.reference import Method, methods_in_use
+from ziggurat.config.rules.unused import unread_files
 from ziggurat.data.corpus import read_manifest
-from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
@@ -23,6 +22,7 @@ from ziggurat.model.build import assemble, count_parameters
 from ziggurat.model.directory import refuse_two_vocabularies
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
+from ziggurat.system.files import MANIFEST
 
 _PART = {"source_embedding": "embeddings", "target_embedding": "embeddings"}
 # Keys of `data` on which the vocabularies depend, besides the text.

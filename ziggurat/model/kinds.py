@@ -1,7 +1,7 @@
 """Tables of residual and history kinds: what each is built by, and what the model must know of it.
 
 What a configuration must know (paper, options, notices) is on the kind's row in ziggurat.config.kinds. The table of
-attention is in ziggurat.model.attention.kinds, that of initialisation in ziggurat.model.init.schemes.
+attention is in ziggurat.model.attention.kinds, that of initialisation in ziggurat.model.init.
 
 Before the tables come the makers of a model's parts. Configuration objects end here: the modules of ziggurat.model are
 given numbers and makers only.
@@ -25,11 +25,10 @@ from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
 from ziggurat.model.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.model.history import kinds as history
-from ziggurat.model.history.attention_residuals import AttentionResiduals, BlockAttentionResiduals
 from ziggurat.model.history.base import History, HistoryOptions
-from ziggurat.model.history.mudd import Mudd
-from ziggurat.model.history.transparent import Transparent
-from ziggurat.model.init.transfer import branch_factor, output_factor
+from ziggurat.model.history.dynamic import AttentionResiduals, BlockAttentionResiduals, Mudd
+from ziggurat.model.history.kinds import Transparent
+from ziggurat.model.init import branch_factor, output_factor
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import (

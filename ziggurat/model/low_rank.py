@@ -1,15 +1,32 @@
-"""Low-rank updates of linear maps whose own weights are frozen: LoRA (Hu et al. 2021, arXiv 2106.09685)."""
+"""Low-rank updates of linear maps whose weights are frozen: LoRA (Hu et al. 2021, arXiv 2106.09685).
+
+Which maps of a model have updates, the updates in files, and merging them. A run keeps the weights that it started
+from once, in `base/`, a model directory. Its checkpoints hold the updates alone, `<map>.low_rank.<part>.down` and `.up`
+for every part of a map that has one. An opened checkpoint has both merged, under the names of a model without updates.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
+from ziggurat.config.train import LoraConfig, LoraMap
+from ziggurat.model.build import model_slots
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.linear import linear
+from ziggurat.model.linear import Linear, linear
+from ziggurat.model.residual.base import ShiftedLinear
 from ziggurat.model.roles import Role, Slot
+from ziggurat.model.run_folder import BASE, MODEL_FILE, read_meta, run_of
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.tensors import read_shapes
+from ziggurat.system.errors import CheckpointError, ConfigError, printable
+from ziggurat.system.files import fingerprint
 
 
 class Factors(nn.Module):
@@ -108,3 +125,157 @@ class LowRank(nn.Module):
         for number in self.chosen:
             for name, values in self._factors(number).named_parameters():
                 yield Slot(values, Role.LOW_RANK, f"{number}.{name}")
+
+
+_UPDATE = re.compile(r"(.+)\.low_rank\.(\d{1,4})\.(down|up)")
+_ROLES: dict[LoraMap, frozenset[Role]] = {
+    "query": frozenset({Role.ATTENTION_QUERY}),
+    "key": frozenset({Role.ATTENTION_KEY}),
+    "value": frozenset({Role.ATTENTION_VALUE}),
+    "output": frozenset({Role.ATTENTION_OUT}),
+    "feed_forward": frozenset({Role.FFN_IN, Role.FFN_OUT}),
+    "gate": frozenset({Role.GATE}),
+}
+
+
+def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> None:
+    """Freeze `model` and give the maps that `config` chooses low-rank updates, in place; it computes what it did.
+
+    Args:
+        model: on the CPU, or without values.
+        config: section `training.lora`.
+        seed: of the initial values of A; None: the updates are left without values.
+
+    Raises ConfigError when the model lacks one of these maps.
+    """
+    there = maps_of(model)
+    if missing := [name for name in config.maps if name not in there]:
+        raise ConfigError(
+            f"`training.lora.maps: [{', '.join(config.maps)}]`: this model has no `{missing[0]}`; it has "
+            + ", ".join(there)
+        )
+    roles = frozenset().union(*(_ROLES[name] for name in config.maps))
+    maps, chosen = _linear_maps(model), defaultdict[int, list[Slot]](list)
+    for slot in model_slots(model):
+        if slot.role in roles and slot.place[0] in maps:
+            chosen[slot.place[0]].append(slot)
+    model.requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed or 0)
+    for place, slots in chosen.items():
+        weight = maps[place].weight
+        height = slots[0].values.shape[0]
+        updates = LowRank(
+            weight.shape[1],
+            weight.shape[0],
+            parts=weight.shape[0] // height,
+            # Parts are the rows of the matrix in their order.
+            chosen=[
+                (slot.values.storage_offset() - weight.storage_offset()) // (height * weight.shape[1]) for slot in slots
+            ],
+            rank=config.rank,
+            scale=config.alpha / config.rank,
+            dropout=Dropout(config.dropout),
+            device=weight.device,
+        )
+        if seed is not None:
+            updates.reset(generator)
+        maps[place].low_rank = updates
+
+
+def maps_of(model: Seq2Seq) -> list[LoraMap]:
+    """Return the maps of a model that can have updates."""
+    maps = _linear_maps(model)
+    roles = {slot.role for slot in model_slots(model) if slot.place[0] in maps}
+    return [name for name, wanted in _ROLES.items() if wanted & roles]
+
+
+def _linear_maps(model: Seq2Seq) -> dict[int, Linear | ShiftedLinear]:
+    """Return the linear maps of a model by the place of their weights in memory."""
+    return {
+        module.weight.untyped_storage()._cdata: module
+        for module in model.modules()
+        if isinstance(module, Linear | ShiftedLinear)
+    }
+
+
+def is_update(name: str) -> bool:
+    """Return whether a parameter is a factor of a low-rank update."""
+    return _UPDATE.fullmatch(name) is not None
+
+
+def merged(base: Mapping[str, Tensor], updates: Mapping[str, Tensor], scale: float, name: str) -> dict[str, Tensor]:
+    """Return `base` with every W replaced by W + scale * B A, computed in fp64 and rounded once to W's type.
+
+    `name` says in errors where `updates` came from. Raises CheckpointError when they do not fit `base`.
+    """
+    factors: dict[tuple[str, int], dict[str, Tensor]] = defaultdict(dict)
+    for key, tensor in updates.items():
+        found = _UPDATE.fullmatch(key)
+        if found is None or f"{found[1]}.weight" not in base:
+            raise CheckpointError(f"{name}: {printable(key)} belongs to no map of the model that was adapted")
+        factors[f"{found[1]}.weight", int(found[2])][found[3]] = tensor
+    tensors = dict(base)
+    for key in {weight for weight, _ in factors}:
+        tensors[key] = base[key].clone()
+    for (key, part), pair in factors.items():
+        matrix, nothing = tensors[key], torch.empty(0)
+        down, up = pair.get("down", nothing), pair.get("up", nothing)
+        fits = down.dim() == up.dim() == 2 and down.shape == (up.shape[1], matrix.shape[1])
+        if not fits or (part + 1) * up.shape[0] > matrix.shape[0]:
+            raise CheckpointError(f"{name}: the update of part {part} does not fit {key} {list(matrix.shape)}")
+        rows = matrix[part * up.shape[0] : (part + 1) * up.shape[0]]
+        rows.copy_(rows.double() + scale * (up.double() @ down.double()))
+    return tensors
+
+
+def base_file(weights_file: Path) -> Path | None:
+    """Return the file with the weights that the updates in `weights_file` belong to; None: it holds whole weights.
+
+    Raises CheckpointError: that file is missing, or `weights_file` cannot be read.
+    """
+    if not any(map(is_update, read_shapes(weights_file))):
+        return None
+    if not (found := run_of(weights_file.parent) / BASE / MODEL_FILE).is_file():
+        raise CheckpointError(
+            f"{found}: missing, and {weights_file} holds low-rank updates of it alone; copy `{BASE}/` back from where "
+            "the run was, or name the run's own checkpoint"
+        )
+    return found
+
+
+def weights_files(weights_file: Path) -> list[Path]:
+    """Return the files that the weights in `weights_file` are made of: itself, and what its updates belong to.
+
+    Raises CheckpointError as base_file does.
+    """
+    base = base_file(weights_file)
+    return [weights_file] if base is None else [weights_file, base]
+
+
+def weights_fingerprint(weights_file: Path) -> str:
+    """Return the fingerprint of weights: of their file, or where that holds updates alone those of both, joined by +.
+
+    Raises CheckpointError as base_file does.
+    """
+    return "+".join(map(fingerprint, weights_files(weights_file)))
+
+
+def with_base(
+    weights_file: Path, tensors: Mapping[str, Tensor], read: Callable[[Path], Mapping[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Return the tensors of `weights_file`, low-rank updates merged with the weights that they belong to.
+
+    `read` reads those. Raises CheckpointError: they are missing or do not fit.
+    """
+    base = base_file(weights_file)
+    if base is None:
+        return dict(tensors)
+    folder = weights_file.parent
+    try:
+        # As it was trained with, whatever is in the run's config.yaml now.
+        config = LoraConfig.model_validate((read_meta(folder).get("configuration") or {})["training"]["lora"])
+    except (KeyError, TypeError, ValidationError):
+        raise CheckpointError(
+            f"{folder}: holds low-rank updates, but not the section `training.lora` that they were trained with"
+        ) from None
+    return merged(read(base), tensors, config.alpha / config.rank, str(weights_file))

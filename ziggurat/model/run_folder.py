@@ -19,7 +19,7 @@ from pydantic import Field, RootModel
 from ziggurat.config import load_experiment
 from ziggurat.system.errors import CheckpointError, DataError, ZigguratError, other_format, refuse_passing
 from ziggurat.system.files import content_checksum, has_checksum, write_atomically
-from ziggurat.system.small_files import Form, parse_json, read_bounded, read_json
+from ziggurat.system.small_files import JsonForm, parse_json, read_bounded, read_json
 from ziggurat.system.staging import lock_missing, recover, sync_folder, try_lock
 
 MODEL_FILE = "model.safetensors"
@@ -208,7 +208,7 @@ SCORES = "scores"
 SPEED_FILE = "speed.json"
 
 
-class KeptScore(Form):
+class KeptScore(JsonForm):
     """A score of a test set. Scores of unlike signatures must not be compared."""
 
     name: str
@@ -219,7 +219,7 @@ class KeptScore(Form):
     """The settings behind it."""
 
 
-class DecodingSpeed(Form):
+class DecodingSpeed(JsonForm):
     """The speed of a run's model in translating a text. Speeds of unlike `how` must not be compared."""
 
     tokens_per_second: float = Field(gt=0)

@@ -26,7 +26,7 @@ _INSIDE = 16
 """About how many times the size of its input a layer keeps for its backward pass: 13 to 21 (base size, pre-norm)."""
 
 
-class Run(NamedTuple):
+class LayerRange(NamedTuple):
     """Consecutive layers of a stack.
 
     Attributes:
@@ -49,23 +49,23 @@ class Run(NamedTuple):
         return result
 
 
-def runs(layers: int, recompute: Recompute) -> list[Run]:
+def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
     """Return the runs of a stack of `layers` layers, bottom first; `recompute` as in ziggurat.config.train.
 
     Kept between the passes is the input of every run and the inside of one. With runs of r of L layers that is
     L / r + _INSIDE * r inputs, least where both terms are equal: r = sqrt(L / _INSIDE).
     """
     if recompute is None:
-        return [Run(range(layers), again=False)]
+        return [LayerRange(range(layers), again=False)]
     if recompute == "segments":
         count = math.ceil(layers / max(1, round(math.sqrt(layers / _INSIDE))))
         cuts = [layers * cut // count for cut in range(count + 1)]
-        return [Run(range(first, end), again=True) for first, end in pairwise(cuts)]
+        return [LayerRange(range(first, end), again=True) for first, end in pairwise(cuts)]
     found = []
     for first in range(0, layers, recompute):
         last = first + recompute - 1
-        found.append(Run(range(first, min(last, layers)), again=False))
-        found.append(Run(range(last, min(last + 1, layers)), again=True))
+        found.append(LayerRange(range(first, min(last, layers)), again=False))
+        found.append(LayerRange(range(last, min(last + 1, layers)), again=True))
     return [run for run in found if run.layers]
 
 
@@ -87,7 +87,7 @@ class Recomputing(nn.Module):
         """Return the layers that are always called as modules, and so can be gathered one by one (FSDP2)."""
         return list(self.layers)
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[LayerRange]:
         """Return the runs of a pass over all layers; in evaluation nothing is kept, so nothing is computed again."""
         training = self.training and torch.is_grad_enabled()
         return runs(len(self.layers), self.recompute if training else None)

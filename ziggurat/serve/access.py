@@ -21,17 +21,17 @@ from ziggurat.serve.config import LimitsConfig
 from ziggurat.serve.requests import Refused
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.small_files import Form, read_json
+from ziggurat.system.small_files import JsonForm, read_json
 
 
-class _Key(Form):
+class _Key(JsonForm):
     name: str = Field(min_length=1, max_length=100)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     requests_per_minute: int | None = Field(default=None, ge=1)
     characters_per_minute: int | None = Field(default=None, ge=1)
 
 
-class _Keys(Form):
+class _Keys(JsonForm):
     keys: list[_Key] = Field(max_length=100_000)
 
 

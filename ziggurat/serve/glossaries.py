@@ -19,7 +19,7 @@ from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.glossary import Term, Terms
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import write_atomically
-from ziggurat.system.small_files import MAX_BYTES, Form, read_json
+from ziggurat.system.small_files import MAX_BYTES, JsonForm, read_json
 
 MOST_GLOSSARIES = 1000
 """Glossaries of one client; and of a server without keys."""
@@ -27,7 +27,7 @@ MOST_ENTRIES = 10_000
 """Terms of a glossary."""
 
 
-class _Stored(Form):
+class _Stored(JsonForm):
     id: str = Field(pattern="^[0-9a-f-]{36}$")
     owner: str = Field(max_length=200)
     name: str = Field(min_length=1, max_length=1000)
@@ -37,7 +37,7 @@ class _Stored(Form):
     entries: list[Annotated[list[str], Field(min_length=2, max_length=2)]] = Field(max_length=MOST_ENTRIES)
 
 
-class _File(Form):
+class _File(JsonForm):
     glossaries: list[_Stored] = Field(max_length=1_000_000)
 
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.languages import language_name
 from ziggurat.config.load import change_section
-from ziggurat.config.notices import language_name
 from ziggurat.model.run_folder import BASE, MODEL_FILE, config_file
 from ziggurat.serve.engine import Engine, Opened
 from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions
 from ziggurat.serve.text.glossary import Terms
 from ziggurat.system.errors import CheckpointError, ConfigError
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.engines import SERVED_FILE, is_served, read_report, refuse_unserved
 from ziggurat.translate.results import Notices, Translation
 from ziggurat.translate.served import tells_alignments

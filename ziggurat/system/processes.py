@@ -1,21 +1,36 @@
-"""Pool of worker processes: none outlives its parent, and one that dies is a plain error.
+"""Worker processes and threads: a pool that never outlives its parent, and OpenMP's threads on a busy machine.
 
 This module does not import PyTorch. A new process imports it before it can watch its parent, and would live on for
 seconds, unwatched, while it imports PyTorch.
+
+After each operation that torch splits among threads, the threads meet at a barrier. GNU's OpenMP (libgomp, in torch's
+wheels for Linux) lets them spin there for some milliseconds before they sleep. On an idle machine that is best, since
+the next operation follows within microseconds. Where another process wants one of the cores it is fatal: a spinning
+thread occupies the core that the thread it waits for needs, and training becomes ten times slower
+(benchmarks/README.md). Sleeping at once costs small models a quarter of their speed on an idle machine. So neither fits
+all cases, and the environment variables that choose between them are read only once, when the library is loaded.
+
+libgomp itself spins only for microseconds when the process has more OpenMP threads than there are CPUs (libgomp's
+config/linux/wait.h: gomp_throttled_spin_count_var). `share_cores` uses that rule: while other processes keep the
+machine busy, it holds a team of idle threads. They compute nothing, so results do not change. LLVM's and Intel's OpenMP
+(KMP_BLOCKTIME) yield by the same rule.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 from ziggurat.system.errors import DataError
 
@@ -25,12 +40,12 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _left_to_parent() -> Iterator[None]:
-    """Block Ctrl-C and the end of the terminal in processes that are started inside the block.
+    """Block signals to stop that reach whole groups in processes that are started inside the block.
 
-    Both signals reach all processes of a terminal, but only the parent is to act on them.
+    Ctrl-C, the end of a terminal and a scheduler's warning reach all processes, but only the parent is to act on them.
     """
     # A new process inherits the signals that are blocked when it starts.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
     try:
         yield
     finally:
@@ -121,3 +136,205 @@ def _leave_with_parent() -> None:
         os._exit(1)  # sys.exit would end this thread alone
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+_STAT = Path("/proc/stat")
+_MAPS = Path("/proc/self/maps")
+_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_SECONDS = 0.5  # between two samples: long enough to measure 0.1 cores with CPU times in hundredths of a second
+_CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave them: turn on above, off below
+_CALM_LOOKS = 6  # three seconds, so that a program that pauses does not make us switch back and forth
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs that this process may use."""
+    # macOS does not bind processes to CPUs.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Times(NamedTuple):
+    """CPU seconds used on our CPUs by all other processes (`others`), up to the time `clock`."""
+
+    clock: float
+    others: float
+
+
+class CoreContention:
+    """Detector of other processes that want the cores of our threads, from samples of CPU times.
+
+    Args:
+        threads: threads that share an operation.
+        cpus: CPUs that this process may use.
+    """
+
+    def __init__(self, threads: int, cpus: int) -> None:
+        self.threads, self.cpus = threads, cpus
+        self.crowded = False
+        self._calm = 0
+
+    def look(self, others: float) -> bool:
+        """Record how many cores others kept busy since the last call; return True while the machine is crowded."""
+        taken = others - max(0, self.cpus - self.threads)
+        self._calm = 0 if taken > _CALM else self._calm + 1
+        if taken > _CROWDED:
+            self.crowded = True
+        elif self._calm >= _CALM_LOOKS:
+            self.crowded = False
+        return self.crowded
+
+
+def share_cores(threads: int) -> None:
+    """Adapt the waiting of torch's `threads` threads to the machine's load, from now on, in a daemon thread.
+
+    Does nothing where the user has chosen how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME is set),
+    for one thread, which waits for no other, or on systems without /proc/stat, where the load is unknown.
+    """
+    if threads < 2 or any(name in os.environ for name in _SETTINGS) or not _STAT.is_file():
+        return
+    with _lock:
+        if _watch is not None and _watch.pid == os.getpid():  # a thread does not outlive a fork
+            _watch.crowd.threads = threads
+        else:
+            _start(threads)
+
+
+class _Watch(NamedTuple):
+    """The watching thread's detector, and the process it belongs to."""
+
+    pid: int
+    crowd: CoreContention
+
+
+_lock = threading.Lock()
+_watch: _Watch | None = None
+
+
+def _start(threads: int) -> None:
+    global _watch
+    _watch = _Watch(os.getpid(), CoreContention(threads, usable_cpus()))
+    threading.Thread(target=_watching, args=(_watch.crowd,), name="share-cores", daemon=True).start()
+
+
+def _watching(crowd: CoreContention) -> None:
+    """Sample the machine's load until the process ends; hold a team of idle threads while it is crowded."""
+    let_go: Callable[[], None] | None = None
+    try:
+        before = _times()
+        while True:
+            time.sleep(_SECONDS)
+            now = _times()
+            crowded = crowd.look((now.others - before.others) / (now.clock - before.clock))
+            before = now
+            if crowded and let_go is None:
+                let_go = idle_team(_team_size(crowd))
+            elif not crowded and let_go is not None:
+                let_go()
+                let_go = None
+    except (OSError, ValueError):  # /proc changed or is hidden: threads wait as they did before
+        if let_go is not None:
+            let_go()
+
+
+def _team_size(crowd: CoreContention) -> int:
+    """Return the size of the idle team that makes threads sleep at once.
+
+    libgomp counts a team without its first thread, so a team of n brings the count to threads + n - 1; this n makes it
+    exceed the CPUs by one. A team of less than one thread crashes the library.
+    """
+    return max(1, crowd.cpus - crowd.threads + 2)
+
+
+def _times(*, low: bool | None = None) -> _Times:
+    """Return the CPU time that all other processes have used on the CPUs of this process.
+
+    `low`: whether time at low priority (nice) counts. By default only if this process has a low priority itself, since
+    the scheduler prefers us otherwise. Time that a hypervisor gave to other machines (steal) counts: it is lost to us
+    as well.
+    """
+    ours = os.sched_getaffinity(0)
+    low = os.getpriority(os.PRIO_PROCESS, 0) > 0 if low is None else low
+    ticks = 0
+    for line in _STAT.read_text("ascii").splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name[3:].isdecimal() and int(name[3:]) in ours:
+            user, nice, system, _, _, irq, softirq, steal, *_ = map(int, fields)
+            ticks += user + system + irq + softirq + steal + (nice if low else 0)
+    return _Times(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time())
+
+
+class SystemLoad:
+    """The load of this process's CPUs by other processes, of whatever priority, since this object was made.
+
+    Low priority counts here: it costs measurements of milliseconds nearly as much, since a thread that wakes up waits
+    for the end of the other's turn.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._look()
+
+    @staticmethod
+    def _look() -> _Times | None:
+        try:
+            return _times(low=True)
+        except (OSError, ValueError, AttributeError):  # no /proc/stat, or one that is hidden: the load is unknown
+            return None
+
+    def look(self, threads: int) -> tuple[float, bool]:
+        """Return the share of the CPUs' time that others used, and whether `threads` of ours were in their way."""
+        now, began = self._look(), self._began
+        if now is None or began is None or now.clock <= began.clock:
+            return 0.0, False
+        cpus = usable_cpus()
+        others = min(max(0.0, (now.others - began.others) / (now.clock - began.clock)), cpus)
+        return others / cpus, CoreContention(threads, cpus).look(others)
+
+
+@contextlib.contextmanager
+def sleeping_at_once(threads: int) -> Iterator[None]:
+    """Context in which torch's `threads` threads sleep while they wait for each other, instead of spinning.
+
+    What a thread then uses of its processor is what it works. Where the user has chosen how threads wait, or the
+    OpenMP library is none that can be told, they wait as they did before.
+    """
+    let_go: Callable[[], None] | None = None
+    if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():
+        let_go = idle_team(_team_size(CoreContention(threads, usable_cpus())))
+    try:
+        yield
+    finally:
+        if let_go is not None:
+            let_go()
+
+
+def idle_team(size: int) -> Callable[[], None]:
+    """Make every OpenMP library of this process hold a team of `size` sleeping threads; return a function to end them.
+
+    The team belongs to a thread started here, which lives as long: a library frees a team when its thread ends.
+    """
+    ready, done = threading.Event(), threading.Event()
+    libraries = [ctypes.CDLL(path) for path in _openmp()]
+    # Any function that ignores its argument will do; a Python function would need the interpreter in every thread.
+    nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
+
+    def hold() -> None:
+        for library in libraries:
+            library.GOMP_parallel(nothing, None, ctypes.c_uint(size), ctypes.c_uint(0))
+        ready.set()
+        done.wait()
+
+    holder = threading.Thread(target=hold, name="idle-team", daemon=True)
+    holder.start()
+    ready.wait()
+
+    def let_go() -> None:
+        done.set()
+        holder.join()
+
+    return let_go
+
+
+def _openmp() -> list[str]:
+    """Return the paths of the loaded OpenMP libraries; CDLL of such a path returns the loaded library."""
+    paths = {line.split(maxsplit=5)[5] for line in _MAPS.read_text().splitlines() if "omp" in line and "/" in line}
+    names = ("libgomp", "libomp", "libiomp5")
+    return sorted(path for path in paths if os.path.basename(path).startswith(names) and os.path.isfile(path))

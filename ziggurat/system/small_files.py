@@ -33,7 +33,7 @@ Shape = TypeVar("Shape", bound=BaseModel)
 Taken = TypeVar("Taken")
 
 
-class Form(BaseModel):
+class JsonForm(BaseModel):
     """Base of the forms of JSON objects: the declared keys are checked without converting types; others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)

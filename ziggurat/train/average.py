@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
+from ziggurat.config.experiment import without_lora
 from ziggurat.config.lifecycle import CheckpointConfig
-from ziggurat.config.lora import without_lora
 from ziggurat.model.directory import (
     AVERAGED,
     AverageScore,
@@ -46,11 +46,10 @@ from ziggurat.system.files import made_by
 from ziggurat.system.staging import BeingBuiltError, building, discard, sweep
 from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import shown
-from ziggurat.train.checkpoint import read_progress
-from ziggurat.train.growth import stage_experiment
+from ziggurat.train.checkpoint import RunProgress, read_progress
+from ziggurat.train.learner import stage_experiment
 from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.run import changes_since
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import finished
 from ziggurat.train.setup import Setup
 
@@ -121,7 +120,7 @@ def selected_checkpoints(run: Path, config: TrainingConfig, selection: Checkpoin
     return folders[-selection.count :]
 
 
-def _regular(known: Mapping[Path, Progress], config: TrainingConfig) -> list[Path]:
+def _regular(known: Mapping[Path, RunProgress], config: TrainingConfig) -> list[Path]:
     if not known:
         return []
     newest, progress = list(known.items())[-1]
@@ -133,7 +132,7 @@ def _regular(known: Mapping[Path, Progress], config: TrainingConfig) -> list[Pat
 
 
 def _around_best(
-    run: Path, known: Mapping[Path, Progress], folders: list[Path], count: int, config: CheckpointConfig
+    run: Path, known: Mapping[Path, RunProgress], folders: list[Path], count: int, config: CheckpointConfig
 ) -> list[Path]:
     """Return the best checkpoint and its `count` - 1 neighbours."""
     update = list(known.values())[-1].best_update if known else None
@@ -166,7 +165,7 @@ def _around_best(
     return window
 
 
-def _apart(first: Progress, second: Progress, config: CheckpointConfig) -> bool:
+def _apart(first: RunProgress, second: RunProgress, config: CheckpointConfig) -> bool:
     """True when more updates or epochs are between two checkpoints than between two that follow each other."""
     updates, epochs = config.every_updates, config.every_epochs
     return (updates is not None and second.update - first.update > updates) or (
@@ -271,7 +270,7 @@ def remove_average(run: Path, log: RunLog) -> None:
         discard(run / AVERAGED)
 
 
-def average_ended(setup: Setup, p: Progress, log: RunLog, metrics: MetricsWriter) -> None:
+def average_ended(setup: Setup, p: RunProgress, log: RunLog, metrics: MetricsWriter) -> None:
     """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says, and score it.
 
     All processes call this. Until it is scored, the average is passed over: whatever ends the process meanwhile, no
@@ -298,7 +297,7 @@ def average_ended(setup: Setup, p: Progress, log: RunLog, metrics: MetricsWriter
         log.say(f"{said}, NOT SCORED: {error}", "bold red")
 
 
-def _not_measured(p: Progress, config: TrainingConfig) -> AverageScore | None:
+def _not_measured(p: RunProgress, config: TrainingConfig) -> AverageScore | None:
     """Return a score without its value, beside what is taken without an average; None: that has no score."""
     metric = config.validation.metric
     if config.checkpoint.keep_best:
@@ -309,7 +308,7 @@ def _not_measured(p: Progress, config: TrainingConfig) -> AverageScore | None:
     return AverageScore(metric, None, rival, p.scores[names[0]]) if names else None
 
 
-def _measured(setup: Setup, p: Progress, score: AverageScore, metrics: MetricsWriter) -> str:
+def _measured(setup: Setup, p: RunProgress, score: AverageScore, metrics: MetricsWriter) -> str:
     """Score the averaged model by the metric that `best` is chosen by, keep the score beside it; return it in words.
 
     Raises what keeps it from being scored, in all processes.

@@ -21,17 +21,16 @@ from ziggurat.data.loader import Batch
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.files import write_atomically
+from ziggurat.train.checkpoint import RunProgress
+from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import STACKS, layers_of
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, RunWarning, Watch
-from ziggurat.train.diagnosis.perturbation import Snapshot
+from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, cut_records, heat_maps, read_records, scalars
 from ziggurat.train.learner import Learner
-from ziggurat.train.memory import Shortage, within_memory
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.objective import probe_loss
-from ziggurat.train.profile import profile_batches
-from ziggurat.train.run_state import Progress
+from ziggurat.train.objective import probe_loss, profile_batches
 from ziggurat.train.update import UpdateResult
 
 _IMAGES_GROWTH = 1.1
@@ -147,7 +146,7 @@ class DepthProbe:
         if self._config.every_updates is not None and self._processes.first:
             self._batches = probe_batches(experiment, learner.store)
 
-    def before(self, p: Progress, rate: float) -> None:
+    def before(self, p: RunProgress, rate: float) -> None:
         """Prepare to measure the next update, which will have learning rate `rate`, if a measurement is due.
 
         Before the first update of a run the initialised model is measured.
@@ -169,7 +168,7 @@ class DepthProbe:
         self._due, self._weights_before = True, self._snapshot()
         self._preparing = time.perf_counter() - began
 
-    def after(self, p: Progress, result: UpdateResult, rate: float) -> None:
+    def after(self, p: RunProgress, result: UpdateResult, rate: float) -> None:
         """Measure the model after the update that `before` prepared for, now counted in `p`."""
         if not self._due:
             return

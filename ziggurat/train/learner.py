@@ -1,6 +1,8 @@
-"""The model of a run at its present depth, and its optimiser: built, loaded from a checkpoint, grown.
+"""The learner: the model of a run at its present depth, and its optimiser; built, loaded from a checkpoint, grown.
 
-Gradients of a model of which every process holds a part (FSDP2, torch's fully_shard).
+Shallow-to-deep training (Li et al. 2020) is a function of the progress alone, so a resumed run grows at the same
+update; `grow_model` takes the same step outside a run, on a trained model. The last part holds gradients of a model
+of which every process has a part (FSDP2, torch's fully_shard).
 """
 
 from __future__ import annotations
@@ -17,29 +19,185 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.compatibility import unlike
+from ziggurat.config.differences import differing_keys
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
-from ziggurat.model.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
-from ziggurat.model.directory import open_model, read_weights, refuse_other_vocabulary
+from ziggurat.model.build import (
+    build_model,
+    compile_layers,
+    count_parameters,
+    parameter_roles,
+    parameter_scales,
+    set_recompute,
+)
+from ziggurat.model.depth import Deepening, added_layers, at_depth, deepening, grow_moments, grow_weights
+from ziggurat.model.directory import (
+    open_model,
+    read_weights,
+    refuse_other_vocabulary,
+    refuse_replacing,
+    write_model_directory,
+)
 from ziggurat.model.fast.precision import maps_of, wrong_maps
-from ziggurat.model.low_rank_updates import is_update
+from ziggurat.model.low_rank import is_update
 from ziggurat.model.run_folder import BASE, MODEL_FILE
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights, whole
 from ziggurat.system.errors import ConfigError, TrainingError
-from ziggurat.train.checkpoint import Checkpoint
-from ziggurat.train.graphs import GraphedPasses
-from ziggurat.train.growth import carry_moments, carry_weights, stage_model
+from ziggurat.system.files import made_by
+from ziggurat.train.checkpoint import Checkpoint, RunProgress
+from ziggurat.train.device import Shortage
 from ziggurat.train.loss import LossSums
-from ziggurat.train.memory import Shortage
-from ziggurat.train.objective import as_trained
+from ziggurat.train.objective import GraphedPasses, as_trained, profile_admin
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.parallel import Parallel, Replicated, UpdateSize
 from ziggurat.train.processes import Processes
-from ziggurat.train.profile import profile_admin
+from ziggurat.train.schedule import updates_at_peak
+from ziggurat.train.update import Parallel, Replicated, UpdateSize
+
+STAGES = "stages"
+
+
+def stage_model(experiment: Experiment, stage: int) -> ModelConfig:
+    """Return the architecture of stage `stage`, from 0; the last is that of `model`."""
+    growth = experiment.training.growth
+    if growth is None or stage >= len(growth.stages):
+        return experiment.model
+    return at_depth(experiment.model, *growth.stages[stage].depths(experiment.model.decoder.layers))
+
+
+def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
+    """Return the configuration of a model directory of another depth: without stages, which lead to the old depth."""
+    training = experiment.training.model_copy(update={"growth": None})
+    return experiment.model_copy(update={"model": model, "training": training})
+
+
+def _without_frozen(experiment: Experiment) -> Experiment:
+    """Return the configuration with all parts trained: layers that were frozen may have other numbers now."""
+    training = experiment.training.model_copy(update={"freeze": []})
+    return experiment.model_copy(update={"training": training})
+
+
+def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
+    """Return the configuration with the new number of the decoder layer that guided alignment taught, if it names one.
+
+    Of the copies of a layer the first is the one that was trained, as for ziggurat.model.depth.added_layers.
+    """
+    guided = experiment.training.loss.alignment
+    if guided is None or guided.layer is None:
+        return experiment
+    number = plan.decoder.sources.index(guided.layer - 1) + 1
+    loss = experiment.training.loss.model_copy(update={"alignment": guided.model_copy(update={"layer": number})})
+    return experiment.model_copy(update={"training": experiment.training.model_copy(update={"loss": loss})})
+
+
+def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
+    """Return the configuration of the model of stage `stage`, from 0."""
+    model = stage_model(experiment, stage)
+    return experiment if model == experiment.model else _of_depth(experiment, model)
+
+
+def stage_ended(p: RunProgress, config: TrainingConfig) -> bool:
+    """True when the present stage is over and a deeper one follows; a function of the progress alone."""
+    growth = config.growth
+    if growth is None or p.stage >= len(growth.stages):
+        return False
+    stage = growth.stages[p.stage]
+    return (stage.updates is not None and p.update >= stage.updates) or (
+        stage.epochs is not None and p.epoch >= stage.epochs
+    )
+
+
+def after_growth(p: RunProgress, config: TrainingConfig) -> None:
+    """Move `p` to the next stage; with `restart_rate`, back to the end of the warm-up (Li et al.'s code)."""
+    assert config.growth is not None
+    p.stage += 1
+    p.losses = []  # the grown model's may be higher without being spikes
+    p.validations_since_best = 0  # they were of a shallower model
+    if config.growth.restart_rate:
+        # During the warm-up the counter stays.
+        p.schedule_update = min(p.schedule_update, updates_at_peak(config.schedule))
+
+
+def carry_weights(
+    growth: GrowthConfig, shallow: Mapping[str, Tensor], depths: tuple[ModelConfig, ModelConfig], model: Seq2Seq
+) -> list[str]:
+    """Copy the weights `shallow` into the deeper `model`; return the names of the layers that it adds.
+
+    `depths` are the architectures of the shallow model and the deep one.
+    """
+    plan = deepening(growth.copy_strategy, *depths)
+    grow_weights(model, shallow, plan)
+    stacks = ("encoder", plan.encoder), ("decoder", plan.decoder)
+    return [f"{name}.layers.{number}" for name, copies in stacks for number in added_layers(copies)]
+
+
+def carry_moments(
+    growth: GrowthConfig, shallow: Mapping[str, Tensor], depths: tuple[ModelConfig, ModelConfig], optimiser: Optimiser
+) -> None:
+    """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` says so."""
+    if growth.moments == "copy":
+        plan = deepening(growth.copy_strategy, *depths)
+        trained = {name: parameter for parameter, name in optimiser.names.items()}
+        optimiser.load_state(grow_moments(trained, {key: whole(value) for key, value in shallow.items()}, plan))
+
+
+def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
+    """Return the folder for the model at the end of a stage; stages differ in depth."""
+    growth, model = experiment.training.growth, stage_model(experiment, stage)
+    both = growth is not None and any(stage.decoder_layers is not None for stage in growth.stages)
+    depth = f"{model.encoder.layers:03d}-{model.decoder.layers:03d}" if both else f"{model.encoder.layers:03d}"
+    return run / STAGES / f"{depth}-layers"
+
+
+def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write the weights at the end of a stage as a model directory."""
+    again = f"training writes it once: restore a copy, or train {run} again (the run itself goes on without it)"
+    folder = stage_folder(run, experiment, stage)
+    write_model_directory(folder, tensors, stage_experiment(experiment, stage), run, again=again)
+
+
+def grow_model(
+    path: Path,
+    out: Path,
+    *,
+    strategy: CopyStrategy,
+    layers: int | None = None,
+    decoder_layers: int | None = None,
+    which: str | None = None,
+    force: bool = False,
+) -> tuple[ModelConfig, int]:
+    """Deepen a trained model and write a model directory; return its architecture and parameter count.
+
+    The encoder gets `layers` layers and the decoder `decoder_layers`; None: as many as it has. `path` and `which` name
+    a run, one of its checkpoints, or a model directory (ziggurat.model.directory). Raises ConfigError: a depth that
+    the strategy cannot reach, or that is the present one; an `out` that holds other things or, without `force`, a
+    model; CheckpointError: no such model.
+    """
+    refuse_replacing(out, force=force)
+    opened = open_model(path, which=which)
+    before = opened.experiment.model
+    depths = layers or before.encoder.layers, decoder_layers or before.decoder.layers
+    if depths == (before.encoder.layers, before.decoder.layers):
+        raise ConfigError(f"{path} has {depths[0]} encoder and {depths[1]} decoder layers already: nothing grows")
+    for decoder in (False, True):
+        grows = depths[decoder] != (before.decoder if decoder else before.encoder).layers
+        if grows and (problem := ungrowable(before, strategy, decoder=decoder)):
+            raise ConfigError(problem)
+    config = at_depth(before, *depths)
+    plan = deepening(strategy, before, config)
+    source, target = opened.tokenizers
+    grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
+    grow_weights(grown, weights(opened.model), plan)
+    chosen = ("--which", which) if which is not None else ()
+    sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
+    deeper = [word for pair in sizes if pair[1] is not None for word in pair]
+    again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
+    grown_experiment = _with_guided_layer(_of_depth(_without_frozen(opened.experiment), config), plan)
+    write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
+    return config, count_parameters(grown)
 
 
 class Sharded(Parallel):
@@ -173,10 +331,12 @@ class Learner:
         """
         opened = open_model(path)
         theirs, ours = opened.experiment.model, self.architecture
-        if changed := unlike(theirs, ours):
+        if changed := differing_keys(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = f"{path} has a config.yaml with which to train on"
-            if not unlike(theirs, self.experiment.model):  # as deep as this run in the end, which begins shallower
+            if not differing_keys(
+                theirs, self.experiment.model
+            ):  # as deep as this run in the end, which begins shallower
                 hint = "set `training.growth=null`, which trains on at the whole depth"
             elif deeper:
                 hint = "`ziggurat grow` makes a deeper model"

@@ -11,25 +11,24 @@ from pathlib import Path
 from rich.console import Console
 
 from ziggurat.config import Experiment
-from ziggurat.config.notices import notices
+from ziggurat.config.rules.doubtful import notices
 from ziggurat.data.loader import Group
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
 from ziggurat.system.terminal import duration, safe
 from ziggurat.train.average import average_ended, remove_average
+from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthProbe, DepthReporter
-from ziggurat.train.feeding import fed
-from ziggurat.train.fitting import refuse_too_large
-from ziggurat.train.growth import after_growth, keep_stage, stage_ended, stage_folder
+from ziggurat.train.device import to_device
+from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.processes import joined, lost
-from ziggurat.train.progress import ProgressLine, Reporter, UpdateWindow, introduction
+from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
 from ziggurat.train.recovery import Recovery, next_rate, refuse_to_go_on
-from ziggurat.train.run import held, other_files_notice
-from ziggurat.train.run_state import Progress
+from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on
-from ziggurat.train.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
+from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
 from ziggurat.train.update import train_update
@@ -50,7 +49,7 @@ def train(
         try:
             setup = set_up(run.absolute(), experiment, processes, resume=resume)
             with (
-                held(setup.run, setup.experiment, processes),
+                run_locked(setup.run, setup.experiment, processes),
                 closing(RunLog(setup.writes_to, console)) as log,
             ):
                 start = starting_point(setup, log, resume=resume)
@@ -73,7 +72,10 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         log.say(setup.fitted)
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
     begins = not start.progress.update  # a resumed run can change neither its data nor its precision
-    about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
+    about = [
+        *map(str, notices(setup.experiment)),
+        *(other_files_notice(setup.experiment.data, setup.store) if begins else []),
+    ]
     if setup.processes.first and begins:
         model, precision = setup.experiment.model, setup.experiment.training.precision
         if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)):
@@ -83,7 +85,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         log.say(notice, "yellow")
 
 
-def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console, advice: bool) -> TrainingResult:
+def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, advice: bool) -> TrainingResult:
     """Open all that a run writes to, train, close it in the opposite order, and say how the run ended."""
     config = setup.experiment.training
     begun, overdue = p.update, p.validation_due
@@ -130,7 +132,7 @@ class _Loop:
     def __init__(
         self,
         setup: Setup,
-        progress: Progress,
+        progress: RunProgress,
         log: RunLog,
         metrics: MetricsWriter,
         saver: Saver,
@@ -142,7 +144,7 @@ class _Loop:
         self.validator, self.processes = setup.validator, setup.processes
         self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
         depth_reporter = DepthReporter(setup.writes_to, metrics, log, self.config, update=progress.update)
-        window = partial(UpdateWindow, setup.loader, saver)
+        window = partial(RecordWindow, setup.loader, saver)
         self.report = Reporter(line, metrics, log, self.config, window, depth_reporter, progress, self.stages)
         self.recovery = Recovery(setup.run, self.learner, self.config, log, saver.wait)
         self.depth = DepthProbe(setup.run, setup.experiment, self.learner, log, depth_reporter.see)
@@ -156,7 +158,7 @@ class _Loop:
         """Train until a limit is reached or a signal comes; return which."""
         p, config, learner, processes = self.progress, self.config, self.learner, self.processes
         reason = self._begin()
-        groups: Iterator[Group] = fed(self.setup.loader, p.position, learner.device)
+        groups: Iterator[Group] = to_device(self.setup.loader, p.position, learner.device)
         while reason is None:
             # (1) Prepare. Growth comes before the batch: it is decided by the progress alone, so that a run resumed
             # here grows again in the same way.
@@ -191,7 +193,7 @@ class _Loop:
             if len(p.data_stages) > stage:
                 self.log.say(f"update {p.update}: stage {len(p.data_stages)} of {len(self.stages)} of the data begins")
             if p.position != group.state_after:  # early stopping has ended a stage
-                groups = fed(self.setup.loader, p.position, learner.device)
+                groups = to_device(self.setup.loader, p.position, learner.device)
             # (4) Agree. Clock and signals differ between processes, and all must stop after the same update.
             self._agree(self.seconds)
             reason = finished(p, config)

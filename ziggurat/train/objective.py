@@ -11,28 +11,51 @@ and the raw outputs y_i of encoder layers i = 1, ..., N (their section on simila
 ziggurat.train.diagnosis.measures). With `training.loss.normalisation: tokens`, w_s is the sentence's share of the
 update's target tokens, so lambda is in nats per target token; with `sentence_mean` and `sentence_sum` it is 1 /
 sentences of the update. Each term lies in [0, 2], and is 0 where all positions of a sentence point the same way.
+
+ADMIN's profiling (Liu et al. 2020, section 4) is one forward pass of one batch before the first update.
+
+CUDA graphs are the passes through the model, recorded once for every shape of batch and then replayed. A kernel of a
+deep, narrow model takes less time than its launch, so the GPU waits for Python; a replayed graph launches all kernels
+of a pass at once. A graph is valid for one shape, reads and writes fixed addresses, and repeats Python's decisions. So
+shapes must be few (`training.batch.length_multiple`), inputs are copied to the addresses of a recording, gradients are
+added to tensors that stay allocated, and settings that decide in Python at every pass are refused.
+
+Embeddings, layers and their backward pass are recorded. The loss, whose number of rows differs from batch to batch, and
+the step of the optimiser are not. All recordings share one pool of memory, since only one is in use at a time: together
+they take about as much as the largest. Random numbers are the same as without graphs (torch's philox offsets).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.freezing import Frozen
+from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import LossConfig
-from ziggurat.data.loader import Batch
+from ziggurat.data.batching import CorpusMix
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.attention.cache import KeptWeights
+from ziggurat.model.build import stack_residuals
+from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast.precision import maps_of, training_precision
 from ziggurat.model.fast.quantised import quantise
+from ziggurat.model.init import profile_omega
 from ziggurat.model.inspection import bare_model
-from ziggurat.model.low_rank_updates import adapt
+from ziggurat.model.low_rank import adapt
+from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder
+from ziggurat.system.errors import ConfigError
 from ziggurat.train.diagnosis.measures import inter_similarities
 from ziggurat.train.diagnosis.probe import Loss
 from ziggurat.train.loss import Labels, LossSums, sequence_loss, with_guidance
@@ -76,35 +99,37 @@ class Objective(nn.Module):
         self.config = config
 
     def forward(self, batch: Batch, tokens: int, sentences: int) -> LossSums:
-        """Return the batch's part of the loss of an update of `tokens` and `sentences`."""
-        return batch_loss(self.model, batch, self.config, tokens=tokens, sentences=sentences)
+        """Run the model over `batch`, teacher-forced; return its part of the loss of an update."""
+        model, config = self.model, self.config
+        layers: list[Tensor] | None = [] if config.inter_sim else None
+        kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
+        # Positional and without None: recorded passes take no more than the first three.
+        wanted = (layers,) if kept is None else (layers, kept)
+        hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
+        output = model.output
+        sums = sequence_loss(
+            output.rounded(hidden),
+            output.rounded(output.weight),
+            Labels(batch.target_out, batch.target_mask, batch.target_tokens),
+            config,
+            tokens=tokens,
+            sentences=sentences,
+            bias=output.bias,
+            ruled_out=output.ruled_out,
+        )
+        sums = with_guidance(sums, kept, batch, config, tokens=tokens, sentences=sentences)
+        if layers is None:
+            return sums
+        penalty = inter_similarity_penalty(
+            layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
+        )
+        return sums._replace(objective=sums.objective + penalty)
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
-    """Run the model over `batch`, teacher-forced, and return its part of an update of `tokens` and `sentences`."""
-    layers: list[Tensor] | None = [] if config.inter_sim else None
-    kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
-    # Positional and without None: recorded passes (ziggurat.train.graphs) take no more than the first three.
-    wanted = (layers,) if kept is None else (layers, kept)
-    hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
-    output = model.output
-    sums = sequence_loss(
-        output.rounded(hidden),
-        output.rounded(output.weight),
-        Labels(batch.target_out, batch.target_mask, batch.target_tokens),
-        config,
-        tokens=tokens,
-        sentences=sentences,
-        bias=output.bias,
-        ruled_out=output.ruled_out,
-    )
-    sums = with_guidance(sums, kept, batch, config, tokens=tokens, sentences=sentences)
-    if layers is None:
-        return sums
-    penalty = inter_similarity_penalty(
-        layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
-    )
-    return sums._replace(objective=sums.objective + penalty)
+    """Return the loss of `batch`, teacher-forced, as its part of an update of `tokens` and `sentences`."""
+    sums: LossSums = Objective(model, config)(batch, tokens, sentences)
+    return sums
 
 
 def inter_similarity_penalty(
@@ -224,3 +249,235 @@ def every_branch_present(model: Seq2Seq) -> Iterator[None]:
             yield
     finally:
         model.train(training)
+
+
+_Shape = tuple[int, ...]
+
+
+def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
+    """Raise ConfigError when `training.cuda_graphs` is set and cannot work, with every obstacle."""
+    model, training = experiment.model, experiment.training
+    if not training.cuda_graphs:
+        return
+    obstacles = {
+        f"`training.device` is {device.type}: only NVIDIA GPUs have them": device.type != "cuda",
+        "`training.recompute`: a recorded pass cannot restore random numbers": training.recompute.encoder is not None
+        or training.recompute.decoder is not None,
+        "`layer_drop`: every replay would leave out the layers of the recorded pass": model.encoder.layer_drop > 0
+        or model.decoder.layer_drop > 0,
+        "`training.loss.inter_sim`: a recording does not return the output of every layer": training.loss.inter_sim > 0,
+        "`training.loss.alignment`: a recording does not return attention": training.loss.alignment is not None,
+        "several processes train together": torch.distributed.is_available() and torch.distributed.is_initialized(),
+    }
+    if found := [reason for reason, holds in obstacles.items() if holds]:
+        raise ConfigError(f"`training.cuda_graphs` cannot be used ({'; '.join(found)}); set it to 0")
+
+
+class GraphedPasses:
+    """A context of updates in which a model's passes are recorded and replayed.
+
+    A shape runs without a recording the first time, which loads and compiles its kernels: neither can be recorded. The
+    second time it is recorded, up to a number of shapes.
+
+    Args:
+        model: takes (source, source_mask, target_in) and returns hidden states; its parameters stay where they are.
+        most: largest number of recorded shapes.
+    """
+
+    def __init__(self, model: nn.Module, most: int) -> None:
+        self._model = model
+        self._most = most
+        self._seen: Counter[_Shape] = Counter()
+        self._recordings: dict[_Shape, _Recording | None] = {}
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self._pool: Any = None
+        self._plain: Callable[..., Tensor] = model.forward
+
+    @property
+    def shapes(self) -> int:
+        """Number of shapes recorded."""
+        return sum(recording is not None for recording in self._recordings.values())
+
+    def __enter__(self) -> None:
+        """Give every trained parameter the gradient, zero, that recordings add to, and intercept the model's calls."""
+        if not self._gradients:
+            self._gradients = [(p, torch.zeros_like(p)) for p in self._model.parameters() if p.requires_grad]
+        else:
+            torch._foreach_zero_([gradient for _, gradient in self._gradients])
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._model.forward = self._forward  # as torch.cuda.make_graphed_callables does
+
+    def __exit__(self, *error: object) -> None:
+        del self._model.forward
+
+    def _forward(self, source: Tensor, source_mask: Tensor, target_in: Tensor, outputs: None = None) -> Tensor:
+        assert outputs is None
+        inputs = source, source_mask, target_in
+        shape = (*source.shape, target_in.shape[1])
+        self._seen[shape] += 1
+        if self._seen[shape] > 1 and shape not in self._recordings and self.shapes < self._most:
+            self._recordings[shape] = None  # before the attempt: one that ran out of memory is not repeated
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            self._recordings[shape] = _Recording(self._plain, inputs, list(self._model.buffers()), self._pool)
+        recording = self._recordings.get(shape)
+        if recording is None:
+            return self._plain(*inputs)
+        # Any trained tensor will do as the first argument: autograd then calls the backward pass of _Replay.
+        hidden: Tensor = _Replay.apply(self._gradients[0][0], recording, inputs)  # type: ignore[no-untyped-call]
+        return hidden
+
+
+class _Recording:
+    """The recorded forward and backward pass of one shape.
+
+    Args:
+        forward: that of the model.
+        inputs: an example.
+        buffers: those of the model. The graphs read them, so they are kept alive here: the model replaces its
+            positional tables when longer inputs come.
+        pool: memory of the graphs.
+    """
+
+    hidden: Tensor
+
+    def __init__(
+        self, forward: Callable[..., Tensor], inputs: tuple[Tensor, ...], buffers: list[Tensor], pool: Any
+    ) -> None:
+        # Memory of its own: a graph reads the addresses with which it was recorded, so each replay copies its inputs
+        # there.
+        self.inputs = [tensor.clone() for tensor in inputs]
+        self._forward, self._buffers = forward, buffers
+        # Casts must be part of the recording, and autocast's cache would keep them beyond it.
+        kind = inputs[0].device.type
+        with torch.autocast(
+            kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
+        ):
+            self.ahead = _captured(self._pass, pool)
+        self.gradient = torch.zeros_like(self.hidden)
+        self.back = _captured(lambda: self.hidden.backward(self.gradient), pool)
+        # Otherwise its autograd graph would keep the parameters' nodes, and with them the stream of the recording, for
+        # later passes.
+        self.hidden = self.hidden.detach()
+
+    def _pass(self) -> None:
+        self.hidden = self._forward(*self.inputs)
+
+
+def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
+    """Return a graph of the kernels of `work`; they do not run now."""
+    graph = torch.cuda.CUDAGraph()
+    # By default any thread's unsafe call breaks a capture. The loader's thread locks pages and the saver's copies
+    # meanwhile, neither on the stream of this thread.
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        work()
+    return graph
+
+
+class _Replay(torch.autograd.Function):
+    """Hidden states by a recording; its backward pass adds to the gradients of the parameters itself."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, recording: _Recording, inputs: tuple[Tensor, ...]) -> Tensor:
+        """Replay on `inputs`; `anchor` is a trained tensor, so that autograd runs the backward pass."""
+        for buffer, tensor in zip(recording.inputs, inputs, strict=True):
+            buffer.copy_(tensor)
+        recording.ahead.replay()
+        ctx.recording = recording
+        return recording.hidden.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        ctx.recording.gradient.copy_(gradients[0])
+        ctx.recording.back.replay()
+        return None, None, None
+
+
+def profile_batch(
+    store: Store, tokens: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> Batch:
+    """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
+
+    It is a fair sample of the data as training first meets them (`temperature`: `data.sampling_temperature`, `stages`:
+    `data.stages`, of which the first counts), except for the longest 5 % of the pairs, which would fill it with
+    padding. A batch of training would not do: its sentences all have about the same length. The sample depends on the
+    store and the arguments alone. An epoch with fewer tokens is taken whole.
+
+    Raises DataError as CorpusMix does.
+    """
+    return profile_batches(store, tokens, 1, seed=seed, temperature=temperature, stages=stages)[0]
+
+
+def profile_batches(
+    store: Store, tokens: int, count: int, *, seed: int, temperature: float = 1.0, stages: Sequence[StageConfig] = ()
+) -> list[Batch]:
+    """Return `count` samples as `profile_batch` draws one, which is the first of them; no pair is in two.
+
+    They are fewer where an epoch does not have as many pairs, but at least one. Raises DataError as CorpusMix does.
+    """
+    table = store.train
+    epoch = CorpusMix(table, stages, temperature, seed).chosen(0)
+    # Shuffled, since an epoch lists corpus after corpus.
+    pairs = np.random.Generator(np.random.PCG64(seed)).permutation(epoch)
+    cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
+    usual = cost <= np.quantile(cost, 0.95)
+    pairs, cost = pairs[usual], cost[usual]
+    total, ids = np.cumsum(cost), SpecialIds.of(store.source, store.target)
+    batches, begin = list[Batch](), 0
+    while len(batches) < count and (begin < len(pairs) or not batches):
+        before = total[begin - 1] if begin else 0
+        end = int(np.searchsorted(total, before + tokens)) + 1
+        chosen = pairs[begin:end]
+        batches.append(collate(*table.pairs(chosen), chosen, ids))
+        begin = end
+    return batches
+
+
+def profile_admin(
+    model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[str] | None = None
+) -> str | None:
+    """Set the omegas of `residual: admin` in stacks whose `init` profiles them; return their ranges, for the log.
+
+    With `added`, only the layers of those names get an omega: growth put them into a trained model.
+
+    The forward pass is in training mode and fp32, with every layer present, and draws random numbers from
+    `training.seed`. The global random state and the model's mode are left as found.
+
+    Returns None, and does nothing, for any other configuration.
+    """
+    config, data, seed = experiment.model, experiment.data, experiment.training.seed
+    stacks = ((config.stack_init(decoder=False), model.encoder), (config.stack_init(decoder=True), model.decoder))
+    others = [stack for init, stack in stacks if init.kind != "admin" or init.omega != "profiled"]
+    if len(others) == len(stacks):
+        return None
+    init = next(init for init, stack in stacks if stack not in others)  # both have the same batch
+    batch = profile_batch(
+        store, init.profile_tokens, seed=seed, temperature=data.sampling_temperature, stages=data.stages
+    )
+    kept = [residual for stack in others for residual in stack_residuals(stack)]
+    # Old layers keep their omegas: their weights were trained with them.
+    if added is not None:
+        fresh = {id(module) for name in added for module in model.get_submodule(name).modules()}
+        both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
+        kept += [residual for residual in both if id(residual) not in fresh]
+    omegas = _profile(model, batch.to(model.device), seed, kept)
+    found = [
+        f"{name} {min(values):.3f} to {max(values):.3f}"
+        for name, values in zip(("encoder", "decoder"), omegas, strict=True)
+        if values
+    ]
+    tokens = f"{batch.source_tokens:,} source and {batch.target_tokens:,} target tokens"
+    return f"omega profiled on {tokens}: {', '.join(found)}"
+
+
+def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
+    """Set the omegas of both stacks except those of `kept`; return them, encoder first."""
+    stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
+    with random_state_kept(model.device), every_branch_present(model):
+        torch.manual_seed(seed)
+        return profile_omega(
+            stacks,
+            lambda: model(batch.source, batch.source_mask, batch.target_in),
+            [batch.source_mask, batch.target_mask],
+            kept,
+        )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config.train import OptimiserConfig
-from ziggurat.model.init.transfer import Scale
+from ziggurat.model.init import RateScale
 from ziggurat.model.roles import Role
 from ziggurat.model.tensors import local, part_begins, placed_as
 from ziggurat.system.errors import CheckpointError
@@ -203,16 +203,16 @@ class Optimiser:
         roles: Mapping[str, Role],
         config: OptimiserConfig,
         *,
-        scales: Mapping[str, Scale] | None = None,
+        scales: Mapping[str, RateScale] | None = None,
         seed: int = 1,
     ) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in trained}
         # Matrices first: the order of groups decides in which order fused steps go through memory, nothing else.
-        groups: dict[tuple[bool, Scale], list[nn.Parameter]] = {(True, Scale()): [], (False, Scale()): []}
+        groups: dict[tuple[bool, RateScale], list[nn.Parameter]] = {(True, RateScale()): [], (False, RateScale()): []}
         for name, parameter in trained:
             decays = roles[name] not in _UNDECAYED
-            groups.setdefault((decays, scales[name] if scales else Scale()), []).append(parameter)
+            groups.setdefault((decays, scales[name] if scales else RateScale()), []).append(parameter)
         self.parts = _optimisers(groups, self.names, config, seed)
         self._rectified_only = config.rectified_only
         self.unrectified = config.rectified_only  # until the first rectified step
@@ -336,7 +336,7 @@ def _moment_dtype(part: torch.optim.Optimizer, parameter: Tensor) -> torch.dtype
 
 
 def _optimisers(
-    parameters: Mapping[tuple[bool, Scale], list[nn.Parameter]],
+    parameters: Mapping[tuple[bool, RateScale], list[nn.Parameter]],
     names: Mapping[Tensor, str],
     config: OptimiserConfig,
     seed: int,
@@ -367,7 +367,7 @@ def _optimisers(
             return [torch.optim.RAdam(groups, betas=betas, eps=eps, decoupled_weight_decay=True)]
         case "muon":
             # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.
-            decayed, undecayed = parameters[True, Scale()], parameters[False, Scale()]
+            decayed, undecayed = parameters[True, RateScale()], parameters[False, RateScale()]
             muon = torch.optim.Muon(
                 [p for p in decayed if p.dim() == 2],
                 weight_decay=config.weight_decay,

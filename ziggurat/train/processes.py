@@ -2,11 +2,6 @@
 
 Processes are collective calls: every process calls the same methods in the same order, or all wait for the missing one.
 Below it, how processes meet at the start, and leave at the end.
-
-SIGTERM, SIGHUP and Ctrl-C during training: finish the update, write a checkpoint, end; a second one ends at once.
-
-A validation under way is abandoned, and the resumed run does it. The second part of the file ends processes whose
-launcher, torchrun, has died, and those that cannot end as others do.
 """
 
 from __future__ import annotations

@@ -21,16 +21,16 @@ from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.loader import Loader
 from ziggurat.model.build import count_parameters
 from ziggurat.system.terminal import duration
+from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.learner import Learner
 from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.run_state import Progress
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import finished, share_done, time_left
 from ziggurat.train.update import UpdateResult
 from ziggurat.train.validate import Validation
 
-# Attributes of a window, and their names in checkpoints (`Progress.window`).
+# Attributes of a window, and their names in checkpoints (`RunProgress.window`).
 _SUMS = (
     *("updates", "source_tokens", "target_tokens", "sentences"),
     *("skipped", "spikes", "rejected", "out_of_memory"),
@@ -38,7 +38,7 @@ _SUMS = (
 )
 
 
-class UpdateWindow:
+class RecordWindow:
     """Sums over the updates since the last record.
 
     Args:
@@ -114,7 +114,7 @@ class UpdateWindow:
         """Target tokens per second."""
         return self.target_tokens / self.seconds
 
-    def record(self, p: Progress) -> dict[str, float | int | None]:
+    def record(self, p: RunProgress) -> dict[str, float | int | None]:
         """Return the values of one `train` record; means are over the updates of the window that were taken."""
         n = self.updates
         nll = self.nll / self.target_tokens if n else None
@@ -140,7 +140,7 @@ class UpdateWindow:
             "target_tokens": p.target_tokens,
         }
 
-    def line(self, p: Progress, share: float | None, depth: DepthReporter) -> str:
+    def line(self, p: RunProgress, share: float | None, depth: DepthReporter) -> str:
         """Return one line for the log; `share` of the training is done."""
         v = self.record(p)
         # The record counts finished epochs; the epoch of the latest update is the last of them where it has just ended.
@@ -206,7 +206,7 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def update(self, p: Progress, share: float | None, window: UpdateWindow, depth: DepthReporter) -> None:
+    def update(self, p: RunProgress, share: float | None, window: RecordWindow, depth: DepthReporter) -> None:
         """Show the state of the run, `share` of which is done; the newest warning about its depth comes first."""
         if self._bar.disable:
             return
@@ -239,9 +239,9 @@ class Reporter:
         metrics: MetricsWriter,
         log: RunLog,
         config: TrainingConfig,
-        new_window: Callable[[Mapping[str, float]], UpdateWindow],
+        new_window: Callable[[Mapping[str, float]], RecordWindow],
         depth: DepthReporter,
-        begun: Progress,
+        begun: RunProgress,
         stages: Sequence[StageConfig],
     ) -> None:
         self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
@@ -252,7 +252,7 @@ class Reporter:
         self._first, self._seconds_before = True, self._window.seconds
         self._begun_seconds, self._validating = begun.seconds, 0.0
 
-    def updated(self, p: Progress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:
+    def updated(self, p: RunProgress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:
         """Report an update tried at learning rate `rate`; the sums since the last record go into `p`.
 
         `epoch_batches`: batches of its epoch.
@@ -271,7 +271,7 @@ class Reporter:
             self._window = self._new_window({})
         p.window = self._window.sums()
 
-    def ended(self, p: Progress) -> None:
+    def ended(self, p: RunProgress) -> None:
         """Write a partial record of the updates since the last one; their sums stay in `p`, for a resumed run.
 
         Unless training is over, the resumed run removes that record. Trackers cannot do that, so they receive it only
@@ -282,14 +282,14 @@ class Reporter:
             self._record(p, partial=True, track=over)
         self._depth.ended()
 
-    def _record(self, p: Progress, *, partial: bool, track: bool = True) -> None:
+    def _record(self, p: RunProgress, *, partial: bool, track: bool = True) -> None:
         self._metrics.write("train", p.update, self._window.record(p), partial=partial, track=track)
         self._log.say(self._window.line(p, self._share_done(p), self._depth))
 
-    def _share_done(self, p: Progress) -> float | None:
+    def _share_done(self, p: RunProgress) -> float | None:
         return share_done(p, self._config, self._stages, self._epoch_batches)
 
-    def validated(self, p: Progress, result: Validation | None, better: bool, seconds: float) -> None:
+    def validated(self, p: RunProgress, result: Validation | None, better: bool, seconds: float) -> None:
         """Report a validation of `seconds`, and whether it is the best so far; `result` None: it was interrupted."""
         self._window.leave_out(seconds)  # speeds of the next record are those of training
         if result is None:

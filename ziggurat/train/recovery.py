@@ -26,13 +26,12 @@ from ziggurat.data.loader import Batch
 from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import CheckpointError, TrainingError
-from ziggurat.train.checkpoint import Checkpoint, load_checkpoint, same_for_all
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, same_for_all
+from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import eagerly
 from ziggurat.train.learner import Learner
-from ziggurat.train.memory import Shortage, within_memory
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.objective import Objective, add_gradients
-from ziggurat.train.run_state import Progress
 from ziggurat.train.schedule import learning_rate
 from ziggurat.train.update import AdaptiveClipper, Guard, UpdateResult
 
@@ -41,7 +40,7 @@ def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
     """Return the loss above which an update is a spike, nats per target token; infinity while none can be.
 
     Args:
-        losses: of the latest updates that were taken (`Progress.losses`).
+        losses: of the latest updates that were taken (`RunProgress.losses`).
         config: the factor above their median, and the number of losses that the median needs.
     """
     if config.loss_spike is None or len(losses) < config.window:
@@ -196,7 +195,7 @@ def _largest(model: nn.Module) -> str:
     )
 
 
-def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | None:
+def count_skipped(p: RunProgress, result: UpdateResult, why: str = "") -> str | None:
     """Count the update just tried if it was skipped, and return the reason for the log; None when it was taken.
 
     `why`: where the fault was found, in words; for an update that ran out of memory, its shape.
@@ -228,7 +227,7 @@ def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | Non
     )
 
 
-def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, wait_for_save: Callable[[], None]) -> None:
+def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_save: Callable[[], None]) -> None:
     """Raise TrainingError, with the diagnosis, when too many updates in a row of the run in folder `run` failed.
 
     `wait_for_save` waits for the checkpoint that is being written.
@@ -256,7 +255,7 @@ def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, wait_for_sav
     )
 
 
-def next_rate(p: Progress, config: TrainingConfig, d_model: int) -> float:
+def next_rate(p: RunProgress, config: TrainingConfig, d_model: int) -> float:
     """Return the learning rate of the next update: the schedule's, times the factors of all roll backs so far."""
     t, behind = p.schedule_update + 1, p.update - p.schedule_update
     rate = learning_rate(config.schedule, t, d_model=d_model, last_update=config.stop.updates, behind=behind)
@@ -293,12 +292,12 @@ class Recovery:
         """True when the run keeps a good checkpoint to go back to."""
         return self._config.divergence.action == "roll_back"
 
-    def guard(self, p: Progress) -> Guard:
+    def guard(self, p: RunProgress) -> Guard:
         """Return the reasons to skip the next update, from what `p` remembers of those before."""
         clipper = AdaptiveClipper(p.gradient_norms) if self._config.adaptive_clip else None
         return Guard(clipper, highest_nll(p.losses, self._config.divergence))
 
-    def count(self, p: Progress, batches: Sequence[Batch], result: UpdateResult) -> None:
+    def count(self, p: RunProgress, batches: Sequence[Batch], result: UpdateResult) -> None:
         """Count an update on `batches` in `p` as taken or skipped; find and log the reason of a skipped one."""
         config, learner = self._config, self._learner
         why = ""
@@ -315,7 +314,7 @@ class Recovery:
         if message := count_skipped(p, result, why):
             self._log.say(message, "bold red" if why else "yellow")
 
-    def due(self, p: Progress) -> bool:
+    def due(self, p: RunProgress) -> bool:
         """True when too many updates in a row failed, and the run may still roll back."""
         config = self._config
         failed = p.skipped_in_a_row >= config.patience.non_finite
@@ -328,7 +327,7 @@ class Recovery:
         rank = next((rank for rank, reason in enumerate(reasons) if len(reason) == 2), 0)
         return f"process {rank}: {reasons[rank][0]}" if processes.count > 1 else said
 
-    def roll_back(self, p: Progress) -> None:
+    def roll_back(self, p: RunProgress) -> None:
         """Go back to the last good checkpoint, keep the place in the data, and lower the rate.
 
         The count of updates goes on, so that records and checkpoints keep their order. Skipping the data on which
@@ -359,7 +358,7 @@ class Recovery:
             "bold red",
         )
 
-    def _good_checkpoints(self, p: Progress) -> Iterator[Checkpoint]:
+    def _good_checkpoints(self, p: RunProgress) -> Iterator[Checkpoint]:
         """Yield the checkpoint noted as good, then older ones, without those with values that are not finite.
 
         Nor older ones that only the clock or a stop asked for: the run must go back to the same weights however often

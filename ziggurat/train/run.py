@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ziggurat import __version__
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
-from ziggurat.config.lora import without_lora
+from ziggurat.config.experiment import without_lora
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import other_files, unlike_store
@@ -253,7 +253,7 @@ _JOB = ".job"
 
 
 @contextlib.contextmanager
-def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[None]:
+def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Iterator[None]:
     """Hold the run for all processes of this job, and write the configuration and environment with which it goes on.
 
     Raises CheckpointError when another job trains in it, ConfigError when a process does not see its folder or the
@@ -261,7 +261,7 @@ def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[No
     """
     with contextlib.ExitStack() as stack:
         # The lock comes first: leftovers may be removed only by its holder, and what is checked must stay as it is.
-        processes.first_does(lambda: stack.enter_context(owned(run)))
+        processes.first_does(lambda: stack.enter_context(run_lock(run)))
         processes.first_does(lambda: clear_leftovers(run))
         refuse_unshared(run, processes)
         processes.first_does(lambda: refuse_edited(run, experiment))
@@ -271,14 +271,14 @@ def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[No
 
 
 @contextlib.contextmanager
-def owned(run: Path) -> Iterator[None]:
+def run_lock(run: Path) -> Iterator[None]:
     """Hold the run for this job. Raises CheckpointError when another process trains in it."""
     with locked(run):
         write_atomically(run / _JOB, os.fsencode("\n".join(_job())))  # as the environment has them, UTF-8 or not
         yield
 
 
-def restarted(run: Path) -> bool:
+def was_requeued(run: Path) -> bool:
     """True when torchrun, after a failure, or Slurm, after a requeue, has restarted the job that trained in `run`.
 
     The same command then goes on with the run. Any other job that finds a run in its folder is refused.

@@ -43,14 +43,13 @@ from ziggurat.model.run_folder import (
 from ziggurat.model.tensors import local
 from ziggurat.system.errors import CheckpointError, DataError, MachineError
 from ziggurat.system.staging import discard, sweep, tidy
-from ziggurat.train.checkpoint import Checkpoint, read_progress, save_checkpoint
+from ziggurat.train.checkpoint import Checkpoint, RunProgress, read_progress, save_checkpoint
 from ziggurat.train.learner import Learner
 from ziggurat.train.metrics import RunLog
 from ziggurat.train.processes import Processes
-from ziggurat.train.run_state import Progress
 
 
-def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
+def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
     """Delete the checkpoints that `kept` does not ask for, and mend the links `best` and `best-DIRECTION`.
 
     The newest always stays, and so does the one to roll back to. Checkpoints that the clock asked for do not take the
@@ -241,7 +240,7 @@ class Saver:
         run: Path,
         experiment: Experiment,
         watch: StoreWatch,
-        progress: Progress,
+        progress: RunProgress,
         log: RunLog,
         processes: Processes | None = None,
         store_check: StoreCheck | None = None,
@@ -262,7 +261,7 @@ class Saver:
         self._buffers = Buffers(), Buffers()
         # One thread: checkpoints are written one after the other, so links and deletions never overtake each other.
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
-        self._writing: tuple[Progress, Future[Progress]] | None = None
+        self._writing: tuple[RunProgress, Future[RunProgress]] | None = None
         self._good_before = progress.good  # the checkpoint to roll back to if the one under way cannot be written
         self._failed: CheckpointError | None = None  # of the newest checkpoint
         self._untold: CheckpointError | None = None  # not yet raised or logged
@@ -386,14 +385,14 @@ class Saver:
         # A deep copy: training goes on to change the lists and dictionaries of its progress while the thread writes.
         return Checkpoint(copy.deepcopy(self._progress), *tensors, *self._store, self._configuration)
 
-    def _write(self, snapshot: Checkpoint, depth: tuple[int, int]) -> Progress:
+    def _write(self, snapshot: Checkpoint, depth: tuple[int, int]) -> RunProgress:
         """Write one checkpoint, then delete others; return the progress without the names of the deleted ones."""
         save_checkpoint(self._run, snapshot, depth, self._processes)
         pruned = copy.copy(snapshot.progress)
         self._prune(pruned)
         return pruned
 
-    def _prune(self, progress: Progress) -> None:
+    def _prune(self, progress: RunProgress) -> None:
         """Delete the checkpoints that are not kept, and their names in `progress`, in every process."""
         try:
             work = partial(prune, self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)

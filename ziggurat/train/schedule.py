@@ -14,7 +14,7 @@ from ziggurat.config.train import ScheduleConfig
 from ziggurat.data.loader import LoaderState
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.terminal import duration
-from ziggurat.train.run_state import Progress
+from ziggurat.train.checkpoint import RunProgress
 
 
 def peak_update(config: ScheduleConfig) -> int:
@@ -27,9 +27,9 @@ def updates_at_peak(config: ScheduleConfig) -> int:
     return peak_update(config) - 1
 
 
-def initial_progress(config: ScheduleConfig) -> Progress:
+def initial_progress(config: ScheduleConfig) -> RunProgress:
     """Return the progress of a run not begun: all zero but, where it starts at the peak, the schedule's counter."""
-    return Progress(schedule_update=updates_at_peak(config) if config.start == "peak" else 0)
+    return RunProgress(schedule_update=updates_at_peak(config) if config.start == "peak" else 0)
 
 
 def learning_rate(
@@ -118,7 +118,7 @@ def due(when: ValidationConfig | CheckpointConfig, update: int, position: Loader
     return ends or (when.every_updates is not None and update % when.every_updates == 0)
 
 
-def finished(p: Progress, config: TrainingConfig) -> str | None:
+def finished(p: RunProgress, config: TrainingConfig) -> str | None:
     """Return the reason why training is over, or None; a function of the progress alone, so a resumed run agrees."""
     stop = config.stop
     if p.stages_to_come < 0:
@@ -136,7 +136,7 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
     return None
 
 
-def ends_after(p: Progress, config: TrainingConfig, nll: float, seconds: float) -> bool:
+def ends_after(p: RunProgress, config: TrainingConfig, nll: float, seconds: float) -> bool:
     """Return whether training is over after a validation that finds this `nll`, `seconds` into the run."""
     misses = p.validations_since_best
     if config.validation.metric == "loss":
@@ -145,7 +145,7 @@ def ends_after(p: Progress, config: TrainingConfig, nll: float, seconds: float) 
     return finished(replace(p, seconds=seconds, validations_since_best=misses), config) is not None
 
 
-def how_to_go_on(p: Progress, stop: StopConfig, run: Path) -> str:
+def how_to_go_on(p: RunProgress, stop: StopConfig, run: Path) -> str:
     """Return, in words, how a run in the folder `run` that is over goes on."""
     if p.stages_to_come < 0:  # a resumed run cannot change its data
         return f"start a new run with other `data.stages`: `training.start_from={run}` takes the weights of this one"
@@ -157,7 +157,7 @@ def how_to_go_on(p: Progress, stop: StopConfig, run: Path) -> str:
 
 
 def share_done(
-    p: Progress, config: TrainingConfig, stages: Sequence[StageConfig] = (), epoch_batches: int | None = None
+    p: RunProgress, config: TrainingConfig, stages: Sequence[StageConfig] = (), epoch_batches: int | None = None
 ) -> float | None:
     """Return the share of the training that is done, from 0 to 1, by the nearest limit; None while that is unknown.
 
@@ -181,7 +181,7 @@ def share_done(
     return min(1.0, max(shares)) if shares else None
 
 
-def time_left(p: Progress, share: float | None) -> str:
+def time_left(p: RunProgress, share: float | None) -> str:
     """Return, as text, the time that training still takes at its mean speed so far; `?` while that is unknown.
 
     `share`: see share_done.

@@ -32,9 +32,9 @@ from ziggurat.evaluate.splitting import splitting
 from ziggurat.model.run_folder import checkpoint_name
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
+from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.objective import autocast, batch_loss
 from ziggurat.train.processes import Processes
-from ziggurat.train.run_state import Progress
 from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import Translator
 
@@ -92,7 +92,7 @@ def dev_loss(
 
 
 @dataclass(frozen=True)
-class Direction:
+class DevDirection:
     """A direction of translation, and its part of the dev set.
 
     Attributes:
@@ -108,7 +108,7 @@ class Direction:
     trained: bool = True
 
 
-def directions_of(store: Store) -> list[Direction]:
+def directions_of(store: Store) -> list[DevDirection]:
     """Return the directions of a store's dev set, in the order of its corpora."""
     assert store.dev is not None
     config = store.manifest["config"]
@@ -119,9 +119,9 @@ def directions_of(store: Store) -> list[Direction]:
         corpora = [number for number, its in enumerate(languages) if its == pair]
         rows = np.flatnonzero(np.isin(store.dev.corpora, corpora))
         if len(rows):
-            found.append(Direction("-".join(pair), pair[1], rows, pair in trained))
+            found.append(DevDirection("-".join(pair), pair[1], rows, pair in trained))
     if not any(direction.trained for direction in found):  # the dev set is of another direction than all corpora
-        return [Direction(one.name, one.target_language, one.rows) for one in found]
+        return [DevDirection(one.name, one.target_language, one.rows) for one in found]
     return found
 
 
@@ -130,7 +130,7 @@ def _languages(corpus: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[st
     return str(source), str(target)
 
 
-def loss_over(directions: list[Direction], losses: list[DevLoss]) -> DevLoss:
+def loss_over(directions: list[DevDirection], losses: list[DevLoss]) -> DevLoss:
     """Return the losses over all directions that are trained on."""
     counted = [loss for direction, loss in zip(directions, losses, strict=True) if direction.trained]
     return DevLoss(*map(sum, zip(*counted, strict=True)))
@@ -196,7 +196,7 @@ class Validation:
         """Return the value of `training.validation.metric`."""
         return DirectionScores(self.nll, True, self.bleu, self.chrf).metric(name)
 
-    def count(self, p: Progress, name: str) -> bool:
+    def count(self, p: RunProgress, name: str) -> bool:
         """Count this validation, by metric `name`, in `p`; return whether it is the best so far."""
         # A model that has diverged may give NaN, which is never the best.
         value, sign = self.metric(name), 1.0 if name == "loss" else -1.0

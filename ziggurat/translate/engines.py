@@ -14,7 +14,7 @@ from pydantic import Field
 
 from ziggurat.config import DecodingConfig, ModelConfig
 from ziggurat.system.errors import CheckpointError, ConfigError, printable
-from ziggurat.system.small_files import Form, read_json
+from ziggurat.system.small_files import JsonForm, read_json
 from ziggurat.system.staging import recover
 
 ENGINES = ("auto", "torch", "ctranslate2")
@@ -124,7 +124,7 @@ def positions_for(model: ModelConfig, decoding: DecodingConfig) -> int:
     return model.embedding.limit or max(decoding.max_source_pieces, decoding.max_length.limit) + 2
 
 
-class ExportReport(Form):
+class ExportReport(JsonForm):
     """The part of an export's report that is read."""
 
     positions: int = Field(ge=1, le=1 << 31)

@@ -24,7 +24,7 @@ from ziggurat.config.load import change_section, load_experiment
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import check_folder
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.translate.results import (
     WINDOW_LINES,

@@ -31,8 +31,7 @@ from ziggurat.model.fast.packed import make_fast
 from ziggurat.model.fast.precision import decoding_notice, maps_of, settled
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.processes import in_order, worker_pool
-from ziggurat.system.threads import share_cores
+from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.call import LineExtras, TranslationCall, line_extras
 from ziggurat.translate.hypotheses import Assembler
 from ziggurat.translate.length import LengthPenalty

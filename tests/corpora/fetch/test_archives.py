@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ziggurat.corpora.fetch.archives import is_archive, take_out
+from ziggurat.corpora.fetch.downloads import is_archive, take_out
 from ziggurat.system.errors import DamageError, DataError
 
 Members = list[tuple[str, bytes]]

@@ -16,7 +16,7 @@ from tests.corpora.fetch.material import PAIRS, packed_tar, packed_zip, serve
 from tests.corpora.fetch.server import Server
 from ziggurat.cli import main
 from ziggurat.corpora.fetch import corpus as corpus_module
-from ziggurat.data.origins import write_origin
+from ziggurat.data.inputs import write_origin
 from ziggurat.system.compressed import byte_stream
 
 Fetch = Callable[..., Result]
@@ -225,9 +225,9 @@ def test_a_store_learns_of_an_origin_that_was_not_known(fetch: Fetch, capfd: pyt
     Path("aside").rename(record)
     assert ended("prepare", "my.yaml") == 0
     assert "already there" in capfd.readouterr().out
-    learnt = json.loads(Path("store/manifest.json").read_text())
-    assert learnt["corpora"]["train"][0]["origin"]
-    assert learnt["fingerprint"] == known["fingerprint"], "a licence changes nothing that training depends on"
+    learned = json.loads(Path("store/manifest.json").read_text())
+    assert learned["corpora"]["train"][0]["origin"]
+    assert learned["fingerprint"] == known["fingerprint"], "a licence changes nothing that training depends on"
 
 
 def test_what_has_to_be_brought_is_said_beside_what_was_fetched(fetch: Fetch) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sacrebleu.dataset import fake_sgml, wmt_xml
 
 from ziggurat.corpora.fetch.layouts import Counts, read, tmx_units, wmt_segments
-from ziggurat.corpora.fetch.registry import Corpus, Layout, Remote
+from ziggurat.corpora.fetch.registry import Layout, RegisteredCorpus, Remote
 from ziggurat.system.errors import DataError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\u2028\u2029"), max_size=30)
@@ -25,9 +25,9 @@ FakeSGMLDataset: Any = fake_sgml.FakeSGMLDataset
 WMTXMLDataset: Any = wmt_xml.WMTXMLDataset
 
 
-def corpus(layout: Layout, **how: object) -> Corpus:
+def corpus(layout: Layout, **how: object) -> RegisteredCorpus:
     given = {"languages": ("de", "en"), "columns": (0, 1), "separator": "\t", "references": (), **how}
-    return Corpus(
+    return RegisteredCorpus(
         name="x", title="", files=(Remote(url="http://x/y"),), layout=layout, take=(), licence="", terms=None,
         known_from="", **given,  # type: ignore[arg-type]
     )  # fmt: skip

@@ -15,8 +15,7 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.killing import tree
-from ziggurat.cli import alignment
-from ziggurat.cli import jobs as bulk
+from ziggurat.cli import alignment, jobs
 from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.models import Identified, ModelChoice, opened
 from ziggurat.corpora.jobs.tasks import Line, Translating
@@ -36,7 +35,7 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make shards of seven lines."""
-    for module, name in ((alignment, "_SHARD_PAIRS"), (bulk, "SHARD_LINES")):
+    for module, name in ((alignment, "_SHARD_PAIRS"), (jobs, "SHARD_LINES")):
         monkeypatch.setattr(module, name, 7)
 
 
@@ -282,8 +281,8 @@ def test_what_bulk_work_does_not_go_with(
 def test_progress_is_told_with_a_total_or_without(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(bulk, "_MESSAGE_SECONDS", 0.0)
-    progress = bulk._Progress("pair")
+    monkeypatch.setattr(jobs, "_MESSAGE_SECONDS", 0.0)
+    progress = jobs._Progress("pair")
     for total in (400, None):
         progress.show(100, 0, total)
         progress.show(100, 300, total)

@@ -30,7 +30,7 @@ from ziggurat.corpora.jobs.preparation import prepare_job
 from ziggurat.corpora.jobs.run import Work
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning.cleaner import Examples
-from ziggurat.data.cleaning.comparisons import Comparisons, Traces
+from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes
 from ziggurat.data.encoding import EncodedBlock, Lists, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.prepare import prepare
@@ -357,7 +357,7 @@ def test_blocks_are_packed_and_selected_as_they_are(
         texts = data.draw(st.lists(text, min_size=len(rows), max_size=len(rows)))
         keys = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))), np.uint64)
         bands = np.arange(8 * len(rows), dtype=np.uint64).reshape(-1, 8) << np.uint64(50)
-        traces = Traces(keys, bands if sketched else None, bands[:, 2:4])
+        traces = PairHashes(keys, bands if sketched else None, bands[:, 2:4])
         more: dict[str, Any] = {"texts": (texts, texts[::-1]), "links": listed(rows[::-1])} if full else {}
         counts, examples = Counter({"empty": corpus}), Examples({"empty": [(2**64 - 1, "é", "\ufffd")]})
         return EncodedBlock(

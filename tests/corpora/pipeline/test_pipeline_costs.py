@@ -39,7 +39,7 @@ def test_cleaning_takes_what_its_filters_take() -> None:
     assert seconds(2) == pytest.approx(seconds(1) / 2)
     languages, scored = seconds(1, languages={}) - seconds(1), seconds(1, pair_score={}) - seconds(1)
     assert min(languages, scored) > seconds(1)
-    # A score is learnt from so many pairs at most, by one process.
+    # A score is learned from so many pairs at most, by one process.
     assert seconds(4, pair_score={}) > seconds(1, pair_score={}) / 4
     assert seconds(1, pair_score={"pairs": 2_000_000}) == pytest.approx(seconds(1, pair_score={"pairs": 1_000_000}))
     assert cleaning(None, FilterConfig(), 1).seconds is None
@@ -161,7 +161,7 @@ def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configur
         time=SimpleNamespace(seconds=1.0, flops=1.0),
     )
     told: list[Any] = []
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate.estimate_cost", lambda *given: told.append(given) or cost)
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", lambda *given: told.append(given) or cost)
     monkeypatch.setattr(
         "ziggurat.model.inspection.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
     )
@@ -256,7 +256,7 @@ def test_the_bitext_tells_lengths_until_there_are_stores(
 ) -> None:
     told: list[CorpusReader | None] = []
     monkeypatch.setattr(
-        "ziggurat.inspect.cost.estimate.estimate_cost", lambda experiment, sizes, text: told.append(text)
+        "ziggurat.inspect.cost.estimate_cost", lambda experiment, sizes, text: told.append(text)
     )
     there = context(whole())
     Costs({"student": tiny_experiment(place)}, CorpusSizes(there)).of("student")

@@ -19,8 +19,8 @@ from ziggurat.corpora.pipeline.staleness import Times
 from ziggurat.corpora.pipeline.step import MANIFEST, write_document
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.evaluate.metrics import TestSet
-from ziggurat.evaluate.robustness import Trial, judge
-from ziggurat.inspect.report.pipeline import StepRow, pipeline_page
+from ziggurat.evaluate.robustness import PerturbedScore, judge
+from ziggurat.inspect.report.page import StepRow, pipeline_page
 
 
 def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_translation(
@@ -58,7 +58,7 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     context = PipelineContext(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
     (ideal, _), (outputs, _) = TRIALS[2].ideal, TRIALS[2].found
     trials = [
-        Trial(name, "", REFERENCES[:cases], [REFERENCES[:cases]], [outputs[:cases]], [ideal[:cases]])
+        PerturbedScore(name, "", REFERENCES[:cases], [REFERENCES[:cases]], [outputs[:cases]], [ideal[:cases]])
         for name, cases in (("strong", 40), ("few", 9))
     ]
     judged = judge(["teacher"], [""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)

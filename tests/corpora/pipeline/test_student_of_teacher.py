@@ -133,7 +133,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
     def estimate(experiment: Experiment, vocabularies: tuple[int, int], reader: object) -> None:
         asked.append((experiment.model.decoder.layers, vocabularies))
 
-    monkeypatch.setattr("ziggurat.inspect.cost.estimate.estimate_cost", estimate)
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", estimate)
     student = next(step for step in pipeline_of(context(content())).steps if step.name == "student")
     with contextlib.suppress(AttributeError):  # of the cost, which is None here
         student.cost()

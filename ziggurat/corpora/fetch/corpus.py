@@ -24,19 +24,18 @@ from typing import Any, BinaryIO, cast
 import xxhash
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.corpora.fetch.archives import Member, is_archive, take_out
-from ziggurat.corpora.fetch.downloads import Downloads, Held
+from ziggurat.corpora.fetch.downloads import Downloads, Held, Member, is_archive, take_out
 from ziggurat.corpora.fetch.indexes import Names
 from ziggurat.corpora.fetch.layouts import Block, Counts, read
-from ziggurat.corpora.fetch.registry import Corpus, Folder, FolderSet, HoldOut
-from ziggurat.data.origins import Origin, read_origin, record_of, set_name, write_origin
+from ziggurat.corpora.fetch.registry import Folder, FolderSet, HoldOut, RegisteredCorpus
+from ziggurat.data.inputs import Origin, read_origin, record_of, set_name, write_origin
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DamageError, DataError, printable, written_whole
 from ziggurat.system.files import atomic_file, fingerprint
 
 
 @dataclass(frozen=True)
-class Target:
+class PairFiles:
     """The files that a set of pairs is written to."""
 
     name: str
@@ -54,7 +53,7 @@ class Target:
 class Written:
     """The outcome for a target."""
 
-    target: Target
+    target: PairFiles
     origin: Origin
     reused: bool
     """True if it was there already."""
@@ -62,12 +61,12 @@ class Written:
 
 
 def write_set(
-    target: Target,
-    corpora: Sequence[Corpus],
+    target: PairFiles,
+    corpora: Sequence[RegisteredCorpus],
     downloads: Downloads,
     *,
     force: bool = False,
-    held_out: tuple[HoldOut, Target] | None = None,
+    held_out: tuple[HoldOut, PairFiles] | None = None,
 ) -> list[Written]:
     """Write the pairs of `corpora`, in order, to the files of `target`; return it, and what was held out.
 
@@ -107,7 +106,7 @@ def write_set(
     return [Written(one.target, cast(Origin, read_origin(one.target.record)), False, terms) for one in writers]
 
 
-def _fetched(corpora: Sequence[Corpus], downloads: Downloads) -> list[list[Held]]:
+def _fetched(corpora: Sequence[RegisteredCorpus], downloads: Downloads) -> list[list[Held]]:
     """Return the files of each corpus. Raises DataError with all that cannot be had, not only with the first."""
     fetched, problems = list[list[Held]](), dict[str, None]()
     for corpus in corpora:
@@ -122,7 +121,7 @@ def _fetched(corpora: Sequence[Corpus], downloads: Downloads) -> list[list[Held]
     return fetched
 
 
-def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut, Target] | None) -> None:
+def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut, PairFiles] | None) -> None:
     """Write a block to the target, and what is held out of it to the other."""
     if held_out is None:
         writers[0].write(block)
@@ -132,7 +131,7 @@ def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut
         writer.write(tuple([x for n, x in enumerate(side, first) if (n % every == 0) == apart] for side in block))
 
 
-def _part(corpus: Corpus, held: Sequence[Held], counts: Counts) -> dict[str, Any]:
+def _part(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts) -> dict[str, Any]:
     """Return the record of a corpus."""
     return {
         "name": corpus.name,
@@ -145,7 +144,7 @@ def _part(corpus: Corpus, held: Sequence[Held], counts: Counts) -> dict[str, Any
     }
 
 
-def _there(target: Target, corpora: Sequence[Corpus]) -> Origin | None:
+def _there(target: PairFiles, corpora: Sequence[RegisteredCorpus]) -> Origin | None:
     """Return the record of a target that is there whole, made of the same corpora; None where it is not.
 
     Raises DataError for files that changed since, or that were made of other corpora.
@@ -163,7 +162,7 @@ def _there(target: Target, corpora: Sequence[Corpus]) -> Origin | None:
     return origin if len(there) == len(target.files) else None
 
 
-def _refuse_foreign(target: Target, force: bool) -> None:
+def _refuse_foreign(target: PairFiles, force: bool) -> None:
     """Raise DataError for files that `fetch` did not write, or did not finish."""
     there = [path for path in target.files.values() if path.exists()]
     if there and not force and read_origin(target.record) is None:
@@ -173,7 +172,7 @@ def _refuse_foreign(target: Target, force: bool) -> None:
         )
 
 
-def _blocks(corpus: Corpus, held: Sequence[Held], counts: Counts, downloads: Downloads) -> Iterator[Block]:
+def _blocks(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, downloads: Downloads) -> Iterator[Block]:
     """Yield the pairs of a corpus. Raises DataError; a damaged download is removed, so that it can be fetched anew."""
     with tempfile.TemporaryDirectory(prefix="ziggurat-fetch-") as scratch:
         try:
@@ -191,7 +190,7 @@ def _blocks(corpus: Corpus, held: Sequence[Held], counts: Counts, downloads: Dow
             raise DataError(f"{error}; {way_out}") from None
 
 
-def _read_parts(corpus: Corpus, held: Sequence[Held], counts: Counts, scratch: Path) -> Iterator[Block]:
+def _read_parts(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, scratch: Path) -> Iterator[Block]:
     """Yield the pairs of each group of files: members of archives in sorted order, or the files themselves."""
     if not corpus.take:
         yield from read(corpus, [one.path for one in held], counts)
@@ -230,7 +229,7 @@ def _with_names(message: str, group: Sequence[Member], archives: str) -> str:
     return message
 
 
-def _by_language(corpus: Corpus, block: Block, target: Target) -> Block:
+def _by_language(corpus: RegisteredCorpus, block: Block, target: PairFiles) -> Block:
     """Return the sides of a block in the order of the target's languages. Raises DataError for other languages."""
     if sorted(corpus.languages) != sorted(target.files):
         raise DataError(f"{corpus.name}: is {'-'.join(corpus.languages)}, wanted is {'-'.join(target.files)}")
@@ -240,7 +239,7 @@ def _by_language(corpus: Corpus, block: Block, target: Target) -> Block:
 class _Writer:
     """Writes the sides of a target; its files get their names when the stack `files` closes without an error."""
 
-    def __init__(self, files: contextlib.ExitStack, target: Target) -> None:
+    def __init__(self, files: contextlib.ExitStack, target: PairFiles) -> None:
         self.target, self.pairs = target, 0
         for path in target.files.values():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -308,9 +307,9 @@ def _packed(file: _Digesting, compression: str | None) -> Iterator[Any]:
 class FetchTask:
     """A target and the corpora that it is made of."""
 
-    target: Target
-    corpora: tuple[Corpus, ...]
-    held_out: tuple[HoldOut, Target] | None = None
+    target: PairFiles
+    corpora: tuple[RegisteredCorpus, ...]
+    held_out: tuple[HoldOut, PairFiles] | None = None
     own: bool = False
     """True if the files are there and were not fetched: they are the user's, and stay."""
     by_hand: str | None = None
@@ -322,14 +321,14 @@ class FetchTask:
         return self.by_hand is not None and not self.own
 
 
-def task_of_name(corpus: Corpus, folder: Path) -> FetchTask:
+def task_of_name(corpus: RegisteredCorpus, folder: Path) -> FetchTask:
     """Return the task of a corpus by its name: `FOLDER/opus/Tatoeba/v2/de-en.de.zst`. Raises ConfigError."""
     steps = corpus.name.split("/")
     if any(step in ("", ".", "..") or step.startswith(".") for step in steps):
         raise ConfigError(f"{printable(corpus.name, 200)}: its name would lead out of the folder")
     stem = folder.joinpath(*steps)
     files = {language: stem.with_name(f"{stem.name}.{language}.zst") for language in corpus.languages}
-    return FetchTask(Target(corpus.name, files), (corpus,))
+    return FetchTask(PairFiles(corpus.name, files), (corpus,))
 
 
 def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTask]:
@@ -398,7 +397,7 @@ def _task(
 ) -> FetchTask:
     """Return the task of one set of a folder."""
     files = wanted[folder, name]
-    target = Target(f"{folder.name}/{name}", files)
+    target = PairFiles(f"{folder.name}/{name}", files)
     own = all(path.exists() for path in files.values()) and not target.record.exists()
     if described.by_hand is not None or own:
         return FetchTask(target, (), own=own, by_hand=described.by_hand)
@@ -409,7 +408,7 @@ def _task(
     if (hold_out := described.hold_out) is None:
         return FetchTask(target, corpora)
     plain = {language: folder / f"{hold_out.set}.{language}" for language in files}
-    apart = Target(f"{folder.name}/{hold_out.set}", wanted.get((folder, hold_out.set), plain))
+    apart = PairFiles(f"{folder.name}/{hold_out.set}", wanted.get((folder, hold_out.set), plain))
     return FetchTask(target, corpora, (hold_out, apart))
 
 

@@ -13,11 +13,10 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from ziggurat.corpora.fetch.archives import is_archive
-from ziggurat.corpora.fetch.downloads import Downloads
-from ziggurat.corpora.fetch.registry import Corpus, Layout, Registry, Remote
+from ziggurat.corpora.fetch.downloads import Downloads, is_archive
+from ziggurat.corpora.fetch.registry import Layout, RegisteredCorpus, Registry, Remote
 from ziggurat.system.errors import ConfigError, printable
-from ziggurat.system.small_files import Form, parse_json, shaped
+from ziggurat.system.small_files import JsonForm, parse_json, shaped
 
 OPUS_API = "https://opus.nlpl.eu/opusapi/"
 _SACREBLEU = {
@@ -41,7 +40,7 @@ class Listed(NamedTuple):
     """True where it is not known whether it has the languages that were asked for: any pair that its origin has."""
 
 
-class _OpusCorpus(Form):
+class _OpusCorpus(JsonForm):
     """A corpus in an answer of the OPUS API."""
 
     corpus: str
@@ -54,7 +53,7 @@ class _OpusCorpus(Form):
     alignment_pairs: int | None = None
 
 
-class _OpusAnswer(Form):
+class _OpusAnswer(JsonForm):
     corpora: list[_OpusCorpus]
 
 
@@ -65,7 +64,7 @@ class Names:
         self.registry = registry
         self._downloads = downloads
 
-    def find(self, name: str) -> Corpus:
+    def find(self, name: str) -> RegisteredCorpus:
         """Return the corpus of a name: `sacrebleu/SET/PAIR`, `opus/CORPUS/latest/PAIR`, or a registry's.
 
         Raises ConfigError with the nearest names, DataError where an index cannot be asked.
@@ -129,7 +128,7 @@ def sacrebleu_listed(words: Sequence[str]) -> Iterator[Listed]:
                 yield Listed(f"sacrebleu/{name}/{pair}", title, None, None, _SACREBLEU_LICENCE)
 
 
-def _sacrebleu(rest: str) -> Corpus:
+def _sacrebleu(rest: str) -> RegisteredCorpus:
     """Return a test set of sacreBLEU: addresses, checksums, members; the first reference where there are several."""
     from sacrebleu.dataset import DATASETS
 
@@ -161,7 +160,7 @@ def _sacrebleu(rest: str) -> Corpus:
         )
     # Of many archives (IWSLT has one for each direction) only those that the members' names begin with are needed.
     needed = [one for one in remotes if PurePosixPath(one.url).stem in {path.split("/")[0] for path in take}]
-    return Corpus(
+    return RegisteredCorpus(
         name=f"sacrebleu/{name}/{pair}",
         title=known.description,
         languages=tuple(pair.split("-")),

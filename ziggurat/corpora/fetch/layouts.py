@@ -16,7 +16,7 @@ from pathlib import Path
 from xml.parsers import expat
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.corpora.fetch.registry import Corpus
+from ziggurat.corpora.fetch.registry import RegisteredCorpus
 from ziggurat.data.lines import LineStream
 from ziggurat.data.readers import BLOCK_PAIRS, CorpusReader
 from ziggurat.system.compressed import byte_stream
@@ -194,7 +194,7 @@ class Counts:
     """Terms of use that lay in the archives: name, behind the archive's address where there are several -> text."""
 
 
-def read(corpus: Corpus, files: Sequence[Path], counts: Counts) -> Iterator[Block]:
+def read(corpus: RegisteredCorpus, files: Sequence[Path], counts: Counts) -> Iterator[Block]:
     """Yield the blocks of a corpus; `files` has a file a side, or one with both, as its layout wants.
 
     Raises DataError naming file and line: damage, text that is not UTF-8, sides of unequal length, nothing in it.

@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from ziggurat.config.base import Section
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
@@ -48,7 +48,7 @@ class Remote(Section):
     """Why it cannot be fetched, and where people get it."""
 
 
-class Entry(Section):
+class RegistryEntry(Section):
     """Corpora of one kind: all that differ only in the parts of the name."""
 
     title: str
@@ -109,7 +109,7 @@ class Folder(Section):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class RegisteredCorpus:
     """A corpus whose name is filled in: all that is needed to fetch and read it."""
 
     name: str
@@ -138,18 +138,18 @@ _INDIVIDUAL = {
 """Codes of FLORES for one language of a group, and the code of the group that people know it by (ISO 639-3)."""
 
 
-def any_pair(entry: Entry) -> bool:
+def any_pair(entry: RegistryEntry) -> bool:
     """Return whether nobody knows which pairs an entry has: any that its origin has."""
     return entry.pairs is None and entry.languages is None
 
 
-def variants(entry: Entry) -> list[dict[str, str]]:
+def variants(entry: RegistryEntry) -> list[dict[str, str]]:
     """Return the part of the name that decides on the languages with each of its values; [{}] where none does."""
     known = entry.pairs if entry.languages is None else entry.languages
     return [{part: value} for part in entry.where for value in known] if isinstance(known, dict) else [{}]
 
 
-def has_pair(entry: Entry, values: Mapping[str, str], first: str, second: str) -> bool:
+def has_pair(entry: RegistryEntry, values: Mapping[str, str], first: str, second: str) -> bool:
     """Return whether an entry with these parts of its name has a pair of languages, in this order."""
     pairs, languages = _known(entry, entry.pairs, values), _known(entry, entry.languages, values)
     if pairs is not None:
@@ -157,7 +157,7 @@ def has_pair(entry: Entry, values: Mapping[str, str], first: str, second: str) -
     return languages is None or (first != second and {first, second} <= set(languages))
 
 
-def fitting_pairs(entry: Entry, values: Mapping[str, str], pair: str) -> list[str]:
+def fitting_pairs(entry: RegistryEntry, values: Mapping[str, str], pair: str) -> list[str]:
     """Return the pairs of an entry that `pair` asks for, in the order that its names have; empty: it has none.
 
     They are this pair in either direction; where the entry has it not, those that mean the same languages, such as
@@ -176,7 +176,7 @@ def fitting_pairs(entry: Entry, values: Mapping[str, str], pair: str) -> list[st
     return list(dict.fromkeys(exact)) or [one for one in has if set(map(_language, one.split("-"))) == wanted]
 
 
-def described(entry: Entry, values: Mapping[str, str]) -> str:
+def described(entry: RegistryEntry, values: Mapping[str, str]) -> str:
     """Return the pairs or languages of an entry for people; with no `values` those of all its variants."""
     said = []
     for variant in [dict(values)] if values else variants(entry):
@@ -189,14 +189,14 @@ def described(entry: Entry, values: Mapping[str, str]) -> str:
     return "; ".join(said) or "any pair that its origin has"
 
 
-def _known(entry: Entry, given: str | dict[str, str] | None, values: Mapping[str, str]) -> list[str] | None:
+def _known(entry: RegistryEntry, given: str | dict[str, str] | None, values: Mapping[str, str]) -> list[str] | None:
     """Return the words of `pairs` or `languages` for these parts of the name; None where they are not known."""
     if isinstance(given, dict):
         given = next((given[value] for part in entry.where if (value := values.get(part)) in given), None)
     return None if given is None else given.split()
 
 
-def _ordered(entry: Entry, first: str, second: str) -> str:
+def _ordered(entry: RegistryEntry, first: str, second: str) -> str:
     return "-".join(sorted((first, second)) if entry.sorted else (first, second))
 
 
@@ -212,7 +212,7 @@ _WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]*"
 
 
 class _File(Section):
-    corpora: dict[str, Entry] = Field(default_factory=dict)
+    corpora: dict[str, RegistryEntry] = Field(default_factory=dict)
     folders: dict[str, Folder] = Field(default_factory=dict)
 
 
@@ -220,10 +220,10 @@ class _File(Section):
 class Registry:
     """Entries and folders by name, those of the user's files in place of the built-in ones."""
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, RegistryEntry]
     folders: Mapping[str, Folder]
 
-    def find(self, name: str) -> Corpus:
+    def find(self, name: str) -> RegisteredCorpus:
         """Return the corpus `name`; its two languages may stand in either order.
 
         Raises ConfigError with the nearest names, or with the languages that an entry has.
@@ -234,7 +234,7 @@ class Registry:
                     return _filled(given, entry, values)
         raise ConfigError(self._unknown(name))
 
-    def listed(self, words: Sequence[str] = ()) -> Iterator[tuple[str, Entry]]:
+    def listed(self, words: Sequence[str] = ()) -> Iterator[tuple[str, RegistryEntry]]:
         """Yield name and entry of those that have all `words` in name, title or licence.
 
         A pair of languages among the words takes the entries that have it, and fills their names; several pairs take
@@ -292,7 +292,7 @@ def load_registry(files: Sequence[str] = ()) -> Registry:
     Raises ConfigError naming file, line and key.
     """
     own = [user_registry()] if user_registry().is_file() else []
-    entries: dict[str, Entry] = {}
+    entries: dict[str, RegistryEntry] = {}
     folders: dict[str, Folder] = {}
     # Later files first: the first pattern that fits a name is taken.
     for path in [*map(Path, reversed(files)), *own]:
@@ -333,7 +333,7 @@ def _read(path: Path) -> _File:
     return read
 
 
-def _check(path: Path, name: str, entry: Entry) -> None:
+def _check(path: Path, name: str, entry: RegistryEntry) -> None:
     """Raise ConfigError for an entry whose name, files and members do not fit together."""
     found = re.findall(r"\{(\w+)\}", name)
     parts = set(found)
@@ -376,7 +376,7 @@ def _swapped(name: str) -> str:
     return f"{head}{slash}{second}-{first}" if hyphen and "-" not in second else name
 
 
-def _match(pattern: str, entry: Entry, name: str) -> dict[str, str] | None:
+def _match(pattern: str, entry: RegistryEntry, name: str) -> dict[str, str] | None:
     """Return the parts of `name` by the pattern of an entry; None where it does not fit."""
     steps = []
     for step in re.split(r"(\{\w+\})", pattern):
@@ -395,9 +395,9 @@ def _match(pattern: str, entry: Entry, name: str) -> dict[str, str] | None:
     return values_of
 
 
-def _filled(name: str, entry: Entry, values: Mapping[str, str]) -> Corpus:
+def _filled(name: str, entry: RegistryEntry, values: Mapping[str, str]) -> RegisteredCorpus:
     """Return the corpus of an entry with the parts of its name filled in."""
-    return Corpus(
+    return RegisteredCorpus(
         name=name,
         title=_fill(entry.title, values),
         languages=tuple(values[part] for part in ("a", "b") if part in values),

@@ -16,7 +16,7 @@ from ziggurat.config import DecodingConfig, Experiment, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.vocabulary import several_languages
 from ziggurat.model.directory import locate_weights, open_model, usable_device
-from ziggurat.model.low_rank_updates import weights_fingerprint
+from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import fingerprint

@@ -18,13 +18,12 @@ from typing import NamedTuple
 from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles, cut
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
-from ziggurat.data.alignment.aligner import Link, read_aligner
-from ziggurat.data.cleaning.clean import Mask
+from ziggurat.data.aligner import Link, read_aligner
 from ziggurat.data.cleaning.comparisons import Comparisons
-from ziggurat.data.encoding import EncodedBlock, Encoder, block_text, compared, pack, unpack
+from ziggurat.data.cleaning.filters import Mask
+from ziggurat.data.encoding import EncodedBlock, PairEncoder, block_text, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.data.passes import Learnt, learn
-from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
+from ziggurat.data.prepare import Inputs, PrepareReport, Trained, learn, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.subword_training import read_pair_scores, write_pair_scores
@@ -37,7 +36,7 @@ from ziggurat.system.staging import building, tidy
 SHARD_PAIRS = 50_000
 """Least pairs of a shard, which ends with a block of the reader."""
 _SHARDS_OF_FILE = 1_000_000  # numbers of shards that are set aside for each file
-_LEARNT = "learnt"
+_LEARNT = "learned"
 
 
 class _Item(NamedTuple):
@@ -91,7 +90,7 @@ def prepare_job(
 
 @dataclass
 class _Parts:
-    """The parts of a store: what was learnt, and the encoded shards."""
+    """The parts of a store: what was learned, and the encoded shards."""
 
     config: DataConfig
     corpora: list[Corpus]
@@ -117,8 +116,8 @@ class _Parts:
         self._tokenizers = load_tokenizers(path)
 
     def _learn(self, directory: Path, progress: Progress) -> None:
-        learnt = learn(self.corpora, self.config, directory, progress)
-        write_pair_scores(directory, learnt.scorers, self.config)
+        learned = learn(self.corpora, self.config, directory, progress)
+        write_pair_scores(directory, learned.scorers, self.config)
         for corpus in self.corpora:
             if isinstance(corpus.maker, HmmLinks):
                 write_atomically(directory / "aligner", corpus.maker.aligner.content())
@@ -127,7 +126,7 @@ class _Parts:
             {"read": [corpus.read_of[part] for part in range(len(corpus.reader.files))], **vars(corpus.reader.notes)}
             for corpus in self.corpora
         ]
-        document = {"corpora": entries, "notices": learnt.notices}
+        document = {"corpora": entries, "notices": learned.notices}
         write_atomically(directory / "corpora.json", json.dumps(document, indent=1).encode())
         write_atomically(directory / "data.json", self.config.model_dump_json().encode())
 
@@ -189,10 +188,10 @@ class _Parts:
                 f"{self.plan.folder}: {found:,} of {total:,} pairs are encoded; run the same command without `--merge`"
             )
 
-    def learnt(self, directory: Path) -> Learnt:
-        """Return what was learnt; the tokenizers are saved in `directory`. The pair scores have done their work."""
+    def learned(self, directory: Path) -> Trained:
+        """Return what was learned; the tokenizers are saved in `directory`. The pair scores have done their work."""
         save_tokenizers(directory, *self._tokenizers)
-        return Learnt(self._tokenizers, self._notices, {})
+        return Trained(self._tokenizers, self._notices, {})
 
     def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
         """Yield the blocks of one split, in order, compared."""
@@ -204,9 +203,9 @@ class _Parts:
                     yield compared(block, comparisons, text)
 
 
-def _encode(learnt: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
+def _encode(learned: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
     """Encode a shard."""
-    config, encoder, aligner = _opened(learnt, shard.items[0].split)
+    config, encoder, aligner = _opened(learned, shard.items[0].split)
     seen, blocks = Comparisons(config), list[EncodedBlock]()
     for item in shard.items:
         links = item.links
@@ -220,12 +219,12 @@ def _encode(learnt: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
 
 
 @lru_cache(maxsize=2)
-def _opened(learnt: str, split: str) -> tuple[DataConfig, Encoder, HmmLinks | None]:
-    """Open what was learnt, once in a worker's life."""
-    folder = Path(learnt)
+def _opened(learned: str, split: str) -> tuple[DataConfig, PairEncoder, HmmLinks | None]:
+    """Open what was learned, once in a worker's life."""
+    folder = Path(learned)
     config = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
     aligner = None
     if config.aligned(split) and (folder / "aligner").exists():
         aligner = HmmLinks(read_aligner(folder / "aligner"), config.alignment.symmetrise)
     scorers = read_pair_scores(folder, config)
-    return config, Encoder(config, load_tokenizers(folder), split, 1, scorers), aligner
+    return config, PairEncoder(config, load_tokenizers(folder), split, 1, scorers), aligner

@@ -18,7 +18,7 @@ from ziggurat.config.data import Symmetrisation
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.models import ModelChoice, opened
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, complete_shards, run_job
-from ziggurat.data.alignment.aligner import Aligner, format_links, read_aligner
+from ziggurat.data.aligner import Aligner, format_links, read_aligner
 from ziggurat.system.errors import ConfigError
 from ziggurat.translate.results import Notices, Translation, TranslationWarning
 from ziggurat.translate.served import ServedTranslator

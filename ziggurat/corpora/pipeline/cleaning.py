@@ -40,9 +40,8 @@ from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.subword_training import read_pair_scores, train_pair_scores, write_pair_scores
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.processes import in_order, worker_pool
+from ziggurat.system.processes import in_order, usable_cpus, worker_pool
 from ziggurat.system.small_files import read_bounded
-from ziggurat.system.threads import usable_cpus
 
 
 class HeldOutPairs:

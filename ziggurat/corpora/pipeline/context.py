@@ -26,7 +26,7 @@ from ziggurat.config.pipeline_models import ExportTarget
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.files import atomic_file
 from ziggurat.system.terminal import duration
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 
 if TYPE_CHECKING:
     from ziggurat.corpora.jobs import run as job_run
@@ -201,9 +201,9 @@ class Corpora:
 
     def dev(self, name: ModelName) -> list[CorpusConfig]:
         """Return the development corpora of a model, with the tags that its training corpora have, too."""
-        learnt = {corpus.tag for corpus in self.train(name)}
+        learned = {corpus.tag for corpus in self.train(name)}
         sets = [
-            (self._context.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learnt else None)
+            (self._context.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learned else None)
             for number, corpus in enumerate(self._config.bitext.dev)
         ]
         held = self._config.bitext.hold_out

@@ -11,15 +11,15 @@ import numpy as np
 import xxhash
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText, TestSetConfig
 from ziggurat.corpora.pipeline.context import PipelineContext, Progress, slug, write_side, write_sides
 from ziggurat.corpora.pipeline.step import Settings, Step, settings_of, write_document
 from ziggurat.corpora.synthesis.lines import Line, readable_lines
-from ziggurat.data.cleaning.clean import HashSet
+from ziggurat.data.cleaning.filters import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.lines import normalise
-from ziggurat.data.origins import Origin, read_origin
+from ziggurat.data.inputs import Origin, read_origin
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files

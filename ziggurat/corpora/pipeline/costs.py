@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.notices import warm_up_notice
+from ziggurat.config.rules.doubtful import warm_up_notice
 from ziggurat.config.pipeline import BACK_TRANSLATION, BITEXT, ModelName, MonolingualText
 from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
@@ -34,7 +34,7 @@ from ziggurat.system.errors import CheckpointError, ZigguratError
 from ziggurat.system.files import find_files
 
 if TYPE_CHECKING:
-    from ziggurat.inspect.cost.estimate import Cost
+    from ziggurat.inspect.cost import Cost
 
 
 _BYTES_PER_LINE = 60
@@ -180,7 +180,7 @@ def _at_most(lines: LineCount | None, less: int = 0) -> LineCount | None:
 PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
 """Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences)."""
 _PAIRS_FILTERED, _PAIRS_IDENTIFIED, _PAIRS_SCORED, _PAIRS_LEARNT = 150_000, 15_000, 16_000, 3_200
-"""Pairs a second of the usual filters with reading and writing, of `languages`, and of the pair score, which is learnt
+"""Pairs a second of the usual filters with reading and writing, of `languages`, and of the pair score, which is learned
 first, on one core of an Intel Xeon with AVX-512 (short sentences)."""
 _UNKNOWN = "is not known yet"
 _OF_TRAINING_SPEED = 0.2
@@ -213,7 +213,7 @@ class Costs:
 
     def of(self, name: ModelName) -> Cost:
         """Return the cost of training a model, on this machine; of one that is there, as if it were trained here."""
-        from ziggurat.inspect.cost.estimate import estimate_cost
+        from ziggurat.inspect.cost import estimate_cost
         from ziggurat.model.inspection import vocabulary_sizes
 
         if name not in self._known:
@@ -248,7 +248,7 @@ class Costs:
         early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
         said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
         if cold := warm_up_notice(training):
-            said += f"; {worded(cold, name)}"
+            said += f"; {worded(str(cold), name)}"
         return Expected(limit if timed else seconds, memory, said)
 
     def _until(self, name: ModelName, updates: int) -> float:

@@ -39,7 +39,7 @@ from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
 from ziggurat.evaluate.robustness import Effect
 from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
-from ziggurat.inspect.report.pipeline import (
+from ziggurat.inspect.report.page import (
     CorpusRow,
     ModelRow,
     PipelineSummary,
@@ -49,10 +49,10 @@ from ziggurat.inspect.report.pipeline import (
     robustness_page,
 )
 from ziggurat.model.directory import locate_weights, weights_experiment
-from ziggurat.model.low_rank_updates import weights_files
+from ziggurat.model.low_rank import weights_files
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.threads import usable_cpus
+from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from ziggurat.corpora.pipeline.step import Step, settings_of
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.vocabulary import several_languages
 from ziggurat.model.directory import locate_weights, weights_experiment
-from ziggurat.model.low_rank_updates import weights_files
+from ziggurat.model.low_rank import weights_files
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
-from ziggurat.train.memory import give_back_freed_memory
+from ziggurat.train.device import give_back_freed_memory
 
 VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 """Files of the vocabularies of a store, or a run."""

@@ -47,7 +47,7 @@ from ziggurat.corpora.pipeline.step import (
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
 from ziggurat.corpora.synthesis.lines import PairFilter, count_lines, readable_lines
 from ziggurat.corpora.synthesis.run import BackTranslationJob, Report, back_translate, dropped_text
-from ziggurat.data.alignment.aligner import Aligner, TrainingOptions
+from ziggurat.data.aligner import Aligner, TrainingOptions
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.subword import load_tokenizers

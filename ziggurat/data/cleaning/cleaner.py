@@ -16,19 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig
-from ziggurat.data.cleaning import clean
-from ziggurat.data.cleaning.clean import (
+from ziggurat.data.cleaning import filters as clean
+from ziggurat.data.cleaning.filters import (
     Mask,
     Predicate,
     addresses_differ,
+    confidences,
     email_addresses,
+    known_language,
     number_share,
     pair_hashes,
     repair_with,
     unmatched_marks,
     web_addresses,
 )
-from ziggurat.data.cleaning.languages import confidences, known_language
 from ziggurat.data.cleaning.pair_score import PairScorer
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import printable

@@ -1,7 +1,7 @@
 """The filters that compare a pair with others: duplicates, near-duplicates, sentences of held-out sets.
 
-What they look at of each pair, its `Traces`, any process can make of a block by itself; the comparison is done in one
-place, in the order of the blocks (ziggurat.data.encoding).
+Any process can compute the `PairHashes` of a block by itself; the comparison is done in one place, in the order of the
+blocks (ziggurat.data.encoding).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaning.clean import HashSet, Mask, pair_hashes
+from ziggurat.data.cleaning.filters import HashSet, Mask, pair_hashes
 from ziggurat.data.cleaning.held_out import HeldOut, NearDuplicates, Overlap, rows_for, side_hashes, sketches
 from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
@@ -29,7 +29,7 @@ MANY = 0.01
 """Share of a held-out set's sentences in training pairs from which that is worth a notice."""
 
 
-class Traces(NamedTuple):
+class PairHashes(NamedTuple):
     """What comparisons look at of each pair of a block."""
 
     keys: NDArray[np.uint64]
@@ -40,9 +40,9 @@ class Traces(NamedTuple):
     sides: NDArray[np.uint64] | None = None
     """A hash of each side (ziggurat.data.cleaning.held_out), [pairs, 2]; None where there are no held-out sets."""
 
-    def select(self, stay: Mask) -> Traces:
+    def select(self, stay: Mask) -> PairHashes:
         """Return those of the pairs of the mask `stay` [pairs]."""
-        return Traces(*(None if array is None else array[stay] for array in self))  # type: ignore[arg-type]
+        return PairHashes(*(None if array is None else array[stay] for array in self))  # type: ignore[arg-type]
 
 
 class TraceMaker:
@@ -57,10 +57,10 @@ class TraceMaker:
         self._rows = [None if near is None else rows_for(near.similarity) for near in found]
         self._held_out = bool(config.dev or config.held_out)
 
-    def make(self, corpus: int, source: Sequence[str], target: Sequence[str]) -> Traces:
+    def make(self, corpus: int, source: Sequence[str], target: Sequence[str]) -> PairHashes:
         """Return the traces of pairs of the training corpus of this number."""
         rows = self._rows[corpus]
-        return Traces(
+        return PairHashes(
             pair_hashes(source, target),
             None if rows is None else sketches(source, target, rows),
             side_hashes(source, target) if self._held_out else None,
@@ -92,7 +92,7 @@ class Comparisons:
         table = NearDuplicates(near[0].memory << 20) if near else None
         return cls(config, table, _held_out_sets(config, corpora))
 
-    def checks(self, corpus: int) -> Iterator[tuple[str, Callable[[Traces], Mask]]]:
+    def checks(self, corpus: int) -> Iterator[tuple[str, Callable[[PairHashes], Mask]]]:
         """Yield the filters of a training corpus with their reasons, in order: from traces to the pairs to be dropped.
 
         Each is to see the pairs that those before left.
@@ -105,7 +105,7 @@ class Comparisons:
         if self._held_out:
             yield "held_out", lambda traces: self._in_held_out(corpus, traces)
 
-    def _in_held_out(self, corpus: int, traces: Traces) -> Mask:
+    def _in_held_out(self, corpus: int, traces: PairHashes) -> Mask:
         """Return the pairs that are to be dropped because a held-out set has them; they are counted in any case."""
         before = self._held_out.overlaps()
         both, either = self._held_out.look(_given(traces.sides), self._languages[corpus])

@@ -1,17 +1,18 @@
-"""The pair score: how likely two sentences translate each other, learnt from the corpus itself, noise and all.
+"""The pair score: how likely two sentences are to translate each other, learned from the corpus itself.
 
-Two halves of the corpus each train a lexicon in both directions (IBM Model 1) and counts of neighbouring words; each
-pair is described by the half that it is not in. A logistic regression then tells the corpus's pairs from wrong ones
-made of them: targets exchanged, words left out at an end, words shuffled, sides copied, sentences glued together. A
-fifth of the corpus may be wrong itself (experiments/cleaning).
+The corpus is cut in halves. Each half trains a lexicon in both directions (IBM Model 1) and counts of neighbouring
+words, and a pair is described by the half that it is not in; otherwise the two sides of a wrong pair would have taught
+the model each other's rare words. A logistic regression then separates the corpus's pairs from wrong ones made of them:
+targets exchanged, words left out at an end, words shuffled, sides copied, sentences joined. A fifth of the corpus may
+be wrong itself (experiments/cleaning).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -19,11 +20,231 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ziggurat.data.alignment.aligner import split_words
-from ziggurat.data.cleaning.clean import greek_questions
-from ziggurat.data.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, usual_ratio, vocabulary
+from ziggurat.data.aligner import split_words
+from ziggurat.data.cleaning.filters import greek_questions
+from ziggurat.data.hmm import Lexicon, translation_table
 from ziggurat.system.errors import DataError
 from ziggurat.system.small_files import check_regular, with_sorted_header
+
+Floats = NDArray[np.float64]
+Tokens = Sequence[NDArray[np.int32]]
+"""Word ids of each sentence; -1: a word that the vocabulary does not have."""
+
+_DIRECTED = ("translation", "covered", "uncovered run", "unknown", "order")
+_OF_PAIR = ("length ratio", "character ratio", "copied words", "words", "same start", "same end")
+FEATURES = (*(f"{name}, {way}" for way in ("forward", "backward") for name in _DIRECTED), *_OF_PAIR)
+"""Names of the columns of `features`."""
+
+_WAYS = ("forward", "backward")
+_FLOOR = 1e-6
+"""Least probability of a word given the other side, so that one strange word does not decide."""
+_COVERED = 0.1
+"""t(f | e) from which a word counts as the translation of another."""
+_KEPT = 100  # translations of a word
+_ITERATIONS = 4  # of IBM Model 1
+_BIGRAMS = 1 << 21  # counts of neighbouring words, by hash
+
+
+class PairTokens(NamedTuple):
+    """Pairs as the features see them."""
+
+    words: tuple[Tokens, Tokens]
+    """Word ids of both sides."""
+    characters: tuple[Floats, Floats]
+    """Characters of both sides, [pairs]."""
+    copied: Floats
+    """Share of the words of both sides that are on the other too, [pairs]."""
+    marks: tuple[NDArray[np.bool_], NDArray[np.bool_]]
+    """Whether first and last characters are of one sort, [pairs] each."""
+
+
+class CorpusStatistics(NamedTuple):
+    """What all pairs have in common: sizes of the vocabularies, and mean and deviation of the log length ratios."""
+
+    sizes: tuple[int, int]
+    words: tuple[float, float]
+    characters: tuple[float, float]
+
+
+class WordOrder:
+    """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?
+
+    Args:
+        words: count of each word, int64 [words].
+        pairs: count of each hash of two neighbouring words, int32 [_BIGRAMS].
+    """
+
+    def __init__(self, words: NDArray[np.int64], pairs: NDArray[np.int32]) -> None:
+        self.words, self.pairs = words, pairs
+        self._words = words + 0.1
+        self._words_total = self._words.sum()
+
+    @classmethod
+    def learn(cls, sentences: Tokens, size: int) -> WordOrder:
+        """Return the counts of sentences; `size`: number of words."""
+        ids, inner = _joined(sentences)
+        pairs = np.bincount(cls._keys(ids)[inner], minlength=_BIGRAMS).astype(np.int32)
+        return cls(np.bincount(ids[ids >= 0], minlength=size), pairs)
+
+    @staticmethod
+    def _keys(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return for each word the place of its count together with the word before."""
+        before = np.concatenate([[-1], ids[:-1]])
+        mixed = (before + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ (ids + 2).astype(np.uint64)
+        mixed *= np.uint64(0xC2B2AE3D27D4EB4F)
+        return (mixed >> np.uint64(64 - 21)).astype(np.int64)
+
+    def unigram(self, ids: NDArray[np.int64]) -> Floats:
+        """Return the probability of each word; one that is not known has that of a rare one."""
+        return np.where(ids >= 0, self._words[ids], 0.1) / self._words_total
+
+    def scores(self, sentences: Tokens) -> Floats:
+        """Return the mean of log p(word | word before) / p(word) over each sentence, 0 where there is one word only."""
+        ids, inner = _joined(sentences)
+        before = np.concatenate([[-1], ids[:-1]])
+        alone = self.unigram(ids)
+        of_before = np.where(before >= 0, self._words[before], 0.1)
+        # Interpolated with the word's own probability: a pair of words that was never seen tells little.
+        both = (self.pairs[self._keys(ids)] + 2.0 * alone) / (of_before + 2.0)
+        gain = np.where(inner, np.log(both / alone), 0.0)
+        return _means(gain, sentences, less=1)
+
+
+class HalfModel(NamedTuple):
+    """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
+
+    lexicons: tuple[Lexicon, Lexicon]
+    order: tuple[WordOrder, WordOrder]
+
+    @classmethod
+    def learn(cls, words: tuple[Tokens, Tokens], sizes: tuple[int, int]) -> HalfModel:
+        """Return what the pairs teach, of which `words` has both sides; `sizes` of both vocabularies."""
+        known = [[ids[ids >= 0] for ids in side] for side in words]
+
+        def lexicon(source: int) -> Lexicon:
+            a, b = source, 1 - source
+            rows = translation_table(known[a], known[b], sizes[a], sizes[b], iterations=_ITERATIONS, kept=_KEPT)
+            return Lexicon.of_rows(rows, sizes[a], sizes[b])
+
+        return cls((lexicon(0), lexicon(1)), (WordOrder.learn(words[0], sizes[0]), WordOrder.learn(words[1], sizes[1])))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return it as named arrays; see `of_arrays`."""
+        found: dict[str, NDArray[Any]] = {}
+        for way, lexicon, order in zip(_WAYS, self.lexicons, self.order, strict=True):
+            found |= {f"{way}.keys": lexicon.keys, f"{way}.probabilities": lexicon.probabilities}
+            found |= {f"{way}.words": order.words, f"{way}.pairs": order.pairs}
+        return found
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], sizes: tuple[int, int]) -> HalfModel:
+        """Return what `arrays` gave. Raises KeyError where one is missing."""
+        lexicons, orders = [], []
+        for way, ends in zip(_WAYS, (sizes, sizes[::-1]), strict=True):
+            lexicons.append(Lexicon(arrays[f"{way}.keys"], arrays[f"{way}.probabilities"], *ends))
+            orders.append(WordOrder(arrays[f"{way}.words"], arrays[f"{way}.pairs"]))
+        return cls((lexicons[0], lexicons[1]), (orders[0], orders[1]))
+
+
+def features(sides: PairTokens, half: HalfModel, corpus: CorpusStatistics) -> Floats:
+    """Return the features of pairs that `half` does not contain, [pairs, FEATURES]."""
+    columns: list[Floats] = []
+    for a in (0, 1):
+        columns += _directed(sides.words[a], sides.words[1 - a], half.lexicons[a], half.order[1 - a])
+    lengths = [_lengths(side).astype(np.float64) for side in sides.words]
+    columns.append(_strangeness(lengths[0], lengths[1], corpus.words))
+    columns.append(_strangeness(sides.characters[0], sides.characters[1], corpus.characters))
+    columns.append(sides.copied)
+    columns.append(np.log(np.minimum(lengths[0], lengths[1])))
+    columns += [marks.astype(np.float64) for marks in sides.marks]
+    return np.stack(columns, 1)
+
+
+def _directed(source: Tokens, target: Tokens, lexicon: Lexicon, order: WordOrder) -> list[Floats]:
+    """Return the features of one direction: how well the source explains the target."""
+    ids, _ = _joined(target)
+    likely, best = _explained(source, target, lexicon)
+    gain = np.log(np.maximum(likely, _FLOOR) / np.maximum(order.unigram(ids), _FLOOR))
+    known = ids >= 0
+    covered = (best >= _COVERED).astype(np.float64)
+    return [
+        _means(np.where(known, gain, 0.0), target),
+        _means(covered, target),
+        _longest_runs(best < _COVERED, target) / _lengths(target),
+        _means((~known).astype(np.float64), target),
+        order.scores(target),
+    ]
+
+
+def _explained(source: Tokens, target: Tokens, lexicon: Lexicon) -> tuple[Floats, Floats]:
+    """Return p(word | source) by IBM Model 1 and max t(word | source word), for each target word of all pairs."""
+    lengths, of_target = _lengths(source), _lengths(target)
+    ids, _ = _joined(source)
+    words, _ = _joined(target)
+    # For each target word all words of its source: one long list, with the places where each word's part begins.
+    repeats = np.repeat(lengths, of_target)
+    ends = repeats.cumsum()
+    starts = np.repeat(lengths.cumsum() - lengths, of_target)
+    places = np.arange(int(repeats.sum())) - np.repeat(ends - repeats, repeats) + np.repeat(starts, repeats)
+    found = lexicon[lexicon.places(ids[places], np.repeat(words, repeats))]
+    empty = lexicon[lexicon.places(np.full(len(words), lexicon.source_size), words)]
+    sums, best = np.add.reduceat(found, ends - repeats), np.maximum.reduceat(found, ends - repeats)
+    return (sums + empty) / (repeats + 1), best
+
+
+def usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, float]:
+    """Return mean and deviation of the log ratio of two lengths, as medians, which noise does not move."""
+    ratio = np.log((np.array(first) + 1.0) / (np.array(second) + 1.0))
+    mean = float(np.median(ratio))
+    away = np.abs(ratio - mean) * np.sqrt(np.minimum(first, second) + 1.0)
+    return mean, 1.4826 * float(np.median(away)) + 1e-3
+
+
+def _strangeness(first: Floats, second: Floats, usual: tuple[float, float]) -> Floats:
+    """Return by how many deviations the log ratio of two lengths is off the usual one; at most 6.
+
+    The deviation of a ratio falls with length: 10 words beside 14 are more likely than 50 beside 70.
+    """
+    mean, deviation = usual
+    away = np.abs(np.log((first + 1) / (second + 1)) - mean) * np.sqrt(np.minimum(first, second) + 1)
+    return np.minimum(away / deviation, 6.0)
+
+
+def _joined(sentences: Tokens) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the ids of all sentences, and a mask that is False at the first word of each."""
+    ids = np.concatenate([np.zeros(0, np.int64), *sentences]).astype(np.int64)
+    lengths = _lengths(sentences)
+    inner = np.ones(len(ids), np.bool_)
+    inner[lengths.cumsum() - lengths] = False
+    return ids, inner
+
+
+def _lengths(sentences: Tokens) -> NDArray[np.int64]:
+    return np.fromiter(map(len, sentences), np.int64, len(sentences))
+
+
+def _means(values: Floats, sentences: Tokens, less: int = 0) -> Floats:
+    """Return the means of the values of each sentence's words, over `less` words less than it has."""
+    lengths = _lengths(sentences)
+    return np.add.reduceat(values, lengths.cumsum() - lengths) / np.maximum(lengths - less, 1)
+
+
+def _longest_runs(mask: NDArray[np.bool_], sentences: Tokens) -> Floats:
+    """Return the length of the longest run of True among each sentence's words."""
+    lengths = _lengths(sentences)
+    starts = lengths.cumsum() - lengths
+    # A run is counted up, and begins anew behind a False and at the start of a sentence.
+    places = np.arange(len(mask))
+    resets = np.where(mask, -1, places)
+    resets[starts] = np.where(mask[starts], starts - 1, starts)
+    counts = places - np.maximum.accumulate(resets)
+    return np.maximum.reduceat(counts, starts).astype(np.float64)
+
+
+def vocabulary(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the ids of the words that occur twice or more: others cannot be in both halves."""
+    return {word: number for number, word in enumerate(word for word, count in counts.items() if count > 1)}
+
 
 LEAST_PAIRS = 100
 """Pairs to learn from at least."""
@@ -38,8 +259,6 @@ _ROUNDS = 25  # of Newton's method, at most
 _FORMAT = "ziggurat-pair-score-1"
 _SIDES = ("source", "target")
 _CREDIBLE = 0.5  # score from which a pair of the corpus is an example of a right one
-
-Floats = NDArray[np.float64]
 
 
 class PairScorer:
@@ -56,8 +275,8 @@ class PairScorer:
     def __init__(
         self,
         words: tuple[dict[str, int], dict[str, int]],
-        corpus: Corpus,
-        halves: tuple[Half, Half],
+        corpus: CorpusStatistics,
+        halves: tuple[HalfModel, HalfModel],
         scale: Floats,
         weights: Floats,
     ) -> None:
@@ -66,7 +285,7 @@ class PairScorer:
 
     @classmethod
     def train(cls, pairs: Iterable[tuple[str, str]]) -> PairScorer:
-        """Return a score learnt from `pairs`, which must have text on both sides.
+        """Return a score learned from `pairs`, which must have text on both sides.
 
         Raises DataError where there are too few, or no word of a side occurs twice.
         """
@@ -83,7 +302,7 @@ class PairScorer:
                 "the pair score (data.filters.pair_score) learns from words that occur twice or more, and no word of "
                 f"the {_SIDES[1 if words[0] else 0]} side does; switch it off with `pair_score: null`"
             )
-        corpus = Corpus(
+        corpus = CorpusStatistics(
             (len(words[0]), len(words[1])),
             usual_ratio(lengths[0], lengths[1]),
             usual_ratio([len(s) for s in sources], [len(t) for t in targets]),
@@ -91,7 +310,7 @@ class PairScorer:
         # (2) Lexicons and order
         odd = _odd(sources, targets)
         even, other = ([list(compress(side, odd == n)) for side in ids] for n in (False, True))
-        halves = Half.learn((even[0], even[1]), corpus.sizes), Half.learn((other[0], other[1]), corpus.sizes)
+        halves = HalfModel.learn((even[0], even[1]), corpus.sizes), HalfModel.learn((other[0], other[1]), corpus.sizes)
         del ids, even, other
         untrained = cls(
             (words[0], words[1]), corpus, halves, np.zeros((2, len(FEATURES))), np.zeros(2 * len(FEATURES) + 1)
@@ -135,7 +354,7 @@ class PairScorer:
         return with_sorted_header(save(tensors, {"format": _FORMAT}))
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
-        """Return the features of pairs of the even or odd half, by what the other half has learnt."""
+        """Return the features of pairs of the even or odd half, by what the other half has learned."""
         found = np.zeros((len(sources), len(FEATURES)))
         for first in range(0, len(sources), _PART):
             part = slice(first, first + _PART)
@@ -164,10 +383,10 @@ def read_pair_score(path: Path) -> PairScorer:
         sizes = len(source), len(target)
         usual = [tuple(tensors[f"usual_{name}"].tolist()) for name in ("words", "characters")]
         parts = [{k[2:]: v for k, v in tensors.items() if k.startswith(f"{n}.")} for n in (0, 1)]
-        halves = Half.of_arrays(parts[0], sizes), Half.of_arrays(parts[1], sizes)
+        halves = HalfModel.of_arrays(parts[0], sizes), HalfModel.of_arrays(parts[1], sizes)
     except (SafetensorError, OSError, KeyError, ValueError) as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
-    return PairScorer((source, target), Corpus(sizes, *usual), halves, tensors["scale"], tensors["weights"])
+    return PairScorer((source, target), CorpusStatistics(sizes, *usual), halves, tensors["scale"], tensors["weights"])
 
 
 def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
@@ -242,12 +461,12 @@ def _sides(
     split: Sequence[Sequence[Sequence[str]]],
     ids: Sequence[Sequence[NDArray[np.int32]]],
     chosen: NDArray[np.int64],
-) -> Sides:
+) -> PairTokens:
     """Return the chosen pairs as the features see them."""
     texts = [[greek_questions(side[n]) for n in chosen] for side in (sources, targets)]
     bags = [[set(side[n]) for n in chosen] for side in split]
     common = [len(a & b) / min(len(a), len(b)) for a, b in zip(*bags, strict=True)]
-    return Sides(
+    return PairTokens(
         ([ids[0][n] for n in chosen], [ids[1][n] for n in chosen]),
         (np.array([len(t) for t in texts[0]], np.float64), np.array([len(t) for t in texts[1]], np.float64)),
         np.array(common),

@@ -25,8 +25,7 @@ from ziggurat.inspect.check import READS
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.figures import figures_of
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun
-from ziggurat.inspect.report.samples import SampleGroup, sample_groups
-from ziggurat.inspect.report.translations import Sentences, Translated, translated
+from ziggurat.inspect.report.translations import SampleGroup, Sentences, Translated, sample_groups, translated
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.small_files import json_safe
 from ziggurat.system.terminal import duration
@@ -134,7 +133,7 @@ def _judged(
         return "diverged", (f"Its latest {where} loss is not a finite number.",)
     best = figures["best_nll"] if of_dev else now
     assert best is not None  # the latest is finite
-    # (2) Has it learnt more than word frequencies?
+    # (2) Has it learned more than word frequencies?
     loss = f"{'Best dev' if of_dev else 'Latest training'} loss {best:.2f} nats per token"
     update = run.train[-1]["update"]
     if floor is not None:
@@ -277,7 +276,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Translations:
+class SampleTranslations:
     """Translations of the same sentences by all runs.
 
     Attributes:
@@ -311,7 +310,7 @@ class Content:
     standings: tuple[Standing, ...]
     figures: tuple[Figure, ...]
     settings: tuple[Setting, ...]
-    translations: Translations | None
+    translations: SampleTranslations | None
     missing: tuple[Missing, ...]
     environment: tuple[tuple[str, str], ...]
 
@@ -398,7 +397,7 @@ def _sentence(error: Exception) -> str:
 
 def translate_all(
     runs: Sequence[ReportRun], sentences: Callable[[], Sentences], say: Callable[[str], None]
-) -> tuple[Translations | None, list[Missing]]:
+) -> tuple[SampleTranslations | None, list[Missing]]:
     """Return the runs' translations of the sentences, and the runs that have none, with the reason."""
     try:
         chosen = sentences()
@@ -428,7 +427,7 @@ def translate_all(
         return None, [*failed, *(Missing(run.colour, "scores and translations", _sentence(error)) for run in runs)]
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
-    return Translations(chosen, tuple(found), comparison, tuple(groups)), failed
+    return SampleTranslations(chosen, tuple(found), comparison, tuple(groups)), failed
 
 
 def _environment() -> tuple[tuple[str, str], ...]:

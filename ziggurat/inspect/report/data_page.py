@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.comparisons import CONTAMINATION, overlap_notice
+from ziggurat.data.cleaning.filters import confidences, identifier, likeliest, scripts
 from ziggurat.data.cleaning.held_out import HeldOut, Overlap, side_hashes
-from ziggurat.data.cleaning.languages import confidences, identifier, likeliest, scripts
 from ziggurat.data.corpus import Store
 from ziggurat.data.lines import normalise
 from ziggurat.data.prepare import CLEANING
 from ziggurat.data.table import PairTable
 from ziggurat.inspect.report.figure import Figure, Panel, Series, described, numbers
 from ziggurat.inspect.report.template import page_templates, table_link
-from ziggurat.system.small_files import Form, json_safe, parse_json, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, json_safe, parse_json, read_bounded, shaped
 
 
 @dataclass(frozen=True)
@@ -84,14 +84,14 @@ class CorpusFacts:
     sampled: int
 
 
-class _Overlap(Form):
+class _Overlap(JsonForm):
     sentences: int
     found: int
     pairs: int
     sides: int
 
 
-class _Overlaps(Form):
+class _Overlaps(JsonForm):
     held_out: dict[str, _Overlap]
 
 
@@ -295,7 +295,7 @@ class DataContent:
         return [corpus for corpus in self.corpora if corpus.split == "train"]
 
 
-class _Cleaning(Form):
+class _Cleaning(JsonForm):
     """Form of CLEANING."""
 
     train: list[dict[str, list[Annotated[list[str], Field(min_length=2, max_length=2)]]]]
@@ -449,7 +449,7 @@ REASONS = {
     "punctuation": "other punctuation on the two sides",
     "source_language": "the source is in another language",
     "target_language": "the target is in another language",
-    "pair_score": "sides that hardly translate each other, by the score learnt from the corpora",
+    "pair_score": "sides that hardly translate each other, by the score learned from the corpora",
     "duplicate": "seen before",
     "near_duplicate": "nearly the same as an earlier pair",
     "held_out": "in a development or test set",

@@ -369,7 +369,7 @@ class LiveMemory(CrossAttentionCache):
         self.mask = self.live.padding
 
 
-class Block(NamedTuple):
+class KeyValueBlock(NamedTuple):
     """Keys and values of some positions of the live hypotheses, [N, heads, entries, d_head] each."""
 
     key: Tensor
@@ -388,9 +388,9 @@ class SelfAttentionCache:
 
     def __init__(self, live: LiveBeams) -> None:
         self.live = live
-        self._blocks: list[Block] = []  # for `live.room` sentences
+        self._blocks: list[KeyValueBlock] = []  # for `live.room` sentences
 
-    def append(self, key: Tensor, value: Tensor) -> list[Block]:
+    def append(self, key: Tensor, value: Tensor) -> list[KeyValueBlock]:
         """Add one position, [N, heads, K, d_head] each (K = 1 in a first step); return the blocks up to it.
 
         The last block may end with entries of later positions, which `LiveBeams.seen` hides.
@@ -403,16 +403,16 @@ class SelfAttentionCache:
         if number == len(self._blocks):
             # Not empty memory: hidden entries have weight 0, but 0 times a NaN found there is NaN.
             shape = (live.room, key.shape[1], size * beams, key.shape[3])
-            self._blocks.append(Block(key.new_zeros(shape), value.new_zeros(shape)))
+            self._blocks.append(KeyValueBlock(key.new_zeros(shape), value.new_zeros(shape)))
         begin, end = place * beams, place * beams + key.shape[2]
         if live.aligned:
             for buffer, part in zip(self._blocks[number], (key, value), strict=True):
                 buffer[: live.count, :, begin:end] = part
         else:
             self._scatter(key, value, size)
-        blocks = [Block(*(part[: live.count] for part in block)) for block in self._blocks[: number + 1]]
+        blocks = [KeyValueBlock(*(part[: live.count] for part in block)) for block in self._blocks[: number + 1]]
         if not whole:
-            blocks[-1] = Block(*(part[:, :, :end] for part in blocks[-1]))
+            blocks[-1] = KeyValueBlock(*(part[:, :, :end] for part in blocks[-1]))
         return blocks
 
     def _scatter(self, key: Tensor, value: Tensor, size: int) -> None:
@@ -431,7 +431,7 @@ class SelfAttentionCache:
         del self._blocks[2 * needed :]
         if (missing := live.room - len(self._blocks[0].key)) > 0:
             self._blocks = [
-                Block(*(torch.cat((part, part.new_zeros(missing, *part.shape[1:]))) for part in block))
+                KeyValueBlock(*(torch.cat((part, part.new_zeros(missing, *part.shape[1:]))) for part in block))
                 for block in self._blocks
             ]
 

@@ -11,12 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ziggurat.config.kinds import ATTENTIONS, DecoderAttentionKind, EncoderAttentionKind
-from ziggurat.model.attention.average import (
-    AverageAttention,
-    MergedAttention,
-    MergedAverageAttention,
-    SimplifiedAverageAttention,
-)
 from ziggurat.model.attention.multihead import (
     CrossAttention,
     OwnAttention,
@@ -24,11 +18,17 @@ from ziggurat.model.attention.multihead import (
     ValueResidual,
     ValueResidualKind,
 )
+from ziggurat.model.attention.recurrent import (
+    AverageAttention,
+    MergedAttention,
+    MergedAverageAttention,
+    SimplifiedAverageAttention,
+    Ssru,
+)
 from ziggurat.model.attention.relative import RelativeAttention
-from ziggurat.model.attention.rotary import Rotary
 from ziggurat.model.attention.scaling import QueryKeyScaling
-from ziggurat.model.attention.ssru import Ssru
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.embedding import Rotary
 from ziggurat.model.kinds import StackParts
 from ziggurat.model.transformer import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
 

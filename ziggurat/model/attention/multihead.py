@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.attention.cache import (
-    Block,
     CrossAttentionCache,
     KeptWeights,
+    KeyValueBlock,
     LiveBeams,
     LiveMemory,
     Mask,
@@ -27,9 +27,9 @@ from ziggurat.model.attention.cache import (
     SelfAttentionCache,
     SequenceBounds,
 )
-from ziggurat.model.attention.rotary import Rotary
 from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.embedding import Rotary
 from ziggurat.model.fast import compiled
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.residual.base import ShiftedLinear
@@ -178,7 +178,7 @@ def attend(
 
 
 def attend_to_blocks(
-    query: Tensor, blocks: Sequence[Block], bias: Tensor | None, dropout: Dropout
+    query: Tensor, blocks: Sequence[KeyValueBlock], bias: Tensor | None, dropout: Dropout
 ) -> tuple[Tensor, Tensor]:
     """Return what `attend` does for keys and values in several tensors, and the weights after dropout.
 
@@ -350,7 +350,7 @@ class SelfAttention(OwnAttention):
         """Return [batch, heads, length, d_head] for such queries, keys and values."""
         return attend(query, key, value, mask, self.dropout).context
 
-    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: LiveBeams) -> Tensor:
+    def _context_of_beams(self, query: Tensor, blocks: Sequence[KeyValueBlock], live: LiveBeams) -> Tensor:
         """Return [N, heads, K, d_head] for `query` of that shape, the newest position of every hypothesis."""
         mask = live.seen(sum(block.key.shape[2] for block in blocks))
         bias = None if mask is None else mask.bias
@@ -457,7 +457,7 @@ class CrossAttention(nn.Module):
         in_step = isinstance(cache, LiveMemory) and cache.kept is None and not self.training
         bias = None if cache.mask is None else cache.mask.bias
         if in_step and compiled.attends(query, cache.key, bias):
-            context = compiled.attend(query, [Block(cache.key, cache.value)], bias)
+            context = compiled.attend(query, [KeyValueBlock(cache.key, cache.value)], bias)
         else:
             context, weights = attend(
                 query, cache.key, cache.value, cache.mask, self.dropout, need_weights=cache.kept is not None

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.cache import Block, LiveBeams, Mask
+from ziggurat.model.attention.cache import KeyValueBlock, LiveBeams, Mask
 from ziggurat.model.attention.multihead import LinearMaker, SelfAttention, ValueResidual, attend, attend_to_blocks
 from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
@@ -62,10 +62,10 @@ class RelativeAttention(SelfAttention):
         if self.value_table is None:
             return attend(query, key, value, Mask(relative), self.dropout).context
         # Both sums over the keys, of values and of the table, need the weights with the same ones dropped.
-        context, weights = attend_to_blocks(query, [Block(key, value)], relative, self.dropout)
+        context, weights = attend_to_blocks(query, [KeyValueBlock(key, value)], relative, self.dropout)
         return context + self._of_distances(weights, index)
 
-    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: LiveBeams) -> Tensor:
+    def _context_of_beams(self, query: Tensor, blocks: Sequence[KeyValueBlock], live: LiveBeams) -> Tensor:
         entries = sum(block.key.shape[2] for block in blocks)
         relative, index = self._relative(query, live.distances(entries)[:, None, None])
         mask = live.seen(entries)

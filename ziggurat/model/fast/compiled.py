@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ziggurat.model.fast.quantised import CENTRE, LEVELS, SMALLEST
 
 if TYPE_CHECKING:
-    from ziggurat.model.attention.cache import Block
+    from ziggurat.model.attention.cache import KeyValueBlock
 
 LIBRARY = Path(__file__).with_name("_compiled.so")
 """The library, if it was built."""
@@ -133,7 +133,7 @@ def attends(query: Tensor, key: Tensor, bias: Tensor | None) -> bool:
     )
 
 
-def attend(query: Tensor, blocks: Sequence[Block], bias: Tensor | None) -> Tensor:
+def attend(query: Tensor, blocks: Sequence[KeyValueBlock], bias: Tensor | None) -> Tensor:
     """Return softmax(query key^T / sqrt(d_head) + bias) value, [N, heads, K, d_head] in fp32.
 
     Args:

@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.attention.average import MergedAverageAttention
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.model.attention.recurrent import MergedAverageAttention
 from ziggurat.model.embedding import OutputProjection
 from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision, multiplies
 from ziggurat.model.fast.quantised import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding

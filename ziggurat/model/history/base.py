@@ -5,10 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import reduce
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from ziggurat.system.errors import ConfigError
 
@@ -182,3 +184,57 @@ def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Ten
             "grow with the `history` and `combination` that it was trained with"
         )
     return old[name].detach().clone()
+
+
+class _WeightedSum(torch.autograd.Function):
+    """sum_k w_k y_k, added up in one buffer.
+
+    Only the y_k are saved for the backward pass, and the layers that made them hold these anyway. The two other ways
+    need memory for all layers once more: a chain of torch.addcmul builds each product that w_k's gradient sums, and a
+    stack of the outputs copies them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *terms: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, *terms)
+        dtype = reduce(torch.promote_types, (term.dtype for term in terms))
+        first, *others = weights.to(dtype).unbind()
+        total = terms[0].to(dtype) * first
+        for weight, term in zip(others, terms[1:], strict=True):
+            total.addcmul_(term, weight)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *terms = ctx.saved_tensors
+        needs_weights, *needed = ctx.needs_input_grad
+        into_weights = None
+        if needs_weights:
+            into_weights = torch.stack([_into_weight(gradient, term, weights) for term in terms])
+        into_terms = [
+            (gradient * weight).to(term.dtype) if wanted else None
+            for weight, term, wanted in zip(weights.to(gradient.dtype).unbind(), terms, needed, strict=True)
+        ]
+        return into_weights, *into_terms
+
+
+def _into_weight(gradient: Tensor, term: Tensor, weights: Tensor) -> Tensor:
+    """Return the gradient of one weight: a number, or [d_model] where each channel has its own."""
+    if weights.dim() == 2:
+        return (gradient * term).flatten(0, -2).sum(0, dtype=weights.dtype)
+    # One pass, without the product in memory; dot takes vectors of one type only.
+    if gradient.dtype == term.dtype == weights.dtype:
+        return torch.dot(gradient.reshape(-1), term.reshape(-1))
+    return (gradient * term).sum(dtype=weights.dtype)
+
+
+def weighted_sum(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
+    """Return sum_k weights[k] * terms[k], [batch, length, d_model], in the dtype of the terms.
+
+    Args:
+        weights: [terms], or [terms, d_model] where each channel has its own.
+        terms: each [batch, length, d_model]; no stack of them is built.
+    """
+    total: Tensor = _WeightedSum.apply(weights, *terms)  # type: ignore[no-untyped-call]
+    return total

@@ -8,9 +8,9 @@ an optional norm at its sources or on itself.
     Blocks                  the same over blocks of layers
     TopOnly                 layers read y_l, only the stack's output is a combination
     DepthWeighted           after every `period`-th layer, a combination of every `dilation`-th output
+    Transparent             the memory of each reader is its own mixture of all encoder layers (Bapna et al. 2018)
 
-First comes what all kinds share, the weighted sum with its own backward pass, by which
-ziggurat.model.history.transparent forms its mixtures as well.
+The weighted sum that all share is in ziggurat.model.history.base.
 """
 
 from __future__ import annotations
@@ -18,73 +18,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import reduce
-from typing import Any, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from ziggurat.model.history.base import History, HistoryOptions, HistoryState, inherited
+from ziggurat.model.history.base import History, HistoryOptions, HistoryState, inherited, weighted_sum
 from ziggurat.model.roles import Role, Slot
 
 SHARE_OF_ZEROS = 0.05
 """The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
 gives next to nothing hardly learns."""
-
-
-class _WeightedSum(torch.autograd.Function):
-    """sum_k w_k y_k, added up in one buffer.
-
-    Only the y_k are saved for the backward pass, and the layers that made them hold these anyway. The two other ways
-    need memory for all layers once more: a chain of torch.addcmul builds each product that w_k's gradient sums, and a
-    stack of the outputs copies them.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, *terms: Tensor) -> Tensor:
-        ctx.save_for_backward(weights, *terms)
-        dtype = reduce(torch.promote_types, (term.dtype for term in terms))
-        first, *others = weights.to(dtype).unbind()
-        total = terms[0].to(dtype) * first
-        for weight, term in zip(others, terms[1:], strict=True):
-            total.addcmul_(term, weight)
-        return total
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        weights, *terms = ctx.saved_tensors
-        needs_weights, *needed = ctx.needs_input_grad
-        into_weights = None
-        if needs_weights:
-            into_weights = torch.stack([_into_weight(gradient, term, weights) for term in terms])
-        into_terms = [
-            (gradient * weight).to(term.dtype) if wanted else None
-            for weight, term, wanted in zip(weights.to(gradient.dtype).unbind(), terms, needed, strict=True)
-        ]
-        return into_weights, *into_terms
-
-
-def _into_weight(gradient: Tensor, term: Tensor, weights: Tensor) -> Tensor:
-    """Return the gradient of one weight: a number, or [d_model] where each channel has its own."""
-    if weights.dim() == 2:
-        return (gradient * term).flatten(0, -2).sum(0, dtype=weights.dtype)
-    # One pass, without the product in memory; dot takes vectors of one type only.
-    if gradient.dtype == term.dtype == weights.dtype:
-        return torch.dot(gradient.reshape(-1), term.reshape(-1))
-    return (gradient * term).sum(dtype=weights.dtype)
-
-
-def weighted_sum(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
-    """Return sum_k weights[k] * terms[k], [batch, length, d_model], in the dtype of the terms.
-
-    Args:
-        weights: [terms], or [terms, d_model] where each channel has its own.
-        terms: each [batch, length, d_model]; no stack of them is built.
-    """
-    total: Tensor = _WeightedSum.apply(weights, *terms)  # type: ignore[no-untyped-call]
-    return total
 
 
 def joined_logits(old: Tensor, added: int) -> Tensor:
@@ -459,3 +404,46 @@ def _row_sizes(options: HistoryOptions, units: int) -> list[int]:
 def _rows_in_turn(options: HistoryOptions, sizes: list[int]) -> Tensor:
     """Return the initial weights of DepthWeighted, for rows of these sizes one after the other."""
     return torch.cat([start_row(options, size) for size in sizes])
+
+
+class Transparent(nn.Module):
+    """z_j = sum_i s_ij h^i, what reader j attends to, with s_j = softmax(dropout(w_j + 1/sources)).
+
+    As in the released code (lingvo), w starts at 0: uniform mixtures. The constant cancels in the softmax but not
+    under dropout, which sets logits to 0: a dropped source still has about an average weight.
+
+    `weight` is w, [readers, sources].
+
+    Args:
+        sources: number of encoder states h^i, the embedding included where it is one of them.
+        readers: number of mixtures: one per attention to the memory.
+        dropout: probability of dropping a logit in training; exact, not rounded to 1/256.
+    """
+
+    def __init__(self, sources: int, readers: int, dropout: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(readers, sources))
+        self.p = dropout
+
+    def mixtures(self) -> Tensor:
+        """Return s, [readers, sources]; each row sums to 1."""
+        return F.dropout(self.weight + 1 / self.weight.shape[1], self.p, self.training).softmax(-1)
+
+    def forward(self, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return one [batch, length, d_model] per reader for the `sources` encoder states, each of that shape."""
+        return tuple(weighted_sum(weights, states) for weights in self.mixtures().unbind())
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Return its parameters for an encoder that has grown from `old_units` layers, given those it had.
+
+        Logits that were trained stay. The added sources, which are the last ones, start with 5 % of each mixture
+        together, so that every memory is nearly what it was. Raises ConfigError when `old` is of other readers.
+        """
+        readers, sources = self.weight.shape
+        known = old["weight"].shape[1] if "weight" in old else sources
+        before = inherited(old, "weight", (readers, known))
+        return {"weight": joined_logits(before.T, sources - known).T.contiguous()}
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield Slot(self.weight, Role.WIRING, "weight")

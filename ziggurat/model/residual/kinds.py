@@ -254,7 +254,7 @@ def no_skip(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def admin(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = LN(omega * x + f(x)), a vector omega [d_model] for each sub-layer: Liu et al. 2020, section 4.
 
-    omega is 1 until it is profiled (ziggurat.train.profile) or set to a constant (ziggurat.model.init.admin). The
+    omega is 1 until it is profiled (ziggurat.train.objective) or set to a constant (ziggurat.model.init). The
     released code trains it, the paper does not: `options.omega_trainable`.
     """
     omega = nn.Parameter(torch.ones(options.d_model), requires_grad=options.omega_trainable)
@@ -361,7 +361,7 @@ def b2t(position: SublayerPosition, options: ResidualOptions) -> Residual:
 
 
 def no_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """y = x + f(x): Huang et al. 2020, with their initialisation T-Fixup (ziggurat.model.init.schemes)."""
+    """y = x + f(x): Huang et al. 2020, with their initialisation T-Fixup (ziggurat.model.init)."""
     return Residual(options.dropout())
 
 
@@ -369,7 +369,7 @@ def fixup(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + m f(x), a scalar m [1] from 1: Zhang, Dauphin and Ma 2019, section 3, rule 3.
 
     The other rules are shifts for biases (ziggurat.model.residual.base) and branches that start at 0
-    (ziggurat.model.init.schemes).
+    (ziggurat.model.init).
     """
     return Residual(options.dropout(), branch=nn.Parameter(torch.ones(1)))
 

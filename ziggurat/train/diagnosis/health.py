@@ -44,7 +44,7 @@ _SLOWER = "lower `training.schedule.peak` or lengthen `training.schedule.warmup_
 
 
 @dataclass(frozen=True)
-class Reading:
+class HealthReading:
     """A measure beside its band.
 
     Attributes:
@@ -65,7 +65,7 @@ class Reading:
 
 def readings(
     record: Record, before: Sequence[Record], *, warmup_updates: int, frozen: Sequence[str] = ()
-) -> list[Reading]:
+) -> list[HealthReading]:
     """Return the readings of a record; measures that it does not have are not judged.
 
     Args:
@@ -81,12 +81,14 @@ def readings(
     return found + list(_source(late))
 
 
-def _reading(measure: str, value: float, *, low: float | None = None, high: float | None = None, said: str) -> Reading:
+def _reading(
+    measure: str, value: float, *, low: float | None = None, high: float | None = None, said: str
+) -> HealthReading:
     healthy = (low is None or value >= low) and (high is None or value <= high)
-    return Reading(measure, value, low, high, said, healthy)
+    return HealthReading(measure, value, low, high, said, healthy)
 
 
-def _finiteness(record: Record) -> Iterator[Reading]:
+def _finiteness(record: Record) -> Iterator[HealthReading]:
     """Judge if loss and gradients are finite; other measures may lack a meaning at some places."""
     for measure in ("nll", "gradient_norm"):
         if measure in record.values:
@@ -94,10 +96,10 @@ def _finiteness(record: Record) -> Iterator[Reading]:
             said = f"{measure} is not finite"
             said += f" ({', '.join(p for p in where if p)})" if any(where) else ""
             said += f": {_SLOWER}, set `training.clip_norm`, or train in `training.precision: fp32`"
-            yield Reading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
+            yield HealthReading(f"finite.{measure}", None if where else 0.0, None, None, said, not where)
 
 
-def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[Reading]:
+def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[HealthReading]:
     """Judge if the gradient reaches the lowest layer of each stack that is trained."""
     for stack in ("encoder", "decoder"):
         all_norms = record.values.get("gradient_norm", {}).get(stack, [])
@@ -111,7 +113,7 @@ def _gradient_ratio(record: Record, frozen: Frozen) -> Iterator[Reading]:
             yield _reading(f"gradient_ratio.{stack}", ratio, low=FADING, said=said)
 
 
-def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
     """Judge if r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
     r = record.values.get("r", {}).get("encoder")
     if r is not None:
@@ -122,10 +124,10 @@ def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
             f"r of the encoder is {r:.1e} and does not rise (healthy: at least {FLAT_R:g}): the output of its first "
             f"layer gets hardly any of the gradient that its last one gets; {_DEEPER}, or `model.memory: transparent`"
         )
-        yield Reading("r.encoder", r, FLAT_R, None, said, r >= FLAT_R or not flat)
+        yield HealthReading("r.encoder", r, FLAT_R, None, said, r >= FLAT_R or not flat)
 
 
-def _variance(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+def _variance(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
     """Judge if the stream explodes: by its size, or by its growth since the last record that has it."""
     earlier: dict[str, list[float | None]] = next(
         (b.values["variance"] for b in reversed(before) if "variance" in b.values), {}
@@ -144,7 +146,7 @@ def _variance(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
             yield _reading(f"variance.{place}", largest, high=high, said=said)
 
 
-def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
     """Judge if some layer's weights change too much, or much less than those of the layer that changes most."""
     ratios = record.values.get("update_ratio", {})
     layers = [v for stack in ("encoder", "decoder") for v in ratios.get(stack, []) if v is not None]
@@ -167,7 +169,7 @@ def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]
             yield _reading(f"update_ratio.{stack}", share, low=LEAST_UPDATE, said=said)
 
 
-def _entropy(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
+def _entropy(record: Record, before: Sequence[Record]) -> Iterator[HealthReading]:
     """Judge if attention has collapsed to single positions (Zhai et al. 2023)."""
     for place, values in record.values.get("attention_entropy", {}).items():
         finite = [v for v in values if v is not None]
@@ -181,7 +183,7 @@ def _entropy(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
             yield _reading(f"attention_entropy.{place}", least, low=ENTROPY, said=said)
 
 
-def _source(late: Sequence[Record]) -> Iterator[Reading]:
+def _source(late: Sequence[Record]) -> Iterator[HealthReading]:
     """Judge, by three records in a row after the warm-up, if the model uses its source."""
     costs = [r.values.get("source_dependence") for r in late[-3:]]
     if costs and costs[-1] is not None:
@@ -191,10 +193,10 @@ def _source(late: Sequence[Record]) -> Iterator[Reading]:
             f"{_DEEPER}"
         )
         ignored = len(costs) == 3 and all(c is not None and c < SOURCE for c in costs)
-        yield Reading("source_dependence", costs[-1], SOURCE, None, said, not ignored)
+        yield HealthReading("source_dependence", costs[-1], SOURCE, None, said, not ignored)
 
 
-_CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[Reading]], ...] = (
+_CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[HealthReading]], ...] = (
     _flat_r,
     _variance,
     _update_ratio,
@@ -264,7 +266,7 @@ class Watch:
         self._warmup, self._frozen = warmup_updates, frozen
         self._seen: list[Record] = []
         self._calm: dict[str, int] = {}
-        self.standing: dict[str, Reading] = {}
+        self.standing: dict[str, HealthReading] = {}
         """Warnings from which the run has not recovered, by measure, the newest last."""
 
     def see(self, record: Record) -> list[RunWarning]:
@@ -286,7 +288,7 @@ class Watch:
         self._seen.append(record)
         return found
 
-    def _still_above(self, reading: Reading) -> bool:
+    def _still_above(self, reading: HealthReading) -> bool:
         """Return whether a value is above the band that it left; a band of growth has moved up with it since."""
         left = self.standing.get(reading.measure)
         if left is None or left.high is None or reading.value is None:
@@ -294,7 +296,7 @@ class Watch:
         return reading.value > left.high
 
 
-def _warned(kind: Literal["warning", "recovered"], record: Record, reading: Reading, message: str) -> RunWarning:
+def _warned(kind: Literal["warning", "recovered"], record: Record, reading: HealthReading, message: str) -> RunWarning:
     where = (reading.measure, reading.value, reading.low, reading.high)
     return RunWarning(kind, record.update, record.time, *where, message)
 

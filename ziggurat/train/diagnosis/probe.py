@@ -34,8 +34,13 @@ from ziggurat.train.diagnosis.gradients import (
     seen_once,
     sublayer_variance,
 )
-from ziggurat.train.diagnosis.measures import Entropies, encoder_similarities, history_weights, transparent_weights
-from ziggurat.train.diagnosis.perturbation import output_change
+from ziggurat.train.diagnosis.measures import (
+    Entropies,
+    encoder_similarities,
+    history_weights,
+    output_change,
+    transparent_weights,
+)
 
 TOKENS = 64
 """Real tokens of the batch that are used."""

@@ -150,7 +150,7 @@ _COLUMNS = 240
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """Scale of a heat map's colours, the same for all runs, so that maps of different runs can be compared.
 
     Attributes:
@@ -171,17 +171,17 @@ class Scale:
         return math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
 
 
-SCALES: Mapping[str, Scale] = {
-    "gradient_norm": Scale(1e-5, 10, logarithmic=True),
-    "scaled_gradient_norm": Scale(1e-2, 1e3, logarithmic=True),
-    "update_ratio": Scale(1e-6, 1e-1, logarithmic=True),
-    "variance": Scale(1e-2, 1e4, logarithmic=True),
-    "output_change": Scale(1e-4, 1, logarithmic=True),
-    "attention_entropy": Scale(0, 4),
-    "residual_dependency": Scale(0, 1),
-    "history_weights": Scale(-1, 1),
-    "transparent_weights": Scale(0, 1),
-    "similarity": Scale(-1, 1),
+SCALES: Mapping[str, ColourScale] = {
+    "gradient_norm": ColourScale(1e-5, 10, logarithmic=True),
+    "scaled_gradient_norm": ColourScale(1e-2, 1e3, logarithmic=True),
+    "update_ratio": ColourScale(1e-6, 1e-1, logarithmic=True),
+    "variance": ColourScale(1e-2, 1e4, logarithmic=True),
+    "output_change": ColourScale(1e-4, 1, logarithmic=True),
+    "attention_entropy": ColourScale(0, 4),
+    "residual_dependency": ColourScale(0, 1),
+    "history_weights": ColourScale(-1, 1),
+    "transparent_weights": ColourScale(0, 1),
+    "similarity": ColourScale(-1, 1),
 }
 """Measures that have heat maps. The first six are lists over layers: layer by update. The rest are layer by layer."""
 

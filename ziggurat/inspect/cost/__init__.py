@@ -1,1 +1,0 @@
-"""Costs of training, estimated before it begins: arithmetic, memory and time of an update."""

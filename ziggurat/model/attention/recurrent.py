@@ -1,0 +1,319 @@
+"""Sub-layers in place of self-attention in the decoder, whose state does not grow: average attention, MAtt and SSRU.
+
+Average attention: each target position reads the mean of all positions up to it (Zhang, Xiong and Su 2018). Merged
+attention (MAtt): attention to the target and to the memory in one sub-layer (Zhang, Titov and Sennrich 2019). SSRU: the
+simpler simple recurrent unit (Kim et al. 2019).
+
+First comes the view that a decoder layer has of target and memory: everything at once in training, one step at a time
+in decoding (then it is ziggurat.model.transformer.DecoderLayerCache). A layer asks its view to attend, and so has one
+`forward` for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, LiveBeams, Mask, StateCache
+from ziggurat.model.attention.multihead import CrossAttention, FirstValues, LinearMaker, OwnAttention, OwnCache
+from ziggurat.model.linear import Linear, NormedLinear
+from ziggurat.model.lstm import decayed_sum
+from ziggurat.model.roles import Role, Slot, linear_slots
+from ziggurat.system.errors import ConfigError
+
+
+def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean of x_1 .. x_j at every position j, [batch, length, d_model] like `x`.
+
+    With `mask` [batch, length], True at real positions, the mean is of real positions only and the others are zero.
+    """
+    # A cumulative sum in a half type would stop growing: small addends vanish beside a large sum.
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if mask is None:
+        count = torch.arange(1, x.shape[1] + 1, device=x.device)
+        return (x.cumsum(1, dtype=dtype) / count[:, None]).to(x.dtype)
+    padding = ~mask.unsqueeze(-1)
+    count = mask.cumsum(1).clamp(min=1)
+    average = x.masked_fill(padding, 0.0).cumsum(1, dtype=dtype) / count.unsqueeze(-1)
+    return average.masked_fill(padding, 0.0).to(x.dtype)
+
+
+class AverageCache(StateCache):
+    """The sum of all inputs of each live hypothesis so far, [slots, K, d_model]."""
+
+    def append(self, x: Tensor) -> Tensor:
+        """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type.
+
+        In a first step it is one beam, [N, 1, d_model], that stands for all.
+        """
+        total = self.current(x).add_(x)[:, : x.shape[1]]
+        return (total / (self.live.positions + 1)[:, None, None]).to(x.dtype)
+
+
+class AverageAttention(OwnAttention):
+    """Average attention (AAN): y_j is the mean of x_1 .. x_j, through a network if there is one; i * x + o * y.
+
+    The gates are [i; o] = sigmoid([x; y] W_g + b_g), W_g [2 d_model, 2 d_model] (Zhang, Xiong and Su 2018). The
+    residual around it adds x once more. The authors' code has no network by default.
+
+    Args:
+        d_model: width of input and output.
+        gate: whether there are gates; without them the output is y.
+        ffn: position-wise network on the mean, or None.
+        linear: makes the map of the gates.
+    """
+
+    def __init__(self, d_model: int, *, gate: bool, ffn: nn.Module | None, linear: LinearMaker = Linear) -> None:
+        super().__init__()
+        self.ffn = ffn
+        self.gate_proj = linear(2 * d_model, 2 * d_model) if gate else None
+
+    def start(self, live: LiveBeams) -> AverageCache:
+        """Return the cache for the hypotheses of `live`."""
+        return AverageCache(live)
+
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; means are causal anyway, so `mask` is not used."""
+        return self._gated(x, causal_average(x))
+
+    def step(  # type: ignore[override]
+        self, x: Tensor, cache: AverageCache, first: FirstValues | None = None
+    ) -> Tensor:
+        """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
+        return self._gated(x, cache.append(x))
+
+    def _gated(self, x: Tensor, average: Tensor) -> Tensor:
+        y: Tensor = average if self.ffn is None else self.ffn(average)
+        if self.gate_proj is None:
+            return y
+        of_x, of_y = torch.sigmoid(self.gate_proj(torch.cat([x, y], dim=-1))).chunk(2, dim=-1)
+        return of_x * x + of_y * y
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself, outside its network."""
+        if self.gate_proj is not None:
+            yield from linear_slots(self, "gate_proj", Role.GATE)
+
+
+class SimplifiedAverageAttention(OwnAttention):
+    """Simplified average attention (SAAN): W_o (mean of W_v x_1 + b_v .. W_v x_j + b_v) + b_o.
+
+    It is causal self-attention with all logits equal: there are no queries, keys or heads, and no dropout on the
+    weights (Zhang, Titov and Sennrich 2019).
+
+    Args:
+        d_model: width of input and output.
+        linear: makes the linear maps.
+    """
+
+    def __init__(self, d_model: int, *, linear: LinearMaker = Linear) -> None:
+        super().__init__()
+        self.v_proj = linear(d_model, d_model)
+        self.out_proj = linear(d_model, d_model)
+
+    def start(self, live: LiveBeams) -> AverageCache:
+        """Return the cache for the hypotheses of `live`."""
+        return AverageCache(live)
+
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; means are causal anyway, so `mask` is not used."""
+        return self.out_proj(causal_average(self.v_proj(x)))
+
+    def step(  # type: ignore[override]
+        self, x: Tensor, cache: AverageCache, first: FirstValues | None = None
+    ) -> Tensor:
+        """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
+        return self.out_proj(cache.append(self.v_proj(x)))
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
+        yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)
+
+
+class TargetView(Protocol):
+    """All that a decoder layer sees besides the stream."""
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from `x` to the target so far."""
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Return the memory as `module` projects it."""
+
+    @property
+    def reads(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Inputs of queries, keys and values of self-attention, where these are not the stream."""
+
+    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> Self:
+        """Return the view of a layer whose self-attention reads these."""
+
+
+class WholeTarget(NamedTuple):
+    """All target positions at once.
+
+    Attributes:
+        future: hides it.
+        memory: [batch, source, d_memory].
+        padding: hides that of the memory, or None.
+        first: where the first layer leaves its values of the target, if there is a value residual.
+        first_of_memory: the same for those of the memory.
+        kept: where attention to the memory leaves its weights, or None.
+        reads: what queries, keys and values of self-attention read; None: the stream.
+    """
+
+    future: Mask
+    memory: Tensor
+    padding: Mask | None
+    first: FirstValues | None = None
+    first_of_memory: FirstValues | None = None
+    kept: KeptWeights | None = None
+    reads: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> WholeTarget:
+        """Return the view of a layer whose self-attention reads these."""
+        return self._replace(reads=reads)
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from `x` [batch, target, d_model] to itself."""
+        y: Tensor = module(x, self.future, self.first)
+        return y
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Project the memory."""
+        return module.remember(self.memory, self.padding, self.kept, first=self.first_of_memory)
+
+
+class MergedAttention(nn.Module):
+    """own(x) + cross(x): both attentions read the same input, each with its own maps, and their outputs are added.
+
+    Args:
+        own: attention to the target so far.
+        cross: attention to the memory.
+    """
+
+    def __init__(self, own: OwnAttention, cross: CrossAttention) -> None:
+        super().__init__()
+        self.own = own
+        self.cross = cross
+
+    def start(self, live: LiveBeams) -> OwnCache:
+        """Return the cache of the attention to the target for the hypotheses of `live`."""
+        return self.own.start(live)
+
+    def forward(self, x: Tensor, view: TargetView) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
+        y: Tensor = view.attend(self.own, x) + self.cross(x, view.remembered(self.cross))
+        return y
+
+
+class MergedAverageAttention(MergedAttention):
+    """Merged attention (MAtt): W_o (context of the memory + mean of V x_1 .. V x_j) + b_o.
+
+    Args:
+        cross: attention to the memory, without an output map.
+        share_value: V is the value map of `cross`, as in the authors' code; else it is another map.
+        linear: makes the linear maps.
+
+    Raises ConfigError when V cannot be shared because encoder and decoder are not equally wide.
+    """
+
+    def __init__(self, cross: CrossAttention, *, share_value: bool, linear: LinearMaker = Linear) -> None:
+        d_model, d_memory = cross.q_proj.weight.shape[0], cross.kv_proj.weight.shape[1]
+        if share_value and d_memory != d_model:
+            raise ConfigError(
+                f"`model.attention.share_value` needs equal widths of encoder ({d_memory}) and decoder ({d_model}): "
+                "one matrix projects the states of both; set it to false"
+            )
+        super().__init__(AverageAttention(d_model, gate=False, ffn=None), cross)
+        self.v_proj = None if share_value else linear(d_model, d_model)
+        self.out_proj = linear(d_model, d_model)
+
+    def forward(self, x: Tensor, view: TargetView) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
+        context = self.cross(x, view.remembered(self.cross))
+        return self.out_proj(context + view.attend(self.own, self._values(x)))
+
+    @torch.no_grad()
+    def separate_values(self) -> None:
+        """Copy the value map that V shares into a map for V alone, for inference; a map with shifts stays shared."""
+        shared = self.cross.kv_proj
+        if self.v_proj is None and isinstance(shared, Linear):
+            d_model = shared.out_features // 2
+            self.v_proj = Linear(shared.in_features, d_model, bias=shared.bias is not None).to(shared.weight)
+            for ours, theirs in zip(self.v_proj.parameters(), shared.parameters(), strict=True):
+                ours.copy_(theirs[d_model:])
+
+    def _values(self, x: Tensor) -> Tensor:
+        if self.v_proj is not None:
+            return self.v_proj(x)
+        # Where linear maps have a scalar shift (Fixup) only the matrix is shared; the shift stays with the memory. A
+        # second one, before x, would add nothing new: the weights of either attention sum to 1, so both shifts would
+        # add the same vector to the result.
+        shared = self.cross.kv_proj
+        assert not isinstance(shared, NormedLinear)
+        return shared.part(x, 1, 2)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself; a shared value map is in `cross`."""
+        if self.v_proj is not None:
+            yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
+        yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)
+
+
+class CellCache(StateCache):
+    """The cells of all live hypotheses, [slots, K, d_model]."""
+
+    def append(self, x: Tensor, keep: Tensor) -> Tensor:
+        """Let each cell become keep * cell + x, both [N, K, d_model]; return the cells, of the same shape.
+
+        In a first step it is one beam, [N, 1, d_model], that stands for all.
+        """
+        return self.current(x).mul_(keep).add_(x)[:, : x.shape[1]]
+
+
+class Ssru(OwnAttention):
+    """The simpler simple recurrent unit (SSRU): y_j = ReLU(c_j), c_j = f_j * c_{j-1} + (1 - f_j) * W x_j, c_0 = 0.
+
+    f_j = sigmoid(W_f x_j + b_f) (Kim et al. 2019, "From research to production and back: ludicrously fast neural
+    machine translation"). There are no heads, and no map of the output.
+
+    Args:
+        d_model: width of input and output.
+        linear: makes the map of the gate.
+        value: makes the map of the cell's input, which has no bias.
+    """
+
+    def __init__(self, d_model: int, *, linear: LinearMaker = Linear, value: LinearMaker) -> None:
+        super().__init__()
+        self.v_proj = value(d_model, d_model)
+        self.gate_proj = linear(d_model, d_model)
+
+    def start(self, live: LiveBeams) -> CellCache:
+        """Return the cache for the hypotheses of `live`."""
+        return CellCache(live)
+
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; cells are causal anyway, so `mask` is not used."""
+        return decayed_sum(*self._inputs(x)).relu().to(x.dtype)
+
+    def step(  # type: ignore[override]
+        self, x: Tensor, cache: CellCache, first: FirstValues | None = None
+    ) -> Tensor:
+        """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
+        return cache.append(*self._inputs(x)).relu().to(x.dtype)
+
+    def _inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the cells gain, and what they keep of themselves."""
+        value, gate = self.v_proj(x), self.gate_proj(x)
+        # A gate in a half type is 1 from 0.998 on (bf16): its cell would forget nothing, and take nothing in.
+        wide = torch.promote_types(gate.dtype, torch.float32)
+        gate = gate.to(wide)
+        return torch.sigmoid(-gate) * value.to(wide), torch.sigmoid(gate)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE)
+        yield from linear_slots(self, "gate_proj", Role.GATE)

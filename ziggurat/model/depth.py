@@ -1,0 +1,252 @@
+"""Changes of a trained model's depth: more layers (growing) or fewer (pruning).
+
+Growing is that of shallow-to-deep training (Li et al. 2020, section 4). The paper and its code grow the encoder; a
+decoder's added layers start by the same rules.
+
+Pruning leaves layers out (Fan et al. 2019: what LayerDrop makes possible): such a layer passes its input on. That is
+exact where layers read nothing but the one below; the result is a smaller model, which trains and exports as any other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, assert_never, cast
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import Experiment
+from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.pruning import LeftOut, layers_left, pruned_config
+from ziggurat.model.seq2seq import Seq2Seq
+from ziggurat.model.transformer import AnyDecoderLayer, Decoder, Encoder, EncoderLayer
+from ziggurat.system.errors import ConfigError
+
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
+_ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
+"""Parts whose tensors belong to several layers; their modules extend them (`extend`)."""
+
+
+class Copies(NamedTuple):
+    """Where the layers of one stack come from.
+
+    Attributes:
+        before: number of its layers before.
+        sources: for each layer that it has now, which of those it starts as, from 0; None: its own initial weights.
+    """
+
+    before: int
+    sources: Sequence[int | None]
+
+
+class Deepening(NamedTuple):
+    """Where the layers of a grown model come from."""
+
+    encoder: Copies
+    decoder: Copies
+
+
+def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -> Deepening:
+    """Return where the layers of a model of the depth of `after` come from, given one of the depth of `before`.
+
+    Raises ConfigError when the strategy cannot reach that depth.
+    """
+    return Deepening(*(_copies(strategy, before, after, decoder=decoder) for decoder in (False, True)))
+
+
+def _copies(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig, *, decoder: bool) -> Copies:
+    """Return where each layer of one stack comes from; in a stack as deep as before they stay what they are.
+
+    With g added layers: `g_top` copies the g top-most ones on top, `g_interpolate` puts the same copies
+    each right after its layer, `top_only` copies the last one g times, `copy_all` the whole stack on top of itself,
+    `interpolate` every layer in place; `random` copies none.
+    """
+    old, new = ((model.decoder if decoder else model.encoder).layers for model in (before, after))
+    unlike, period = first_unlike(after, decoder=decoder), block_layers(after, decoder=decoder)
+    kept = list(range(old))
+    if new == old:
+        return Copies(old, kept)
+    if problem := unreachable(strategy, old, new, "decoder" if decoder else "encoder", unlike, period):
+        raise ConfigError(problem)
+    added = new - old
+    match strategy:
+        case "g_top":
+            return Copies(old, kept + kept[old - added :])
+        case "g_interpolate":
+            return Copies(old, sorted(kept + kept[old - added :]))
+        case "top_only":
+            return Copies(old, kept + [old - 1] * added)
+        case "random":
+            return Copies(old, [*kept, *[None] * added])
+        case "copy_all" | "interpolate":
+            return Copies(old, kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)])
+        case _:
+            assert_never(strategy)
+
+
+def added_layers(copies: Copies) -> list[int]:
+    """Return the layers of a grown stack, from 0, that were added: random ones and second copies."""
+    sources = copies.sources
+    return [layer for layer, source in enumerate(sources) if source is None or source in sources[:layer]]
+
+
+def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | None = None) -> ModelConfig:
+    """Return the architecture with stacks of so many layers instead; without `decoder_layers`, the same decoder.
+
+    Constants that depend on depth, such as DeepNorm's, stay those of `config`, so that layers compute the same in
+    both: in a run with stages of growth they are those of the final depth from the start.
+    """
+    planned: dict[str, int] = {}
+    if config.depth_matters:
+        planned["planned_encoder_layers"] = config.planned_encoder_layers
+        if decoder_layers not in (None, config.decoder.layers):
+            planned["planned_decoder_layers"] = config.planned_decoder_layers
+    return config.model_copy(
+        update={
+            "encoder": config.encoder.model_copy(update={"layers": encoder_layers}),
+            "decoder": config.decoder.model_copy(update={"layers": decoder_layers or config.decoder.layers}),
+            "wiring": config.wiring.model_copy(update=planned),
+        }
+    )
+
+
+@torch.no_grad()
+def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> None:
+    """Copy the weights `old` of a shallow model into `model`, which was built with the new depth.
+
+    Args:
+        model: keeps its own weights in layers that come from none.
+        old: parameters of the shallow model by name.
+        plan: where its layers come from.
+
+    Everything outside the layers is copied; histories and mixtures extend as their kind says. Raises ConfigError when
+    the models differ in more than their depth.
+    """
+    across = _extended(model, old, plan)
+    for name, parameter in model.named_parameters():
+        source = _source_name(name, plan)
+        values = across.get(name) if name.startswith(_ACROSS) else None if source is None else old.get(source)
+        if values is None and source is None:
+            continue
+        if values is None or values.shape != parameter.shape:
+            raise ConfigError(f"{name}: the shallow model has no such parameter; it differs in more than its depth")
+        parameter.copy_(values)
+    model.output.rule_out(old.get("output.bias"))
+
+
+def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
+    """Return an optimiser state for the grown model: each layer takes the moments of the layer that it copies.
+
+    Args:
+        parameters: of the grown model, by name.
+        old: state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.train.optim).
+        plan: see grow_weights.
+
+    Where nothing of that shape was trained before there are none, as before a first step: the optimiser that owns the
+    parameter makes its own kinds, zeros, and its bias correction treats the first step as a first step.
+    """
+    by_name: dict[str, dict[str, Tensor]] = {}
+    for key, value in old.items():
+        name, _, moment = key.rpartition("/")
+        by_name.setdefault(name, {})[moment] = value
+    state = {}
+    for name, parameter in parameters.items():
+        source = _source_name(name, plan)
+        before = by_name.get(source) if source is not None else None
+        if before is not None and all(v.shape in ((), parameter.shape) for v in before.values()):
+            state.update({f"{name}/{moment}": value.clone() for moment, value in before.items()})
+    return state
+
+
+def _source_name(name: str, plan: Deepening) -> str | None:
+    """Return the shallow model's name of the parameter that `name` starts as; None: it keeps its initial values."""
+    found = _LAYER.fullmatch(name)
+    if found is None:
+        return name
+    stack, number, rest = found.groups()
+    copies = plan.encoder if stack == "encoder" else plan.decoder
+    source = copies.sources[int(number)]
+    return None if source is None else f"{stack}.layers.{source}.{rest}"
+
+
+def _extended(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
+    """Return the tensors of the combinations of layers, by name, extended to the new depth."""
+    extended = {}
+    for stack, copies in ((model.encoder, plan.encoder), (model.decoder, plan.decoder)):
+        assert isinstance(stack, Encoder | Decoder)
+        per_layer = len(cast(EncoderLayer | AnyDecoderLayer, stack.layers[0]).sublayers()) if stack.split else 1
+        units = copies.before * per_layer
+        part = "encoder.history." if stack is model.encoder else "decoder.history."
+        extended.update({part + name: v for name, v in stack.history.extend(_within(old, part), units).items()})
+    encoder, part = model.encoder, "encoder.transparent."
+    if isinstance(encoder, Encoder) and encoder.transparent is not None:
+        before = _within(old, part)
+        if "weight" in before:  # a reader is a decoder layer: a copy of one reads what it read, a random one evenly
+            weight = before["weight"]
+            even = torch.zeros_like(weight[0])
+            before["weight"] = torch.stack([even if s is None else weight[s] for s in plan.decoder.sources])
+        mixtures = encoder.transparent.extend(before, plan.encoder.before)
+        extended.update({part + name: values for name, values in mixtures.items()})
+    return extended
+
+
+def _within(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `part`, named without it."""
+    return {name.removeprefix(part): values for name, values in tensors.items() if name.startswith(part)}
+
+
+def prune(
+    config: ModelConfig, tensors: Mapping[str, Tensor], left_out: LeftOut
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return configuration and weights of the model without some layers.
+
+    With transparent memory a layer that is left out gives what the one below gives, so the weights of both are added in
+    every mixture. Raises ConfigError with all reasons why that is not possible.
+    """
+    smaller = pruned_config(config, left_out)
+    numbers = {
+        stack: {old - 1: new for new, old in enumerate(layers_left(config, stack, left_out))}
+        for stack in ("encoder", "decoder")
+    }
+    kept = {}
+    for name, tensor in tensors.items():
+        if (found := _LAYER.fullmatch(name)) is None:
+            kept[name] = tensor
+        elif (new := numbers[found[1]].get(int(found[2]))) is not None:
+            kept[f"{found[1]}.layers.{new}.{found[3]}"] = tensor
+    if (mixtures := tensors.get("encoder.transparent.weight")) is not None:
+        kept["encoder.transparent.weight"] = _joined(mixtures, numbers["encoder"], list(numbers["decoder"]))
+    return smaller, kept
+
+
+def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: LeftOut) -> Experiment:
+    """Return the configuration of a model without some layers, whose section `model` is `smaller`.
+
+    The layer that guided alignment taught keeps its role under its new number. Without that layer nothing is left of
+    guided alignment: alignments are those of a model that never had it. Stages of growth, which lead to the depth that
+    the model had, are left out, and so are names of frozen layers.
+    """
+    guided = experiment.training.loss.alignment
+    if guided is not None and left_out.decoder:
+        layer = guided.layer or experiment.model.decoder.layers
+        below = sum(number < layer for number in left_out.decoder)
+        guided = None if layer in left_out.decoder else guided.model_copy(update={"layer": layer - below})
+    loss = experiment.training.loss.model_copy(update={"alignment": guided})
+    training = experiment.training.model_copy(update={"loss": loss, "growth": None, "freeze": []})
+    return experiment.model_copy(update={"model": smaller, "training": training})
+
+
+def _joined(mixtures: Tensor, encoder: Mapping[int, int], readers: list[int]) -> Tensor:
+    """Return the logits of transparent memory [readers, sources] for the layers that are left.
+
+    Source l is the state after layer l, 0 the stack's input. Without layer l it is the state after the nearest layer
+    below that is left: the softmax gives that one the weight of both if its logit is the logarithm of the sum.
+    """
+    groups: list[list[int]] = [[0]]
+    for layer in range(mixtures.shape[1] - 1):
+        if layer in encoder:
+            groups.append([])
+        groups[-1].append(layer + 1)
+    return torch.stack([mixtures[readers][:, group].logsumexp(-1) for group in groups], dim=1)

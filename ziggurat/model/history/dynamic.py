@@ -1,0 +1,166 @@
+"""Histories whose weights depend on the states: attention residuals (Kimi team 2026) and MUDD (Xiao et al. 2025).
+
+The weights of all other histories are numbers of the model. Here they differ from position to position. In attention
+residuals a reader has a trained query, and the outputs below are its keys and its values. In MUDD, queries, keys and
+values of self-attention read one mixture each, and the residual stream is the fourth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ziggurat.model.history.base import HistoryOptions, HistoryState, KeepingHistory, Reading, inherited, mixed
+from ziggurat.model.roles import Role, Slot
+
+_EPSILON = 1e-6
+"""Of the RMS norm of keys; sources of any size that occurs are far above it."""
+
+
+class AttentionResiduals(KeepingHistory):
+    """Reader l + 1 gets sum_k a_k y_k over all outputs y_0, ..., y_l, with a = softmax_k(w . RMSNorm(y_k)).
+
+    Section 3 of the paper. w and the gain of the norm belong to the reader: a pair for each layer but the first, which
+    has y_0 alone to read, and one for the stack's output. w is 0 at first, so all weights start equal. In the paper a
+    "layer" is a sub-layer (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the stream that
+    they read (`residual: none`): attention over depth, not the residual connection, carries the stream.
+
+    `query` and `gain` are [L, d_model], row l - 1 for the reader above y_l.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(options.units, options.d_model))
+        self.gain = nn.Parameter(torch.ones(options.units, options.d_model))
+
+    def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
+        """Return the same for `state`, with the weights that the outputs `seen` give."""
+        if state.depth == 0:
+            return state.latest
+        return mixed(self._weights(state.depth - 1, seen.kept), state.kept)
+
+    def _weights(self, row: int, sources: Sequence[Tensor]) -> Tensor:
+        """Return a of the reader with this row, [batch, length, sources]."""
+        # In fp32 whatever the stream is in: logits decide over whole layers.
+        with torch.autocast(sources[0].device.type, enabled=False):
+            wide = torch.promote_types(sources[0].dtype, torch.float32)
+            query = (self.query[row] * self.gain[row]).to(wide)
+            logits = []
+            for source in sources:
+                y = source.to(wide)
+                logits.append((y @ query) * (y.square().mean(-1) + _EPSILON).rsqrt())
+            return torch.stack(logits, -1).softmax(-1)
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the readers of the shallower stack; new ones start as in a new model. See History.
+
+        The reader of what was the stack's output becomes the first added layer's.
+        """
+        grown = {"query": torch.zeros_like(self.query), "gain": torch.ones_like(self.gain)}
+        for name, values in grown.items():
+            values[:old_units] = inherited(old, name, (old_units, values.shape[1]))
+        return grown
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield Slot(self.query, Role.WIRING, "query")
+        yield Slot(self.gain, Role.WIRING, "gain")
+
+
+class BlockAttentionResiduals(AttentionResiduals):
+    """The same over blocks: a reader's sources are y_0, the sum of each block below, and that of its own so far.
+
+    Equations 5 and 6, the paper's form for deep stacks: with about eight blocks it loses little of the full form, and
+    what is kept does not grow with the depth. A block is `period` layers (or sub-layers); the last may be shorter.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__(options)
+        self.period = options.period
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        if state.depth % self.period == 0:  # the first of its block
+            return super().push(state, y)
+        # At least in fp32: under autocast outputs are of a half type, and many are added up.
+        so_far = state.kept[-1].to(torch.promote_types(y.dtype, torch.float32))
+        return HistoryState((*state.kept[:-1], so_far + y), y, state.depth + 1)
+
+
+_WAYS = 4
+"""Query, key, value and residual stream."""
+_LAST_WIDENING = 4
+"""The mixture of the stack's output is one, and its network this much wider for that (authors' code)."""
+
+
+class Mudd(KeepingHistory):
+    """Layer l + 1 reads X^c = sum_k A[c, k] y_k, c = q, k, v, r, with A = W_2 GELU(W_1 RMSNorm(y_l)) + a.
+
+    As the authors' code has it. A, [4, l + 1], differs from position to position; RMSNorm has no gain. The layer
+    computes X^r + MHA(LN X^q, LN X^k, LN X^v), and goes on with that as always. The first layer has y_0 alone to read;
+    the stack's output is one more mixture, A [1, L + 1].
+
+    W_2 is 0 at first and a one-hot: each mixture is the output of the layer below, the plain stack. W_1 is N(0, 1/d).
+    One LN, that of the sub-layer, serves q, k and v: the gains and biases that three would have are part of the maps
+    that follow. A configuration of the authors' (MUDDLlama2Medium) also normalises the y_k and the mixtures; this does
+    not.
+
+    Row l - 1 of the parameters is of the mixtures above y_l: `inner` W_1 [width, d_model], `outer` W_2 [ways (l + 1),
+    width], `bias` a [ways, l + 1], with width = ways (l + 1), four times that for the last.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__()
+        self.units = options.units
+        self.inner, self.outer, self.bias = nn.ParameterList(), nn.ParameterList(), nn.ParameterList()
+        for depth in range(1, options.units + 1):
+            ways, widening = (1, _LAST_WIDENING) if depth == options.units else (_WAYS, 1)
+            weights = ways * (depth + 1)
+            self.inner.append(nn.Parameter(torch.zeros(widening * weights, options.d_model)))
+            self.outer.append(nn.Parameter(torch.zeros(weights, widening * weights)))
+            bias = torch.zeros(ways, depth + 1)
+            bias[:, -1] = 1.0
+            self.bias.append(nn.Parameter(bias))
+
+    def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
+        """Return the same for `state`, with the weights that the outputs `seen` give."""
+        return state.latest if state.depth == 0 else mixed(self._weights(seen)[..., -1, :], state.kept)
+
+    def read(self, state: HistoryState) -> Reading:
+        """Return the stream, and what queries, keys and values of the next layer read."""
+        if state.depth in (0, self.units):
+            return Reading(self(state))
+        query, key, value, stream = (mixed(weights, state.kept) for weights in self._weights(state).unbind(-2))
+        return Reading(stream, (query, key, value))
+
+    def _weights(self, state: HistoryState) -> Tensor:
+        """Return A above the latest output, [..., ways, l + 1]."""
+        row, y = state.depth - 1, state.latest
+        # In fp32 whatever the stream is in: sums over many layers follow.
+        with torch.autocast(y.device.type, enabled=False):
+            wide = torch.promote_types(y.dtype, torch.float32)
+            y = y.to(wide)
+            normed = y * (y.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
+            hidden = F.gelu(F.linear(normed, self.inner[row].to(wide)))
+            return F.linear(hidden, self.outer[row].to(wide)).unflatten(-1, self.bias[row].shape) + self.bias[row]
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the mixtures inside the shallower stack; all others start as in a new model. See History.
+
+        That of its output, one, cannot be the four that the first added layer reads.
+        """
+        grown = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
+        for row in range(old_units - 1):
+            for part in ("inner", "outer", "bias"):
+                grown[f"{part}.{row}"] = inherited(old, f"{part}.{row}", grown[f"{part}.{row}"].shape)
+        return grown
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        for row in range(self.units):
+            yield Slot(self.inner[row], Role.ADDITIVE, f"inner.{row}")  # N(0, 1/fan_in), as for that attention
+            yield Slot(self.outer[row], Role.WIRING, f"outer.{row}")
+            yield Slot(self.bias[row], Role.WIRING, f"bias.{row}")

@@ -1,0 +1,462 @@
+"""Initialisation: a scheme for each row of the table in docs/depth.md, ADMIN's skip vectors, transfer of learning
+rates.
+
+A scheme says of one parameter, by its role, shape and layer, which distribution its values are drawn from. It never
+looks at names. `xavier` knows every role; the others change what they must and leave the rest to it (`admin` is
+`xavier`). ADMIN's omega (Liu et al. 2020, section 4) is constant or profiled in one forward pass.
+
+Transfer (CompleteP and depth-muP: Dey et al. 2025, table 1): a rate that was tuned on a small model, the base, is right
+for a wider and deeper one if the sizes of its values and of their changes stay as they were. With m_N the ratio of
+widths and m_L that of depths, the paper scales
+
+    branches            x + m_L^-a f(LN(x))
+    weights in layers   variance 1/m_N, rate m_N^-1 m_L^(a-1), decay m_N
+    vectors in layers   rate m_L^(a-1)
+    logits              1/m_N
+    Adam's epsilon      m_N^-1 m_L^-a in layers
+
+with a = 1 for CompleteP and 1/2 for depth-muP. Ours is what the paper leaves open: encoder and decoder have each their
+own m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model), multiplied by
+sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to change by the same
+amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more. The attention's scale
+1/sqrt(d_head) stays, so the width of heads is to be that of the base.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple, Self, assert_never
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.config.kinds import InitKind
+from ziggurat.config.model import InitConfig, ModelConfig
+from ziggurat.model.dropout import StochasticBranch
+from ziggurat.model.residual.base import Residual
+from ziggurat.model.residual.kinds import deepnorm_constants
+from ziggurat.model.roles import MATRICES, QUERY_KEY_VALUE, WRITTEN, Role, Slot
+
+
+class ModelDepth(NamedTuple):
+    """The depth of a model, as far as initial values depend on it.
+
+    Attributes:
+        encoder_layers: N; of the grown encoder, where growth is planned.
+        decoder_layers: M, likewise.
+        merged: the decoder has merged average attention (MAtt): Fixup scales its maps differently.
+    """
+
+    encoder_layers: int
+    decoder_layers: int
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Distribution(ABC):
+    """A distribution of initial values; `size` is its scale, to which values are proportional."""
+
+    size: float
+
+    def scaled(self, factor: float) -> Self:
+        """Return the distribution of `factor` times a value."""
+        return replace(self, size=self.size * factor)
+
+    @abstractmethod
+    def fill(self, values: Tensor, generator: torch.Generator) -> None:
+        """Draw `values`, of any shape, in place."""
+
+
+class Uniform(Distribution):
+    """U(-size, size)."""
+
+    def fill(self, values: Tensor, generator: torch.Generator) -> None:
+        """Draw `values`, of any shape, in place."""
+        values.uniform_(-self.size, self.size, generator=generator)
+
+
+class Normal(Distribution):
+    """N(0, size^2)."""
+
+    def fill(self, values: Tensor, generator: torch.Generator) -> None:
+        """Draw `values`, of any shape, in place."""
+        values.normal_(0.0, self.size, generator=generator)
+
+
+class Constant(Distribution):
+    """The number `size`."""
+
+    def fill(self, values: Tensor, generator: torch.Generator) -> None:
+        """Fill `values`, of any shape, in place; nothing is drawn."""
+        values.fill_(self.size)
+
+
+class AsBuilt(Distribution):
+    """The values that the parameter's module has given it; schemes do not scale them."""
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def scaled(self, factor: float) -> Self:
+        """Return itself."""
+        return self
+
+    def fill(self, values: Tensor, generator: torch.Generator) -> None:
+        """Leave `values` as they are; nothing is drawn."""
+
+
+def xavier_bound(slot: Slot, *, fused: bool) -> float:
+    """Return sqrt(6 / (fan_in + fan_out)) of a matrix slot.
+
+    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance; a map that is
+    not one of three (`fused_out` 0) keeps its own bound.
+    """
+    fan_out, fan_in = slot.values.shape
+    if fused and slot.role in QUERY_KEY_VALUE:
+        fan_out = slot.fused_out or fan_out
+    return math.sqrt(6.0 / (fan_in + fan_out))
+
+
+def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """Glorot uniform (Glorot and Bengio 2010), the default of fairseq, tensor2tensor and zero.
+
+    Matrices are U(-bound, bound) (`xavier_bound`), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
+
+    The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
+    N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) and low-rank updates stay as
+    their modules made them; maps from streams to their own weights are N(0, 0.02^2) where they do not start at 0
+    (`wiring.stream_start`).
+    """
+    match slot.role:
+        case Role.EMBEDDING | Role.POSITION | Role.OUTPUT | Role.ADDITIVE:
+            return Normal(slot.values.shape[-1] ** -0.5)
+        case Role.BIAS | Role.NORM_BIAS:
+            return Constant(0.0)
+        case Role.NORM_GAIN:
+            return Constant(1.0)
+        case Role.INPUT_BIAS:
+            return Uniform(math.sqrt(3.0 / slot.values.shape[-1]))
+        case Role.WIRING | Role.LOW_RANK:
+            return AsBuilt()
+        case Role.STREAM_MAP:
+            return Normal(0.02)
+        case (
+            Role.ATTENTION_QUERY
+            | Role.ATTENTION_KEY
+            | Role.ATTENTION_VALUE
+            | Role.ATTENTION_OUT
+            | Role.RELATIVE
+            | Role.GATE
+            | Role.FFN_IN
+            | Role.FFN_OUT
+            | Role.LSTM
+            | Role.PROJECTION
+        ):
+            return Uniform(xavier_bound(slot, fused=_is_fused(slot, config)))
+        case _:
+            assert_never(slot.role)
+
+
+def _is_fused(slot: Slot, config: InitConfig) -> bool:
+    """Return whether query, key and value maps count as one matrix (`init.qkv`)."""
+    match config.qkv:
+        case "fused":
+            return True
+        case "separate":
+            return False
+        case "fused_self":
+            return not slot.cross
+        case _:
+            assert_never(config.qkv)
+
+
+_UNIFORM = frozenset({Role.EMBEDDING, Role.OUTPUT, Role.LSTM, Role.PROJECTION})
+
+
+def uniform(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """LSTM matrices, embeddings, softmax and projection U(-b, b), b being `init.uniform`: RNMT+ (Chen et al. 2018).
+
+    As lingvo has it. The rest is as in `xavier`: query and key maps of additive attention Glorot, its inner maps
+    N(0, 1/fan_in), biases 0.
+    """
+    return Uniform(config.uniform) if slot.role in _UNIFORM else xavier(slot, config, depth)
+
+
+def depth_scaled(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """DS-Init: bounds gamma * alpha * l^-exponent for the linear maps of layer l, gamma Glorot's (Zhang et al. 2019).
+
+    Section 4 of Zhang, Titov and Sennrich. Layers are counted from 1 in each stack. Their equation 15 has exponent 1/2.
+    The released code passes l^-1/2 as the scale of a variance, so its bounds have exponent 1/4, and only that gives the
+    Var(r) of the paper's table 1. Embeddings, relative positions, biases, norms and output projection are as in
+    `xavier`.
+    """
+    draw = xavier(slot, config, depth)
+    if slot.layer and slot.role in MATRICES:
+        return draw.scaled(config.alpha * slot.layer**-config.exponent)
+    return draw
+
+
+def deepnorm(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """Linear maps of the layers N(0, gain^2 * 2 / (fan_in + fan_out)), the rest as in `xavier` (Wang et al. 2022).
+
+    Figure 2 and section 4. The gain is beta for value and output maps and both feed-forward matrices, cross-attention
+    included, and 1 for queries, keys and gates. Query, key and value maps are three matrices, as in the paper, whatever
+    `init.qkv` says.
+    """
+    if not slot.layer or slot.role not in MATRICES:
+        return xavier(slot, config, depth)
+    gain = 1.0
+    if slot.role in WRITTEN:
+        _, gain = deepnorm_constants(depth.encoder_layers, depth.decoder_layers, slot.decoder)
+    fan_out, fan_in = slot.values.shape
+    return Normal(gain * math.sqrt(2.0 / (fan_in + fan_out)))
+
+
+def magneto(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """Glorot, with value, output and feed-forward maps larger by depth: Wang et al. 2022 (Magneto), section 3.2.
+
+    The factor is sqrt(ln(3M) ln(2N) / 3) in the encoder and sqrt(ln 3M) in the decoder. Attention to the memory, which
+    has no inner norm, keeps Glorot's bounds.
+    """
+    draw = xavier(slot, config, depth)
+    if not slot.layer or slot.role not in WRITTEN or slot.cross:
+        return draw
+    above = math.log(3 * depth.decoder_layers)
+    return draw.scaled(math.sqrt(above if slot.decoder else above * math.log(2 * depth.encoder_layers) / 3))
+
+
+def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """Glorot, with value, output and feed-forward maps and token embeddings smaller by depth (Huang et al. 2020, 3.2).
+
+    The factor is (9M)^-1/4 for the decoder's maps and for target embeddings that the source does not share, 0.67 N^-1/4
+    for the encoder's maps, (9N)^-1/4 for source embeddings and for a table that both sides share. The paper has equal
+    depths and writes N everywhere; for unequal ones this is the rule of its code. Value maps have the Glorot bound of a
+    single matrix whatever `init.qkv` says: the paper's code undoes its fused bound. Positions, a softmax matrix that is
+    no embedding, gates and relative positions are as in `xavier`.
+    """
+    decoder_factor = (9.0 * depth.decoder_layers) ** -0.25
+    if slot.role is Role.EMBEDDING:
+        factor = decoder_factor if slot.decoder else (9.0 * depth.encoder_layers) ** -0.25
+        return xavier(slot, config, depth).scaled(factor)
+    if slot.role in WRITTEN and slot.layer:
+        factor = decoder_factor if slot.decoder else 0.67 * depth.encoder_layers**-0.25
+        return Uniform(factor * xavier_bound(slot, fused=False))
+    return xavier(slot, config, depth)
+
+
+def fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """Glorot times powers of the number B = 2N + 3M of branches, which start at 0 (Zhang, Dauphin and Ma 2019).
+
+    As the toolkit zero has it. Query, key and value maps: B^-1/6; those of merged average attention: B^-1/8. First
+    feed-forward matrix: B^-1/2. Attention output, second feed-forward matrix and a softmax matrix that is no embedding:
+    0. The rest as in `xavier`, also the gates of average attention: its branch alone does not start at zero. Shifts and
+    multipliers belong to `residual: fixup`, which starts them at 0 and 1.
+    """
+    branches = 2.0 * depth.encoder_layers + 3.0 * depth.decoder_layers
+    draw = xavier(slot, config, depth)
+    if slot.role in (Role.ATTENTION_OUT, Role.FFN_OUT, Role.OUTPUT):
+        return Constant(0.0)
+    if slot.role in QUERY_KEY_VALUE:
+        return draw.scaled(branches ** (-1 / 8 if slot.decoder and depth.merged else -1 / 6))
+    if slot.role is Role.FFN_IN:
+        return draw.scaled(branches**-0.5)
+    return draw
+
+
+Scheme = Callable[[Slot, InitConfig, ModelDepth], Distribution]
+"""The type of a scheme: the distribution of one parameter's initial values."""
+
+INIT: dict[InitKind, Scheme] = {
+    "xavier": xavier,
+    "depth_scaled": depth_scaled,
+    "admin": xavier,  # ADMIN changes its skip vectors only: ziggurat.model.init
+    "deepnorm": deepnorm,
+    "magneto": magneto,
+    "t_fixup": t_fixup,
+    "fixup": fixup,
+    "uniform": uniform,
+}
+
+
+@torch.no_grad()
+def initialise(
+    slots: Iterable[Slot],
+    config: InitConfig,
+    depth: ModelDepth,
+    generator: torch.Generator,
+    layers: tuple[InitConfig, InitConfig] | None = None,
+) -> None:
+    """Fill every slot in place, in the order given: equal slots, depth and generator state give equal values.
+
+    `layers`: what the layers of encoder and decoder go by; None: by `config`, as everything outside of them does.
+    """
+    for slot in slots:
+        chosen = layers[slot.decoder] if layers is not None and slot.layer else config
+        INIT[chosen.kind](slot, chosen, depth).fill(slot.values, generator)
+
+
+@torch.no_grad()
+def constant_omega(
+    residuals: Sequence[Residual], kind: Literal["log", "linear", "one"], planned: int | None = None
+) -> None:
+    """Set omega of all n sub-layers of one stack to one number: the profile-free forms of admin-torch.
+
+    n is `planned`, the sub-layers of the stack once it has grown, or by default those it has.
+
+    `log`: sqrt((n + 1) / ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the
+    parameters; `linear`: sqrt(n), for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A
+    stack without omega stays as it is.
+    """
+    n = planned or len(residuals)
+    match kind:
+        case "log":
+            omega = math.sqrt((n + 1) / math.log(n + 1) - 1)
+        case "linear":
+            omega = math.sqrt(n)
+        case "one":
+            omega = 1.0
+        case _:
+            assert_never(kind)
+    for skip in map(_omega, residuals):
+        if skip is not None:
+            skip.fill_(omega)
+
+
+@torch.no_grad()
+def profile_omega(
+    stacks: Sequence[Sequence[Residual]],
+    run: Callable[[], object],
+    masks: Sequence[Tensor],
+    kept: Collection[Residual] = (),
+) -> list[list[float]]:
+    """Set omega of every sub-layer from the variances in one forward pass; return the values, stack by stack.
+
+    Args:
+        stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
+        run: the forward pass, in training mode, through each Residual exactly once.
+        masks: of each stack's tokens [batch, length], True where real.
+        kept: residuals whose omega stays as it is and is not returned: those of a trained model that has grown, or of a
+            stack with another initialisation.
+
+    Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order in
+    which the pass meets the sub-layers. Each omega is applied as soon as it is known: the progressive form of the
+    released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances are
+    over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
+    branch is dropped as a whole (stochastic sub-layers), and compiled layers run uncompiled. Nothing but omega changes.
+    """
+    recursions = [_Recursion(mask, kept) for mask in masks]
+    # Uncompiled: a compiled layer would be compiled again with its hooks, once for every sub-layer.
+    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
+        for residuals, recursion in zip(stacks, recursions, strict=True):
+            for residual in residuals:
+                if _omega(residual) is not None:
+                    hooks.enter_context(recursion.watching(residual))
+        run()
+    return [recursion.omegas for recursion in recursions]
+
+
+def _omega(residual: Residual) -> nn.Parameter | None:
+    return residual.skip if isinstance(residual.skip, nn.Parameter) else None
+
+
+class _Recursion:
+    """The recursion of one stack over its sub-layers; `mask` [batch, length] is True at tokens that count."""
+
+    def __init__(self, mask: Tensor, kept: Collection[Residual]) -> None:
+        self.mask = mask
+        self.kept = kept
+        self.omegas: list[float] = []
+        self.following = 1.0
+
+    @contextmanager
+    def watching(self, residual: Residual) -> Iterator[None]:
+        """Profile `residual` when it is called."""
+        training = residual.dropout.training
+        hook = residual.register_forward_pre_hook(self._profile)
+        try:
+            yield
+        finally:
+            hook.remove()
+            residual.dropout.train(training)
+
+    def _profile(self, residual: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert isinstance(residual, Residual)
+        x, fx, *bottom = inputs
+        omega, dropout = _omega(residual), residual.dropout
+        assert omega is not None
+        if residual not in self.kept:
+            omega.fill_(self.following)
+            self.omegas.append(self.following)
+        # Var(f_i) is of the branch after dropout. It is dropped out here, so the module's own dropout must pass it on.
+        fx = (dropout.dropout if isinstance(dropout, StochasticBranch) else dropout)(fx)
+        dropout.eval()
+        self.following = math.sqrt(self._variance(x * omega) + self._variance(fx))
+        return x, fx, *bottom
+
+    def _variance(self, x: Tensor) -> float:
+        real = x[self.mask]
+        return float(real.to(torch.promote_types(real.dtype, torch.float32)).var(correction=0))
+
+
+class RateScale(NamedTuple):
+    """Factors of what an optimiser has for a parameter.
+
+    Attributes:
+        rate: of the learning rate.
+        epsilon: of Adam's epsilon.
+        decay: of the weight decay.
+    """
+
+    rate: float = 1.0
+    epsilon: float = 1.0
+    decay: float = 1.0
+
+
+# Tables of relative positions are as wide as a head, which is as wide as in the base.
+_VECTORS = frozenset({Role.BIAS, Role.NORM_GAIN, Role.NORM_BIAS, Role.WIRING, Role.RELATIVE})
+_VOCABULARY = frozenset({Role.EMBEDDING, Role.OUTPUT})
+
+
+def _depth(config: ModelConfig, decoder: bool) -> float:
+    """Return m_L of a stack."""
+    assert config.transfer is not None
+    layers = config.planned_decoder_layers if decoder else config.planned_encoder_layers
+    return layers / (config.transfer.decoder_layers if decoder else config.transfer.encoder_layers)
+
+
+def branch_factor(config: ModelConfig, decoder: bool) -> float | None:
+    """Return the factor of every branch of a stack, m_L^-a; None: the model has no base."""
+    return None if config.transfer is None else _depth(config, decoder) ** -config.transfer.exponent
+
+
+def output_factor(config: ModelConfig) -> float | None:
+    """Return the factor of what the output projection reads, m_N^-1/2; None: the model has no base."""
+    return None if config.transfer is None else (config.d_model / config.transfer.width) ** -0.5
+
+
+def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], RateScale]:
+    """Return the Scale of every parameter of a model with a base, by place (ziggurat.model.roles.place_of)."""
+    assert config.transfer is not None
+    base, a = config.transfer.width, config.transfer.exponent
+    found: dict[tuple[int, int], RateScale] = {}
+    for slot in slots:
+        width = config.d_model / base
+        if slot.role is Role.LOW_RANK:
+            scale = RateScale()  # their rate is chosen for them, not taken over from a smaller model
+        elif slot.layer:
+            depth = _depth(config, slot.decoder)
+            epsilon = depth**-a / width
+            if slot.role in _VECTORS:
+                scale = RateScale(depth ** (a - 1), epsilon)
+            else:
+                scale = RateScale(depth ** (a - 1) / width, epsilon, width)
+        elif slot.role in _VOCABULARY:
+            scale = RateScale(width**-0.5, width**-0.5)
+        else:
+            scale = RateScale()  # final norms, and the weights of `top_only` and of memory
+        found.setdefault(slot.place, scale)
+    return found

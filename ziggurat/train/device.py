@@ -1,0 +1,353 @@
+"""The device that trains: its memory, and batches on their way to it.
+
+Three parts on memory: MemoryGuard, the only place that decides whether work failed for want of memory; the memory that
+a machine, or the control group of this process, has left; and the settings of glibc's allocator that keep freed memory
+or not. Then the feeding of batches: for a GPU they are page-locked in the loader's thread and copied one update ahead
+of their use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import Experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Group, Loader, LoaderState
+from ziggurat.system.errors import out_of_memory, printable
+from ziggurat.train.processes import Processes
+
+# Work that runs out of memory.
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Work that did not fit into memory.
+
+    Attributes:
+        wanted: bytes of the piece that was refused, or None where the allocator does not say.
+        in_use: bytes in use at that moment: tensors on a GPU; on a CPU, the peak resident size of the process.
+        here: False when another process ran out.
+        message: of the error.
+    """
+
+    wanted: int | None
+    in_use: int
+    here: bool = True
+    message: str = ""
+
+    def __str__(self) -> str:
+        if not self.here:
+            return "another process ran out of memory"
+        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.message or "more wanted"
+        return f"{more}, with {readable(self.in_use)} in use"
+
+
+class MemoryGuard:
+    """A context that ends quietly when the work inside runs out of memory; any other error passes through.
+
+    After the context `shortage` must be called. Traces of the work elsewhere, such as gradients, are the caller's to
+    drop.
+
+    Args:
+        device: where the work allocates.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._shortage: Shortage | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception) or not out_of_memory(error):
+            return False
+        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), message=printable(str(error), 200))
+        return True
+
+    def shortage(self, agree: Callable[[bool], bool] = bool) -> Shortage | None:
+        """Return what was short, here or in another process, or None; memory that the work held is free afterwards.
+
+        `agree` takes whether this process ran out and returns whether any did. All processes must call it, so that all
+        skip the same work.
+        """
+        # Memory is freed here, not in __exit__: until that returns, the error keeps the frames that hold activations.
+        if self._shortage is not None:
+            _free_leftovers(self._device)
+        if not agree(self._shortage is not None):
+            return None
+        _free_leftovers(self._device)  # in every process, and after `agree`, which may have dropped gradients
+        return self._shortage or Shortage(None, _in_use(self._device), here=False)
+
+
+def within_memory(
+    compute: Callable[[], Result], device: torch.device, agree: Callable[[bool], bool] = bool
+) -> Result | Shortage:
+    """Return the result of `compute`, or the Shortage that ended it here or, by `agree`, in another process."""
+    guard = MemoryGuard(device)
+    result: Result | None = None
+    with guard:
+        result = compute()
+    shortage = guard.shortage(agree)
+    return result if shortage is None else shortage  # type: ignore[return-value]  # None only if Result allows it
+
+
+def _free_leftovers(device: torch.device) -> None:
+    """Free what interrupted work has left behind, and hand it back to the system."""
+    gc.collect()  # frames of the traceback hold activations in reference cycles
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif (library := _glibc()) is not None:
+        library.malloc_trim(0)
+
+
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def _wanted(message: str) -> int | None:
+    """Read the refused size out of "you tried to allocate 1024 bytes" (CPU) or "Tried to allocate 2.00 GiB" (GPU)."""
+    found = re.search(r"[Tt]ried to allocate ([0-9.]+) (bytes|[KMG]iB)", message)
+    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def _in_use(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    # The unit of ru_maxrss is the byte on macOS, and 1 KiB elsewhere.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak << 10
+
+
+def readable(size: int) -> str:
+    """Return a number of bytes as text, such as `1.5 GiB`."""
+    unit = next(name for name in ("GiB", "MiB", "KiB", "bytes") if size >= _UNITS[name] or name == "bytes")
+    return f"{size} bytes" if unit == "bytes" else f"{size / _UNITS[unit]:.1f} {unit}"
+
+
+# Memory that is free.
+
+
+@contextlib.contextmanager
+def limited_to_available_memory(device: torch.device, share: float = 1.0) -> Iterator[None]:
+    """Make allocations on a CPU fail once they exceed `share` of what the machine, or the control group, has free.
+
+    Linux promises more memory than there is and kills the process that uses it. Under this limit on the address space a
+    trial that is too large raises an error instead. Memory that is freed inside goes back to the system at once.
+    Nothing happens on other devices, or where the system does not say what is free.
+    """
+    available, size = available_memory(), _address_space()
+    if device.type != "cpu" or available is None or size is None:
+        yield
+        return
+    before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    # The limit counts addresses, of which the process has many more than resident memory: so it starts at the present
+    # size. Limits that somebody else has set stay in force.
+    rooms = [available, *(limit - size for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (size + max(0, int(share * min(rooms))), hard))
+    try:
+        with _returning_freed_memory():
+            yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _address_space() -> int | None:
+    return _kilobytes(Path("/proc/self/status"), "VmSize")
+
+
+def _kilobytes(file: Path, name: str) -> int | None:
+    """Read a line such as `MemAvailable:  1024 kB`, in bytes."""
+    with contextlib.suppress(OSError):
+        for line in file.read_text("ascii", "replace").splitlines():
+            key, _, value = line.partition(":")
+            if key == name:
+                return int(value.split()[0]) << 10
+    return None
+
+
+def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return how many bytes can still be taken without swapping, or None where the system does not say.
+
+    It is the smallest of what the machine has and what the control groups of this process (version 1 or 2) leave. The
+    two paths are Linux's; tests pass others.
+    """
+    found = [_kilobytes(proc / "meminfo", "MemAvailable")]
+    with contextlib.suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text("ascii", "replace").splitlines():
+            _, controllers, path = line.split(":", 2)
+            # Version 2 of control groups has one line, which names no controllers; version 1 has a line for each set of
+            # them.
+            if not controllers:
+                found += _rooms(groups, path, "memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                found += _rooms(groups / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return min((room for room in found if room is not None), default=None)
+
+
+def _rooms(root: Path, path: str, limit_file: str, usage_file: str) -> list[int | None]:
+    """Return the room left in a control group and in each one around it; file pages that can be dropped are free."""
+    folder = root / path.strip("/")
+    rooms: list[int | None] = []
+    for group in (folder, *folder.parents):
+        if group == root.parent:
+            break
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
+            limit, usage = (int((group / name).read_text()) for name in (limit_file, usage_file))
+            cached = re.search(r"^(?:total_)?inactive_file (\d+)$", (group / "memory.stat").read_text(), re.MULTILINE)
+            rooms.append(max(0, limit - usage + (int(cached[1]) if cached else 0)))
+    return rooms
+
+
+# Freed memory: settings of glibc's allocator.
+
+# Parameters of mallopt (glibc's malloc.h).
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -2, -3, -4
+# No block is mapped by itself, the heap grows by 64 MiB at a time, and is trimmed only when 1 GiB at its end is free.
+_KEEPING = {_MMAP_MAX: 0, _TRIM_THRESHOLD: 1 << 30, _TOP_PAD: 64 << 20}
+# All blocks of 256 KiB or more are mapped, and unmapped when they are freed. Setting the threshold also turns off
+# glibc's own rule, which raises it to the size of every mapped block that is freed.
+_GIVING_BACK = {_MMAP_MAX: 1 << 15, _MMAP_THRESHOLD: 256 << 10, _TRIM_THRESHOLD: 64 << 20, _TOP_PAD: 1 << 20}
+
+
+class _Allocator:
+    values = _GIVING_BACK
+    """The latest choice for the whole process: mallopt can be set but not asked."""
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """Return the C library if its allocator has settings; musl's has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        library = ctypes.CDLL(None)
+        _ = library.mallopt, library.malloc_trim
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _set_allocator(values: dict[int, int]) -> bool:
+    library = _glibc()
+    return library is not None and all(library.mallopt(parameter, value) for parameter, value in values.items())
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc's allocator not to hand memory back between updates; return False where there is no glibc.
+
+    Page faults of memory that is freed and mapped again take a few percent of an update on a CPU.
+    """
+    _Allocator.values = _KEEPING
+    return _set_allocator(_KEEPING)
+
+
+def give_back_freed_memory() -> bool:
+    """Tell glibc's allocator to map every block of 256 KiB or more by itself; return False where there is no glibc.
+
+    With recomputed layers, blocks that are kept alternate with blocks that are freed at once, and the heap reuses few
+    of the holes: torch asks for aligned blocks, which need a hole larger than themselves, so a freed block leaves no
+    room for another of its size. Up to three times the memory of the tensors is then resident. Page faults of fresh
+    blocks lengthen an update by up to a half (benchmarks/README.md has both figures).
+    """
+    _Allocator.values = _GIVING_BACK
+    return _set_allocator(_GIVING_BACK)
+
+
+@contextlib.contextmanager
+def _returning_freed_memory() -> Iterator[None]:
+    """Context in which large tensors are mapped one by one and handed back when they are freed.
+
+    The memory of a trial then does not stay with the process, cut into pieces of the wrong size.
+    """
+    _set_allocator(_GIVING_BACK)
+    try:
+        yield
+    finally:
+        _set_allocator(_Allocator.values)
+
+
+def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
+    """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""
+    processes, limit = processes or Processes(), experiment.model.embedding.limit
+    return Loader(
+        store.train,
+        store.source,
+        store.target,
+        experiment.training.batch,
+        seed=experiment.training.seed,
+        data=experiment.data,
+        longest=None if limit is None else limit - 1,
+        links=experiment.training.loss.alignment is not None,
+        rank=processes.rank,
+        count=processes.count,
+    )
+
+
+def to_device(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
+    """Yield the groups of `loader` from `state` on.
+
+    Batches for a CUDA device are on it already: while the GPU works on one group, another stream copies the next. For
+    other devices they stay in the CPU's memory.
+    """
+    if device.type != "cuda":
+        return loader.groups(state)
+    # Only page-locked memory is copied asynchronously; the loader's thread locks it, so that training need not wait.
+    return send_ahead(loader.groups(state, partial(_page_locked, device=device)), device)
+
+
+def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]:
+    """Yield `groups` with their batches on the CUDA device `device`; each is sent before its predecessor is yielded.
+
+    The copies overlap with other work only if the tensors lie in page-locked memory.
+    """
+    stream = torch.cuda.Stream(device)
+
+    def sent(group: Group) -> tuple[Group, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return _with_each(group, lambda tensor: tensor.to(device, non_blocking=True)), stream.record_event()
+
+    following = sent(next(groups))
+    while True:
+        group, arrived = following
+        following = sent(next(groups))  # before `group` is yielded, so that its update hides the copy
+        yield _received(group, arrived, torch.cuda.current_stream(device))
+
+
+def _page_locked(group: Group, device: torch.device) -> Group:
+    with torch.cuda.device(device):  # every thread starts on the first GPU, whichever one its process uses
+        return _with_each(group, Tensor.pin_memory)
+
+
+def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream) -> Group:
+    """Make `stream` wait for the copies, and keep their memory from being reused until `stream` is done with them."""
+    stream.wait_event(arrived)
+
+    def used(tensor: Tensor) -> Tensor:
+        # Allocated on the copying stream: without this the allocator would hand the memory to the next copy as soon as
+        # Python drops the tensor, while kernels of `stream` still read it.
+        tensor.record_stream(stream)
+        return tensor
+
+    return _with_each(group, used)
+
+
+def _with_each(group: Group, function: Callable[[Tensor], Tensor]) -> Group:
+    """Return `group` with `function` applied to every tensor of its batches."""
+    return group._replace(batches=[batch.with_each(function) for batch in group.batches])
