@@ -255,9 +255,7 @@ def test_the_bitext_tells_lengths_until_there_are_stores(
     place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[CorpusReader | None] = []
-    monkeypatch.setattr(
-        "ziggurat.inspect.cost.estimate_cost", lambda experiment, sizes, text: told.append(text)
-    )
+    monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", lambda experiment, sizes, text: told.append(text))
     there = context(whole())
     Costs({"student": tiny_experiment(place)}, CorpusSizes(there)).of("student")
     [reader] = told

@@ -25,8 +25,8 @@ from ziggurat.config.pipeline import (
 from ziggurat.config.pipeline_models import ExportTarget
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.files import atomic_file
-from ziggurat.system.terminal import duration
 from ziggurat.system.processes import usable_cpus
+from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.corpora.jobs import run as job_run

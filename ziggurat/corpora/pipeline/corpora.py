@@ -18,8 +18,8 @@ from ziggurat.corpora.pipeline.step import Settings, Step, settings_of, write_do
 from ziggurat.corpora.synthesis.lines import Line, readable_lines
 from ziggurat.data.cleaning.filters import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
-from ziggurat.data.lines import normalise
 from ziggurat.data.inputs import Origin, read_origin
+from ziggurat.data.lines import normalise
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files

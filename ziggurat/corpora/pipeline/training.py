@@ -33,13 +33,12 @@ from ziggurat.corpora.pipeline.models import (
 from ziggurat.corpora.pipeline.step import Expected, Settings, Step, StepProgress, joined, settings_of
 from ziggurat.corpora.pipeline.wording import errors_worded, held_out_worded, worded
 from ziggurat.data.corpus import read_manifest
-from ziggurat.system.files import MANIFEST
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.model.directory import AVERAGED, SCORE_FILE, open_model, write_model_directory
 from ziggurat.model.run_folder import CHECKPOINTS, checkpoint_folders, read_meta
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, DataError
-from ziggurat.system.files import content_checksum, find_files
+from ziggurat.system.files import MANIFEST, content_checksum, find_files
 from ziggurat.system.staging import discard
 
 _OF_STORE = {"subword", "unicode"}

@@ -27,8 +27,8 @@ from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.models import ModelChoice, opened
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
 from ziggurat.corpora.synthesis.lines import Line, PairFilter, count_lines, readable_lines
-from ziggurat.data.lines import normalise
 from ziggurat.data.inputs import named_language
+from ziggurat.data.lines import normalise
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.errors import ConfigError, DataError
