@@ -1,12 +1,13 @@
-"""Four small runs as hashes, to show that a change alters no number.
+"""Four small runs as hashes, and the embedded pipeline's manifests, to show that a change alters no number.
 
     python -m tools.traces --out before.json          # before the change
     python -m tools.traces --against before.json      # after it; names every value that differs, exit status 1
 
 Through the command line alone: the demo, a 6-6 ADMIN model that grows, RNMT+, and a run in two processes, 20 updates
 each on the embedded language pair. Recorded are every loss and gradient norm of the log, the dev scores, the hash of
-every weight, and the translations and scores of 40 test sentences. Bits depend on CPU, PyTorch and the number of
-threads (two here), so both runs must be made on one machine; the file is not to be committed.
+every weight, and the translations and scores of 40 test sentences; of each step of `ziggurat pipeline demo` its
+manifest, which has checksums of all that it hands on, and the names of its files. Bits depend on CPU, PyTorch and the
+number of threads (two here), so both runs must be made on one machine; the file is not to be committed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,19 @@ from typing import Any
 
 import safetensors.numpy
 
+PATH = [str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+"""PATH is where the package is found: commands run in other folders."""
 CLOCK = {"time", "seconds", "target_tokens_per_second", "source_tokens_per_second", "data_wait_share"}
 CLOCK |= {"checkpoint_wait"}  # what differs from run to run
 SHORT = ("training.log_every_updates=1", "training.validation.every_updates=10", "training.checkpoint.every_updates=10")
 LENGTH = ("training.stop.updates=20", "training.schedule.warmup_updates=10")
+MANIFESTS = "embedded pipeline's manifests"
+FEW = ("cleaning.max_characters=36", *(f"monolingual.{side}.0.lines=300" for side in ("source", "target")))
+BRIEF = (
+    *(f"{model}.training.stop.updates=200" for model in ("backward", "teacher", "student")),
+    *("teacher.training.growth={stages: [{layers: 3, updates: 100}]}", "quantisation.updates=20"),
+)
+"""FEW and BRIEF make the embedded pipeline shorter: a third of the text, a third of the updates."""
 SMALL = ("model.d_model=32", "model.d_ff=64", "model.heads=4")
 RUNS: dict[str, tuple[str, ...]] = {
     "admin": (
@@ -42,15 +52,14 @@ RUNS: dict[str, tuple[str, ...]] = {
 }
 
 
-def ziggurat(*words: str, processes: int = 1, text: str = "") -> str:
-    """Run a verb and return what it writes to stdout."""
+def ziggurat(*words: str, processes: int = 1, text: str = "", folder: Path | None = None) -> str:
+    """Run a verb, in a folder if one is given, and return what it writes to stdout."""
     start = [sys.executable, "-m"]
     if processes > 1:
         start += ["torch.distributed.run", "--nproc_per_node", str(processes), "-m"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1" if processes > 1 else "2"}
-    done = subprocess.run(
-        [*start, "ziggurat", *words], input=text, capture_output=True, text=True, check=False, env=environment
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1" if processes > 1 else "2", "PYTHONPATH": os.pathsep.join(PATH)}
+    command = [*start, "ziggurat", *words]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False, env=environment, cwd=folder)
     if done.returncode:
         raise SystemExit(f"ziggurat {' '.join(words)}: exit status {done.returncode}\n{done.stderr[-4000:]}")
     return done.stdout
@@ -85,8 +94,21 @@ def trace(run: Path, source: list[str], reference: list[str]) -> dict[str, Any]:
     }
 
 
+def manifests(folder: Path) -> dict[str, Any]:
+    """Run the embedded pipeline in a folder; return the manifest of each step, and the names of its files."""
+    ziggurat("pipeline", "demo", *FEW, *BRIEF, folder=folder)
+    steps = sorted(path.parent for path in folder.glob("demo-pipeline/*/begun.json"))
+    return {
+        step.name: {
+            "manifest": json.loads((step / "manifest.json").read_bytes()),
+            "files": sorted(str(path.relative_to(step)) for path in step.rglob("*") if path.is_file()),
+        }
+        for step in steps
+    }
+
+
 def record(folder: Path) -> dict[str, Any]:
-    """Make the four runs in a folder and return their traces."""
+    """Make the four runs and the pipeline in a folder and return their traces."""
     demo = folder / "demo"
     ziggurat("demo", "--folder", str(demo), *SHORT, *LENGTH)
     source, reference = ((demo / "corpus" / f"test.{side}").read_text().splitlines()[:40] for side in ("qlo", "qhi"))
@@ -96,7 +118,7 @@ def record(folder: Path) -> dict[str, Any]:
         options = [*SMALL, *SHORT, *LENGTH, *overrides]
         ziggurat("train", str(demo / "demo.yaml"), "-r", str(run), *options, processes=2 if name == "processes" else 1)
         found[name] = trace(run, source, reference)
-    return found
+    return {**found, MANIFESTS: manifests(folder)}
 
 
 def differences(expected: Any, found: Any, path: str = "") -> list[str]:
@@ -128,6 +150,9 @@ def main() -> None:
         options.out.write_text(json.dumps(found, ensure_ascii=False, indent=1), encoding="utf-8")
     for name, part in found.items():
         summary = hashlib.sha256(json.dumps(part, sort_keys=True).encode()).hexdigest()[:16]
+        if name == MANIFESTS:
+            print(f"{name}: {len(part)} steps, {summary}")
+            continue
         loss = next(r["loss"] for r in reversed(part["records"]) if "loss" in r)
         print(f"{name:10} {len(part['records'])} records, {len(part['weights'])} tensors, loss {loss!r}, {summary}")
     if options.against:

@@ -1,4 +1,4 @@
-"""docs/architecture.md: the functions of its two lists are called in their order."""
+"""docs/architecture.md: the functions of its three lists are called in their order."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from types import FrameType
 from typing import Any
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from tests.conftest import tiny_experiment
+from tests.corpora.pipeline.conftest import place as place
+from tests.corpora.pipeline.conftest import whole
 from tests.train.runs import QUIET
 from ziggurat.cli.app import app
 from ziggurat.data.prepare import prepare
@@ -70,3 +73,19 @@ def test_batches_and_sentences_go_the_way_that_the_page_says(tmp_path: Path) -> 
         result = CliRunner().invoke(app, ["translate", str(tmp_path / "run")], input="a b\n")
     assert result.exit_code == 0, result.output
     assert_in_order(steps("From stdin to stdout"), calls)
+
+
+@pytest.mark.slow
+def test_a_step_that_distils_goes_the_way_that_the_page_says(place: Path) -> None:
+    (place / "tiny").mkdir()
+    experiment, run = tiny_experiment(place / "tiny", stop={"updates": 1}, validation={"decode": False}), place / "run"
+    prepare(experiment.data, threads=1)
+    train(run, experiment, console=QUIET)
+    unwanted = ("backward", "backtranslation", "monolingual", "filter", "quantisation", "shortlist", "export")
+    content = whole(**dict.fromkeys(unwanted), teacher={"existing": str(run)})
+    (place / "my.yaml").write_text(yaml.safe_dump(content))
+    with watched() as calls:  # a model of one update makes no pair: its corpus is not of interest
+        CliRunner().invoke(app, ["pipeline", "my.yaml", "--until", "distil"])
+    wanted = steps("From a pipeline's file to a distilled sentence")
+    assert_in_order(wanted, calls)
+    assert len({name.partition(":")[0] for name in wanted}) + len(["system/processes.py"]) <= 15

@@ -18,10 +18,9 @@ from ziggurat.config.load import change_section, load_experiment
 from ziggurat.config.pipeline_models import EvaluationConfig
 from ziggurat.corpora.jobs.models import ModelChoice
 from ziggurat.corpora.jobs.models import opened as job_opened
-from ziggurat.corpora.pipeline.evaluation import _bytes_of, _systems
+from ziggurat.corpora.pipeline.context import PipelineContext
+from ziggurat.corpora.pipeline.evaluation import _bytes_of, _models, _systems
 from ziggurat.corpora.pipeline.models import model_files
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.summary import _models
 from ziggurat.data.corpus import Store
 from ziggurat.model.directory import open_model, write_model_directory
 from ziggurat.model.low_rank import is_update
@@ -152,11 +151,11 @@ def test_with_another_base_it_is_another_model(adapted: Path, tmp_path: Path) ->
     files = [run / folder / "model.safetensors" for folder in ("best", "base")]
     unwanted = ("backward", "backtranslation", "filter", "distillation", "student", "alignment", "quantisation")
     sections: dict[str, Any] = dict.fromkeys((*unwanted, "shortlist", "export"))
-    road = Road(parsed(whole(teacher={"existing": str(run)}, **sections)))
-    assert model_files(road, "teacher")["teacher.existing"][:2] == files
+    context = PipelineContext(parsed(whole(teacher={"existing": str(run)}, **sections)))
+    assert model_files(context, "teacher")["teacher.existing"][:2] == files
     size = sum(file.stat().st_size for file in files)
-    assert [row.bytes for row in _models(road)] == [size]
-    assert [_bytes_of(system) for system in _systems(road, EvaluationConfig(int8=False))] == [size]
+    assert [row.bytes for row in _models(context)] == [size]
+    assert [_bytes_of(system) for system in _systems(context, EvaluationConfig(int8=False))] == [size]
     base = open_model(run, which="base")
     tensors = {name: tensor * 2 for name, tensor in weights(base.model).items()}
     write_model_directory(run / "base", tensors, base.experiment, base.directory)

@@ -101,8 +101,8 @@ def backtranslate(
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
     from ziggurat.config.pipeline_models import Method
-    from ziggurat.corpora.synthesis.plan import METHODS, N_BEST, BackTranslationJob, PairFilter
-    from ziggurat.corpora.synthesis.run import back_translate, write_snippet
+    from ziggurat.corpora.synthesis.lines import PairFilter
+    from ziggurat.corpora.synthesis.run import METHODS, N_BEST, BackTranslationJob, back_translate, write_snippet
 
     chosen = method or ("beam" if forward else "sample")
     if chosen not in METHODS:

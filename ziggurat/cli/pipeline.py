@@ -1,4 +1,4 @@
-"""The verb that goes the whole road by one file: pipeline."""
+"""The verb that goes from corpora to a small model by one file: pipeline."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.config.pipeline import PipelineConfig
-    from ziggurat.corpora.pipeline.engine import Pipeline
-    from ziggurat.corpora.pipeline.road import Road
-    from ziggurat.corpora.pipeline.step import Expected, Selection, StepState
+    from ziggurat.corpora.pipeline.context import PipelineContext
+    from ziggurat.corpora.pipeline.engine import Pipeline, Selection
+    from ziggurat.corpora.pipeline.staleness import StepStatus
+    from ziggurat.corpora.pipeline.step import Expected
 
 _CHOICE, _LOOK = "Which steps", "Only look"
 
@@ -76,7 +77,7 @@ def pipeline(
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
     if shard is not None and force:
         raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
-    from ziggurat.corpora.pipeline.embedded import STARTER
+    from ziggurat.corpora.pipeline.demo_data import STARTER
 
     text, label = _read(file, overrides or [])
     if show:
@@ -86,20 +87,19 @@ def pipeline(
         raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
     config = _config(text, label, overrides or [])
 
-    from ziggurat.corpora.pipeline.bulk import Bulk
-    from ziggurat.corpora.pipeline.road import Road
-    from ziggurat.corpora.pipeline.step import Selection
-    from ziggurat.corpora.pipeline.table import pipeline_of
+    from ziggurat.corpora.pipeline.context import ExecutionOptions, PipelineContext
+    from ziggurat.corpora.pipeline.engine import Selection
+    from ziggurat.corpora.pipeline.steps import pipeline_of
 
     looks = dry_run or status
     options = JobOptions(config.folder, shard, False, None if looks else ray, workers)
-    road = Road(config, say, console(), Bulk(options.ray, workers, options.part))
+    context = PipelineContext(config, say, console(), ExecutionOptions(options.ray, workers, options.part))
     if _is_demo(file):
-        from ziggurat.corpora.pipeline.embedded import write_demo
+        from ziggurat.corpora.pipeline.demo_data import write_demo
 
-        write_demo(road.folder)
+        write_demo(context.folder)
     with _located(text, label, overrides or []):
-        steps = pipeline_of(road)
+        steps = pipeline_of(context)
     selection = Selection(only or first, only or until, frozenset(force or []))
     if looks:
         with _located(text, label, overrides or []):
@@ -113,9 +113,9 @@ def pipeline(
     if signal is not None:
         raise typer.Exit(128 + signal)
     if selection.numbers(steps.steps).stop < len(steps.steps):
-        say(f"{road.folder}: the chosen steps are done")
+        say(f"{context.folder}: the chosen steps are done")
         return
-    _print_report(road, json)
+    _print_report(context, json)
 
 
 @contextlib.contextmanager
@@ -139,7 +139,7 @@ def _located(text: str, label: str, overrides: Sequence[str]) -> Iterator[None]:
 def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
     """Return the text of a pipeline's file and its name in errors; `folder=` moves all of the demo."""
     from ziggurat.config.load import read_config
-    from ziggurat.corpora.pipeline.embedded import DEMO_FOLDER, EMBEDDED, embedded_text
+    from ziggurat.corpora.pipeline.demo_data import DEMO_FOLDER, EMBEDDED, embedded_text
     from ziggurat.system.yaml_text import parse_value
 
     if file in EMBEDDED and not Path(file).is_file():  # `make demo` leaves a folder `demo`
@@ -151,7 +151,7 @@ def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
 
 
 def _is_demo(file: str) -> bool:
-    from ziggurat.corpora.pipeline.embedded import DEMO
+    from ziggurat.corpora.pipeline.demo_data import DEMO
 
     return file == DEMO and not Path(file).is_file()
 
@@ -191,11 +191,11 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
 
 def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
     """Do a part of a step; ends the program where a signal stopped it."""
-    from ziggurat.corpora.pipeline.engine import StepParts, shared_step
+    from ziggurat.corpora.pipeline.engine import ShardedRun, shared_step
 
     step = shared_step(steps.steps, name)
     with warnings_shown():
-        signal = StepParts(steps.folder, steps.steps).run_part(step, say)
+        signal = ShardedRun(steps.folder, steps.steps).run_part(step, say)
     if signal is not None:
         say(
             f"stopped in part {shard} of step {step.name}; what is done is kept, and the same command goes on from here"
@@ -206,14 +206,14 @@ def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
 
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:
     """Print how each step stands, with `costs` what those that are to be done will take."""
-    states = steps.standings(selection)
+    states = steps.statuses(selection)
     expected = {state.step.name: state.expected() for state in states if costs and not state.settled}
     if json:
         print_json([_record(state, expected.get(state.step.name)) for state in states])
         return
     width = max(len(state.step.name) for state in states)
     for state in states:
-        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.told}"
+        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.explanation}"
         print(line if state.settled else f"{line}: {state.step.title}" if state.state == "new" else line)
         if (cost := expected.get(state.step.name)) is not None and cost.said:
             memory = f"; {cost.memory / 2**20:,.0f} MiB" if cost.memory else ""
@@ -224,7 +224,7 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
         print(_total(expected))
 
 
-def _time(state: StepState, expected: Expected | None) -> str:
+def _time(state: StepStatus, expected: Expected | None) -> str:
     """Return the time that a step took, or is expected to take."""
     if state.settled:
         return f"{duration(state.spent.seconds)}"
@@ -243,13 +243,13 @@ def _total(expected: dict[str, Expected]) -> str:
     return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
 
 
-def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
+def _record(state: StepStatus, expected: Expected | None) -> dict[str, Any]:
     cost = {} if expected is None else {"seconds": expected.seconds, "memory": expected.memory, "said": expected.said}
     return {
         "step": state.step.name,
         "title": state.step.title,
         "state": state.state,
-        "why": state.told,
+        "why": state.explanation,
         "spent_seconds": state.spent.seconds,
         "calls": state.spent.calls,
         **({"expected": cost} if expected is not None else {}),
@@ -262,15 +262,15 @@ def _score(one: dict[str, Any]) -> str:
     return f"{one['name']} {one['value']:.1f}{interval}"
 
 
-def _print_report(road: Road, json: bool) -> None:
+def _print_report(context: PipelineContext, json: bool) -> None:
     """Print what came out."""
+    from ziggurat.corpora.pipeline.evaluation import PAGE, RECORD
     from ziggurat.corpora.pipeline.models import shipped
     from ziggurat.corpora.pipeline.step import read_document
-    from ziggurat.corpora.pipeline.summary import PAGE, RECORD
 
-    record = read_document(road.at("report", RECORD))
+    record = read_document(context.at("report", RECORD))
     if record is None:
-        say(f"{road.at('report', RECORD)}: cannot be read; `--force report` writes it again")
+        say(f"{context.at('report', RECORD)}: cannot be read; `--force report` writes it again")
         return
     if json:
         print_json(record)
@@ -282,6 +282,6 @@ def _print_report(road: Road, json: bool) -> None:
         print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
     without = f" (without {' and '.join(record['existing'])}, there before)" if record.get("existing") else ""
     took = f"all steps{without} took {duration(record['seconds'])}"
-    print(f"{took}; the report, to open in a browser: {road.at('report', PAGE)}")
-    for line in shipped(road):
+    print(f"{took}; the report, to open in a browser: {context.at('report', PAGE)}")
+    for line in shipped(context):
         print(line)

@@ -1,8 +1,8 @@
-"""The file of `ziggurat pipeline`: from corpora to a small student, one section for each part of the road.
+"""The file of `ziggurat pipeline`: from corpora to a small student, one section for each part of it.
 
 A section that is left out leaves its steps out. `PipelineConfig.experiment` puts together what a model is trained with.
-
-Sections of the file of `ziggurat pipeline` about corpora: where they come from, what is held out of them.
+The sections about corpora are here: where they come from, what is held out of them; those about models are in
+`ziggurat.config.pipeline_models`.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from ziggurat.corpora.jobs import launchers
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, ray_actors
 from ziggurat.corpora.jobs.preparation import prepare_job
 from ziggurat.corpora.jobs.run import Work
-from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
-from ziggurat.corpora.synthesis.run import back_translate
+from ziggurat.corpora.synthesis.lines import PairFilter
+from ziggurat.corpora.synthesis.run import BackTranslationJob, back_translate
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 from ziggurat.system.errors import ConfigError, DataError

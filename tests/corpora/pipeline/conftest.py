@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from tests.small import merged
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.corpora.jobs import launchers
-from ziggurat.corpora.pipeline.road import Road
+from ziggurat.corpora.pipeline.context import PipelineContext
+from ziggurat.corpora.pipeline.step import Step
 from ziggurat.data.babel import generate, write_corpus
 
+MakeContext = Callable[..., PipelineContext]
 TRAINING: dict[str, Any] = {
     "seed": 1,
     "threads": 1,
@@ -83,6 +86,22 @@ def parsed(content: dict[str, Any], *overrides: str) -> PipelineConfig:
     return parse_as(PipelineConfig, yaml.safe_dump(content), "my.yaml", overrides)
 
 
+class Made(Step):
+    """A step whose attributes and methods are given."""
+
+
+def made(name: str, work: Callable[[Path], int | None] = lambda folder: None, **given: Any) -> Step:
+    """Make a step that does `work`; what is not given is as in `Step`."""
+    return changed(Made(), **{"name": name, "title": "", "settings": {}, "work": work, **given})
+
+
+def changed(step: Step, **changes: Any) -> Step:
+    """Return a step with other attributes or methods."""
+    found = copy(step)
+    vars(found).update(changes)
+    return found
+
+
 def write_data(folder: Path) -> None:
     """Write the corpora of `whole`."""
     write_corpus(folder / "data", train=120, dev=10, test=8)
@@ -120,10 +139,10 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def road(said: list[str]) -> Callable[..., Road]:
-    """Make the road of a configuration's content."""
+def context(said: list[str]) -> MakeContext:
+    """Make the context of a configuration's content."""
 
-    def make(content: dict[str, Any], *overrides: str) -> Road:
-        return Road(parsed(content, *overrides), said.append, Console(file=io.StringIO()))
+    def make(content: dict[str, Any], *overrides: str) -> PipelineContext:
+        return PipelineContext(parsed(content, *overrides), said.append, Console(file=io.StringIO()))
 
     return make

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.corpora.pipeline.conftest import trained, whole
+from tests.corpora.pipeline.conftest import MakeContext, trained, whole
 from ziggurat.corpora.pipeline.corpora import fetched_files
-from ziggurat.corpora.pipeline.embedded import embedded_text, write_demo
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.step import Selection, read_manifest
-from ziggurat.corpora.pipeline.store import read_of_store
-from ziggurat.corpora.pipeline.table import pipeline_of
+from ziggurat.corpora.pipeline.demo_data import embedded_text, write_demo
+from ziggurat.corpora.pipeline.engine import Selection
+from ziggurat.corpora.pipeline.step import read_manifest
+from ziggurat.corpora.pipeline.steps import pipeline_of
+from ziggurat.corpora.pipeline.training import read_of_store
 from ziggurat.data.cleaning.held_out import folded
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import content_checksum
@@ -48,14 +47,14 @@ def pairs(place: Path, name: str) -> list[tuple[str, str]]:
 
 
 def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
-    place: Path, road: Callable[..., Road], said: list[str]
+    place: Path, context: MakeContext, said: list[str]
 ) -> None:
     planted = {code: lines(place / f"data/test.{code}")[0] for code in ("qlo", "qhi")}
     for code, line in planted.items():
         for name in (f"train.{code}", f"text.{code}"):
             with (place / "data" / name).open("a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
-    pipeline_of(road(text())).run(UNTIL_TEXT)
+    pipeline_of(context(text())).run(UNTIL_TEXT)
     found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]
     assert found["dropped"]["held_out"] == 1
     assert found["examples"]["held_out"] == [[planted["qlo"], planted["qhi"]]]
@@ -64,13 +63,13 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
     assert counts["source"]["held_out"] == counts["target"]["held_out"] == 1
     assert planted["qhi"] not in lines(place / "w/monolingual/target.txt")
     # With `keep` they stay, and that is said loudly.
-    pipeline_of(road(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
+    pipeline_of(context(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
     assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
     assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel, sou") for line in said)
 
 
 def test_contamination_that_pairs_leave_is_told_with_a_way_out(
-    place: Path, road: Callable[..., Road], said: list[str]
+    place: Path, context: MakeContext, said: list[str]
 ) -> None:
     """In the data of a model, too, by the names and the way out that its user has."""
     # A sentence of the development set beside another translation.
@@ -78,7 +77,7 @@ def test_contamination_that_pairs_leave_is_told_with_a_way_out(
         planted = lines(place / f"data/{other}.{code}")[0]
         with (place / f"data/train.{code}").open("a", encoding="utf-8") as file:
             file.write(f"{planted}\n")
-    pipeline_of(road(text(monolingual=None))).run(Selection(last="student-data"))
+    pipeline_of(context(text(monolingual=None))).run(Selection(last="student-data"))
     of_set = "20 sentences of bitext.dev.0, sources and targets together,"
     first, second = (line for line in said if "CONTAMINATION" in line)
     assert first.startswith(
@@ -93,7 +92,7 @@ def test_contamination_that_pairs_leave_is_told_with_a_way_out(
 
 @pytest.mark.usefixtures("forked_workers")
 def test_processes_clean_as_one_does(
-    place: Path, road: Callable[..., Road], said: list[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.data.cleaning.pair_score.LEAST_PAIRS", 20)
     monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", 25)  # the last line again falls into another block
@@ -108,7 +107,7 @@ def test_processes_clean_as_one_does(
     found = []
     for pairs_of_worker in (1000, 20):
         monkeypatch.setattr("ziggurat.corpora.pipeline.cleaning._PAIRS_OF_WORKER", pairs_of_worker)
-        pipeline_of(road(config)).run(Selection(last="clean"))
+        pipeline_of(context(config)).run(Selection(last="clean"))
         files = sorted(path for path in (place / "w/clean").rglob("*") if path.is_file())
         found.append({path.relative_to(place): path.read_bytes() for path in files if path.name != "manifest.json"})
         shutil.rmtree(place / "w")
@@ -120,14 +119,14 @@ def test_processes_clean_as_one_does(
 
 
 def test_pairs_held_out_share_no_side_with_what_is_trained_on(
-    place: Path, road: Callable[..., Road], said: list[str]
+    place: Path, context: MakeContext, said: list[str]
 ) -> None:
     low, high = ((place / f"data/train.{code}").read_text("utf-8") for code in ("qlo", "qhi"))
     (place / "data/train.qlo").write_text(low + low + low.replace(".", " !"), "utf-8")
     (place / "data/train.qhi").write_text(high + high.replace(".", " !") + high, "utf-8")
     bitext = {"train": [{"source": "data/train.qlo", "target": "data/train.qhi"}], "hold_out": {"dev": 7, "test": 9}}
     config = text(bitext=bitext, test=None)
-    pipeline_of(road(config)).run(UNTIL_TEXT)
+    pipeline_of(context(config)).run(UNTIL_TEXT)
     dev, test, train = (pairs(place, name) for name in ("held-out/dev", "held-out/test", "train/train"))
     assert (len(dev), len(test)) == (7, 9)
     for side in (0, 1):
@@ -137,23 +136,23 @@ def test_pairs_held_out_share_no_side_with_what_is_trained_on(
     # The choice does not hang on the order of the lines.
     for code in ("qlo", "qhi"):
         (place / f"data/train.{code}").write_text("".join(f"{x}\n" for x in lines(place / f"data/train.{code}")[::-1]))
-    pipeline_of(road(config)).run(UNTIL_TEXT)
+    pipeline_of(context(config)).run(UNTIL_TEXT)
     assert (pairs(place, "held-out/dev"), pairs(place, "held-out/test")) == before
     assert not any("left to train on" in line for line in said)
-    pipeline_of(road(config, "bitext.hold_out.dev=100")).run(UNTIL_TEXT)
+    pipeline_of(context(config, "bitext.hold_out.dev=100")).run(UNTIL_TEXT)
     few = len(pairs(place, "train/train"))
     assert few < 109
     assert f"warning: 109 pairs are held out and {few} left to train on (bitext.hold_out)" in said
     with pytest.raises(DataError, match=r"bitext.hold_out: asks for 309 pairs, but cleaning leaves only"):
-        pipeline_of(road(config, "bitext.hold_out.dev=300")).run(UNTIL_TEXT)
+        pipeline_of(context(config, "bitext.hold_out.dev=300")).run(UNTIL_TEXT)
     with pytest.raises(
         DataError, match=r"bitext.hold_out: asks for 360 pairs, but bitext.train has 360: nothing would"
     ):
-        pipeline_of(road(config, "bitext.hold_out.dev=351")).standings()
+        pipeline_of(context(config, "bitext.hold_out.dev=351")).statuses()
 
 
 def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
-    place: Path, road: Callable[..., Road], said: list[str]
+    place: Path, context: MakeContext, said: list[str]
 ) -> None:
     # Each pair once as it is, once in lower case without its end mark, once with its sides exchanged.
     files = [place / f"data/train.{code}" for code in ("qlo", "qhi")]
@@ -161,7 +160,7 @@ def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
         path.write_text("".join(f"{x}\n" for x in (*side, *(y.lower().rstrip(".?!") for y in side), *other)), "utf-8")
     bitext = {"train": text()["bitext"]["train"], "hold_out": {"dev": 20, "test": 20}}
     config = text(bitext=bitext, test=None, monolingual={"target": [{"path": "data/mono.qhi"}]})
-    pipeline_of(road(config)).run(Selection(last="clean"))
+    pipeline_of(context(config)).run(Selection(last="clean"))
     held, train = pairs(place, "held-out/dev") + pairs(place, "held-out/test"), pairs(place, "train/train")
     assert len({*zip(*(folded([pair[side] for pair in held]) for side in (0, 1)), strict=True)}) == 40, "each once"
     of_held, of_train = ({*folded([text for pair in some for text in pair])} for some in (held, train))
@@ -173,15 +172,15 @@ def test_what_is_held_out_stands_nowhere_in_other_case_or_direction_either(
     assert f"warning: {report['notices'][-1]}" in said
     # Nor does it come back as text of one language.
     (place / "data/mono.qhi").write_text("".join(f"{target.lower()}\n" for _, target in held) + "kao\n...\n", "utf-8")
-    pipeline_of(road(config)).run(UNTIL_TEXT)
+    pipeline_of(context(config)).run(UNTIL_TEXT)
     assert lines(place / "w/monolingual/target.txt") == ["kao", "..."]
 
 
-def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[..., Road], said: list[str]) -> None:
+def test_what_cleaning_drops_is_told_by_its_keys(place: Path, context: MakeContext, said: list[str]) -> None:
     with (place / "data/train.qlo").open("a") as source, (place / "data/train.qhi").open("a") as target:
         source.write("one\n" * 2 + "same\n" + "a\n")
         target.write("two\n" * 2 + "same\n" + "b " * 40 + "\n")
-    pipeline_of(road(text())).run(UNTIL_TEXT)
+    pipeline_of(context(text())).run(UNTIL_TEXT)
     found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]
     dropped = found["dropped"]
     assert (dropped["identical"], dropped["length_ratio"]) == (1, 1)
@@ -191,13 +190,13 @@ def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[...
     assert kept == f"train: kept {found['kept']} of {found['read']} pairs"
     assert sorted(reasons.split(", ")) == [f"{reason} {count}" for reason, count in dropped.items() if count]
     with pytest.raises(DataError, match=r"nothing left to train on; see cleaning"):
-        pipeline_of(road(text(), "cleaning.max_characters=1")).run(UNTIL_TEXT)
+        pipeline_of(context(text(), "cleaning.max_characters=1")).run(UNTIL_TEXT)
     with pytest.raises(ConfigError, match=r"cleaning.source_script: 'Klingon' is not a Unicode script"):
-        pipeline_of(road(text(), "cleaning.source_script=Klingon")).run(UNTIL_TEXT)
+        pipeline_of(context(text(), "cleaning.source_script=Klingon")).run(UNTIL_TEXT)
 
 
 def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
-    place: Path, road: Callable[..., Road], said: list[str]
+    place: Path, context: MakeContext, said: list[str]
 ) -> None:
     for code in ("qlo", "qhi"):
         (place / f"data/noise.{code}").write_text("kao\nmeru kao\n" * 20)
@@ -211,34 +210,34 @@ def test_a_corpus_of_which_cleaning_leaves_nothing_is_left_out(
             for one in json.loads((place / "w/student-data/store/manifest.json").read_bytes())["corpora"]["train"]
         ]
 
-    assert pipeline_of(road(config, stopped)).run(until).done[-2:] == ("student-data", "student")
+    assert pipeline_of(context(config, stopped)).run(until).done[-2:] == ("student-data", "student")
     assert corpora() == ["train"]
     notice = "bitext.train.0 (noise): none of its 40 pairs is left (identical 40); it is left out"
     assert json.loads((place / "w/clean/report.json").read_bytes())["notices"][-1] == notice
     assert f"warning: {notice}" in said
     assert "warning: noise: cleaning left none of its pairs; it is left out" in said
-    assert pipeline_of(road(config, stopped)).run(until).done == ()
+    assert pipeline_of(context(config, stopped)).run(until).done == ()
     # Stages are not left short of what they name.
     stage = "{mix: {train: 1, noise: 1}, until: {corpus: train}}"
     with pytest.raises(DataError, match=r"^`student.stages.0.mix`: cleaning left no pair of noise .*; take it out of"):
-        pipeline_of(road(config, stopped, f"student.stages=[{stage}]", "student.unicode=nfc")).run(until)
+        pipeline_of(context(config, stopped, f"student.stages=[{stage}]", "student.unicode=nfc")).run(until)
     with pytest.raises(ConfigError, match=r"`student.stages.0.mix`: no corpus bitext; the student learns from noise, "):
-        pipeline_of(road(config, stopped, f"student.stages=[{stage.replace('noise', 'bitext')}]"))
+        pipeline_of(context(config, stopped, f"student.stages=[{stage.replace('noise', 'bitext')}]"))
     # What depends on it is done again once it has pairs.
-    done = pipeline_of(road(config, stopped, "cleaning.identical=false")).run(until).done
+    done = pipeline_of(context(config, stopped, "cleaning.identical=false")).run(until).done
     assert done == ("clean", "student-data", "student")
     assert corpora() == ["noise", "train"]
     # Cleaned by an earlier version, which went on with nothing.
     for file in (place / "w/clean/train").iterdir():
         file.write_bytes(b"")
-    (step,) = (step for step in pipeline_of(road(config)).steps if step.name == "student-data")
+    (step,) = (step for step in pipeline_of(context(config)).steps if step.name == "student-data")
     with pytest.raises(DataError, match="the student has nothing to learn from: cleaning left no pair of noise, train"):
         step.work(place / "w/student-data")
 
 
-def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, road: Callable[..., Road]) -> None:
+def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, context: MakeContext) -> None:
     def made(folder: str) -> str:
-        pipeline_of(road(text(monolingual=None, folder=folder))).run(Selection(last="student-data"))
+        pipeline_of(context(text(monolingual=None, folder=folder))).run(Selection(last="student-data"))
         found = read_manifest(place / folder / "student-data")
         assert found is not None
         return found.fingerprint(["store/*"])
@@ -274,7 +273,7 @@ def test_a_store_is_the_same_for_training_wherever_it_was_made(place: Path, road
     assert len(found) == 1 + len(changes)
 
 
-def test_what_is_held_out_leaves_something_to_train_on(place: Path, road: Callable[..., Road]) -> None:
+def test_what_is_held_out_leaves_something_to_train_on(place: Path, context: MakeContext) -> None:
     texts = [lines(place / f"data/train.{code}") for code in ("qlo", "qhi")]
     for code, side in zip(("qlo", "qhi"), texts, strict=True):
         (place / f"data/train.{code}").write_text("".join(f"{line}\n" for line in [*side, side[0]]), "utf-8")
@@ -283,32 +282,32 @@ def test_what_is_held_out_leaves_something_to_train_on(place: Path, road: Callab
     with pytest.raises(
         DataError, match=r"bitext.hold_out: all .* pairs that cleaning leaves have a side of the .* that"
     ):
-        pipeline_of(road(text(bitext=bitext, cleaning={"duplicates": True}))).run(UNTIL_TEXT)
+        pipeline_of(context(text(bitext=bitext, cleaning={"duplicates": True}))).run(UNTIL_TEXT)
 
 
-def test_text_of_one_language_is_readable_and_comes_once(place: Path, road: Callable[..., Road]) -> None:
+def test_text_of_one_language_is_readable_and_comes_once(place: Path, context: MakeContext) -> None:
     once = list(dict.fromkeys(lines(place / "data/text.qlo")))
     # The sixth line is not taken from the first file, so the second one may have it.
     (place / "data/more.qlo").write_bytes(b"\xff broken\n\n" + f"{once[0]}\n{once[5]}\nnew line\n".encode())
     both = {"source": [{"path": "data/text.qlo", "lines": 5}, {"path": "data/more.qlo"}]}
-    pipeline_of(road(text(monolingual=both))).run(UNTIL_TEXT)
+    pipeline_of(context(text(monolingual=both))).run(UNTIL_TEXT)
     assert lines(place / "w/monolingual/source.txt") == [*once[:6], "new line"]
     counts = json.loads((place / "w/monolingual/report.json").read_bytes())["source"]
     assert (counts["encoding"], counts["empty"], counts["kept"]) == (1, 1, 7)
 
 
-def test_files_of_a_corpus_with_a_name_may_be_renamed(place: Path, road: Callable[..., Road]) -> None:
+def test_files_of_a_corpus_with_a_name_may_be_renamed(place: Path, context: MakeContext) -> None:
     (place / "data/train.scores").write_text("0.5\n" * len(lines(place / "data/train.qlo")))
     for name in ("train", "renamed"):
         for file in place.glob("data/train.*"):
             file.rename(file.with_name(file.name.replace("train", name)))
         corpus = {code: f"data/{name}.{language}" for code, language in (("source", "qlo"), ("target", "qhi"))}
         train = [{**corpus, "name": "mine", "scores": [{"path": f"data/{name}.scores", "min": 0.1}]}]
-        done = pipeline_of(road(text(bitext={**text()["bitext"], "train": train}))).run(UNTIL_TEXT).done
+        done = pipeline_of(context(text(bitext={**text()["bitext"], "train": train}))).run(UNTIL_TEXT).done
         assert done == (("sets", "clean", "monolingual") if name == "train" else ())
 
 
-def test_a_file_that_goes_from_one_corpus_to_the_next_is_a_change(place: Path, road: Callable[..., Road]) -> None:
+def test_a_file_that_goes_from_one_corpus_to_the_next_is_a_change(place: Path, context: MakeContext) -> None:
     for code in ("qlo", "qhi"):
         of_train = lines(place / f"data/train.{code}")
         for number, name in enumerate(f"{kind}-{n}" for kind in "abcdef" for n in (1, 2)):
@@ -320,23 +319,23 @@ def test_a_file_that_goes_from_one_corpus_to_the_next_is_a_change(place: Path, r
 
     config = text(bitext={"train": globs("ab"), "dev": [{"source": "data/dev.qlo", "target": "data/dev.qhi"}]})
     config |= {"test": globs("cd"), "monolingual": {"target": [{"path": f"data/{n}-*.qhi"} for n in "ef"]}}
-    assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
+    assert pipeline_of(context(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
     for old, new in ("ab", "cd", "ef"):
         for code in ("qlo", "qhi"):
             (place / f"data/{old}-2.{code}").rename(place / f"data/{new}-0.{code}")
-    assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
+    assert pipeline_of(context(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
     assert (len(pairs(place, "train/a")), len(pairs(place, "train/b"))) == (5, 15)
 
 
-def test_scores_of_a_fetched_corpus_are_read_files(place: Path, road: Callable[..., Road]) -> None:
+def test_scores_of_a_fetched_corpus_are_read_files(place: Path, context: MakeContext) -> None:
     (place / "data/scores").write_text("0.5\n")
     train = [{"fetch": "opus/Books/v1/qlo-qhi", "scores": [{"path": "data/scores", "min": 0.1}]}]
-    steps = pipeline_of(road(text(bitext=text()["bitext"] | {"train": train}))).steps
+    steps = pipeline_of(context(text(bitext=text()["bitext"] | {"train": train}))).steps
     (clean,) = (step for step in steps if step.name == "clean")
-    assert clean.files() == {"bitext.train.0.scores.0.path": [Path("data/scores")]}
+    assert clean.inputs() == {"bitext.train.0.scores.0.path": [Path("data/scores")]}
 
 
-def test_other_languages_exchange_the_sides_of_every_set(place: Path, road: Callable[..., Road]) -> None:
+def test_other_languages_exchange_the_sides_of_every_set(place: Path, context: MakeContext) -> None:
     sides = [lines(place / f"data/dev.{code}") for code in ("qlo", "qhi")]
     table = "".join(f"{low}\t{high}\n" for low, high in zip(*sides, strict=True))
     for name in ("all.tsv", "dev.tsv"):
@@ -344,8 +343,8 @@ def test_other_languages_exchange_the_sides_of_every_set(place: Path, road: Call
     bitext = {"train": [{"path": "data/all.tsv"}], "dev": [{"path": "data/dev.tsv"}]}
     config = text(bitext=bitext, test=None, monolingual={"source": [{"path": "data/text.qlo"}]})
     config["cleaning"] = {"held_out": "keep"}
-    pipeline_of(road(config, "source_language=qhi", "target_language=qlo")).run(UNTIL_TEXT)
-    assert pipeline_of(road(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
+    pipeline_of(context(config, "source_language=qhi", "target_language=qlo")).run(UNTIL_TEXT)
+    assert pipeline_of(context(config)).run(UNTIL_TEXT).done == ("sets", "clean", "monolingual")
     assert lines(place / "w/sets/dev/0.qlo") == sides[0]
 
 
@@ -363,70 +362,70 @@ def test_languages_of_a_fetched_corpus_are_known_by_any_of_their_codes(
     wanted: tuple[str, str],
     found: tuple[str, str] | None,
     place: Path,
-    road: Callable[..., Road],
+    context: MakeContext,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     has = found or ("est", "slk", "en")
     origin = SimpleNamespace(languages=has, files=[f"text.{code}" for code in has])
     monkeypatch.setattr(
-        "ziggurat.corpora.pipeline.corpora.fetched_origins", lambda road, name: [(Path("text.json"), origin)]
+        "ziggurat.corpora.pipeline.corpora.fetched_origins", lambda context, name: [(Path("text.json"), origin)]
     )
     if found is None:
         with pytest.raises(ConfigError, match=r"key.fetch: `a/b` has est and slk and en, but the languages"):
-            fetched_files(road(whole()), "a/b", wanted, "key")
+            fetched_files(context(whole()), "a/b", wanted, "key")
     else:
-        assert fetched_files(road(whole()), "a/b", wanted, "key") == [Path(f"text.{code}") for code in found]
+        assert fetched_files(context(whole()), "a/b", wanted, "key") == [Path(f"text.{code}") for code in found]
 
 
 @pytest.mark.slow
-def test_fetched_corpora(place: Path, road: Callable[..., Road]) -> None:
+def test_fetched_corpora(place: Path, context: MakeContext) -> None:
     import yaml
 
     write_demo(Path("demo-pipeline"))
     config = {**yaml.safe_load(embedded_text("demo")), "folder": "w"}
-    pipeline_of(road(config)).run(UNTIL_TEXT)
+    pipeline_of(context(config)).run(UNTIL_TEXT)
     assert lines(place / "w/sets/test/babel.qlo") == lines(place / "demo-pipeline/mirror/babel.example/test.qlo")
     assert len(pairs(place, "train/babel")) > 9000
     # Another corpus is fetched; those that are there already concern nobody.
     config["test"].append({"name": "more", "fetch": "babel/dev/qhi-qlo"})
-    done = pipeline_of(road(config)).run(UNTIL_TEXT).done
+    done = pipeline_of(context(config)).run(UNTIL_TEXT).done
     assert done == ("fetch", "sets", "clean", "monolingual")
     config["bitext"]["train"][0]["fetch"] = "babel/trian/qlo-qhi"
     with pytest.raises(DataError, match=r"babel.example/trian.qlo"):
-        pipeline_of(road(config)).run(UNTIL_TEXT)
+        pipeline_of(context(config)).run(UNTIL_TEXT)
     config["bitext"]["train"][0]["fetch"] = "bable/train/qlo-qhi"
     with pytest.raises(ConfigError, match=r"no corpus.*`bable/train/qlo-qhi`"):
-        pipeline_of(road(config)).run(UNTIL_TEXT)
+        pipeline_of(context(config)).run(UNTIL_TEXT)
 
 
 @pytest.mark.slow
-def test_a_fetched_corpus_of_other_languages_is_refused(place: Path, road: Callable[..., Road]) -> None:
+def test_a_fetched_corpus_of_other_languages_is_refused(place: Path, context: MakeContext) -> None:
     import yaml
 
     write_demo(Path("demo-pipeline"))
     config = {**yaml.safe_load(embedded_text("demo")), "folder": "w", "target_language": "de"}
     with pytest.raises(ConfigError, match=r"bitext.dev.0.fetch: `babel/dev/qlo-qhi` has qlo and qhi, but"):
-        pipeline_of(road(config)).run(UNTIL_TEXT)
+        pipeline_of(context(config)).run(UNTIL_TEXT)
 
 
 @pytest.mark.parametrize("repair", [False, True])
-def test_cleaning_heeds_scores_and_mends_text(repair: bool, place: Path, road: Callable[..., Road]) -> None:
+def test_cleaning_heeds_scores_and_mends_text(repair: bool, place: Path, context: MakeContext) -> None:
     (place / "data/own.qlo").write_text("fÃ¼r  mich \nnoch ein Satz\nund\tdas hier\n", "utf-8")
     (place / "data/own.qhi").write_text("for me\none more sentence\nand this here\n", "utf-8")
     (place / "data/own.scores").write_text("0.5\n0.2\n0.3\n")
     train = [{"source": "data/own.qlo", "target": "data/own.qhi", "scores": [{"path": "data/own.scores", "min": 0.3}]}]
     config = text(bitext={**text()["bitext"], "train": train}, cleaning={"repair": repair})
-    pipeline_of(road(config)).run(Selection(last="clean"))
+    pipeline_of(context(config)).run(Selection(last="clean"))
     mended = "für mich" if repair else "fÃ¼r mich"
     assert pairs(place, "train/own") == [(mended, "for me"), ("und das hier", "and this here")]
     found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["own"]
     assert (found["read"], found["kept"], found["repaired"], found["dropped"]) == (3, 2, int(repair), {"score": 1})
 
 
-def test_lines_held_out_leave_text_of_one_language(place: Path, road: Callable[..., Road]) -> None:
+def test_lines_held_out_leave_text_of_one_language(place: Path, context: MakeContext) -> None:
     bitext = {"train": [{"source": "data/train.qlo", "target": "data/train.qhi"}], "hold_out": {"dev": 7, "test": 9}}
     both = {side: [{"path": f"data/train.{code}"}] for side, code in (("source", "qlo"), ("target", "qhi"))}
-    pipeline_of(road(text(bitext=bitext, test=None, monolingual=both))).run(UNTIL_TEXT)
+    pipeline_of(context(text(bitext=bitext, test=None, monolingual=both))).run(UNTIL_TEXT)
     counts = json.loads((place / "w/monolingual/report.json").read_bytes())
     for number, (side, code) in enumerate((("source", "qlo"), ("target", "qhi"))):
         held = {pair[number] for name in ("dev", "test") for pair in pairs(place, f"held-out/{name}")}
@@ -436,7 +435,7 @@ def test_lines_held_out_leave_text_of_one_language(place: Path, road: Callable[.
         assert counts[side]["held_out"] >= len(held)
 
 
-def test_lines_that_are_dropped_do_not_count_as_taken(place: Path, road: Callable[..., Road]) -> None:
+def test_lines_that_are_dropped_do_not_count_as_taken(place: Path, context: MakeContext) -> None:
     (place / "data/few.qlo").write_text("\n\none\none\ntwo\nthree\n")
-    pipeline_of(road(text(monolingual={"source": [{"path": "data/few.qlo", "lines": 2}]}))).run(UNTIL_TEXT)
+    pipeline_of(context(text(monolingual={"source": [{"path": "data/few.qlo", "lines": 2}]}))).run(UNTIL_TEXT)
     assert lines(place / "w/monolingual/source.txt") == ["one", "two"]

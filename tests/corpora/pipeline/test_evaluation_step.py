@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.corpora.pipeline.conftest import whole
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.step import Selection
-from ziggurat.corpora.pipeline.summary import _notices
-from ziggurat.corpora.pipeline.table import pipeline_of
+from tests.corpora.pipeline.conftest import MakeContext, whole
+from ziggurat.corpora.pipeline.engine import Selection
+from ziggurat.corpora.pipeline.evaluation import _notices
+from ziggurat.corpora.pipeline.steps import pipeline_of
 
 
 class _Echo:
@@ -28,7 +27,7 @@ class _Echo:
 
 
 def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = {}
 
@@ -39,7 +38,7 @@ def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", load_translator)
     monkeypatch.setattr("ziggurat.model.fast.packed.available", lambda precision: True)
     unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
-    chosen = pipeline_of(road(whole(evaluation={"device": "cuda", "speed_lines": 0}, **unwanted)))
+    chosen = pipeline_of(context(whole(evaluation={"device": "cuda", "speed_lines": 0}, **unwanted)))
     chosen.run(Selection(last="sets"))
     next(step for step in chosen.steps if step.name == "evaluate").work(place / "w")
     assert opened == {
@@ -50,7 +49,7 @@ def test_int8_of_our_own_runs_on_the_cpu_whatever_the_device(
 
 
 def test_the_page_on_robustness_is_made_again_without_translating(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
 
@@ -61,7 +60,7 @@ def test_the_page_on_robustness_is_made_again_without_translating(
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", load_translator)
     unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
     how = {"perturb": ["caps"], "perturb_lines": 4, "speed_lines": 0, "int8": False}
-    chosen = pipeline_of(road(whole(evaluation=how, **unwanted)))
+    chosen = pipeline_of(context(whole(evaluation=how, **unwanted)))
     chosen.run(Selection(last="sets"))
     step = next(step for step in chosen.steps if step.name == "evaluate")
     step.work(place / "w")
@@ -80,12 +79,12 @@ def test_the_page_on_robustness_is_made_again_without_translating(
 
 
 def test_perturbations_that_change_no_line_cost_no_scores(
-    place: Path, road: Callable[..., Road], said: list[str], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", lambda folder, **settings: _Echo())
     unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
     how = {"perturb": ["long"], "perturb_lines": 2, "speed_lines": 0, "int8": False}
-    on = road(whole(evaluation=how, **unwanted))
+    on = context(whole(evaluation=how, **unwanted))
     chosen = pipeline_of(on)
     chosen.run(Selection(last="sets"))
     step = next(step for step in chosen.steps if step.name == "evaluate")
@@ -103,7 +102,7 @@ def test_perturbations_that_change_no_line_cost_no_scores(
 
 
 def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_the_tests(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a call was interrupted or a file removed: the table of the report has no gap."""
     texts = []
@@ -118,7 +117,7 @@ def test_a_measurement_of_speed_that_is_gone_is_made_again_without_translating_t
     monkeypatch.setattr("ziggurat.translate.translator.load_translator", lambda folder, **settings: Timed())
     monkeypatch.setattr("ziggurat.corpora.pipeline.evaluation._bytes_of", lambda system: 1)
     unwanted: dict[str, Any] = dict.fromkeys(("quantisation", "shortlist", "export"))
-    chosen = pipeline_of(road(whole(evaluation={"speed_lines": 3, "int8": False}, **unwanted)))
+    chosen = pipeline_of(context(whole(evaluation={"speed_lines": 3, "int8": False}, **unwanted)))
     chosen.run(Selection(last="sets"))
     step = next(step for step in chosen.steps if step.name == "evaluate")
     step.work(place / "w")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,16 +9,15 @@ from typing import Any
 import pytest
 
 from tests.conftest import tiny_experiment
-from tests.corpora.pipeline.conftest import whole
+from tests.corpora.pipeline.conftest import MakeContext, whole
 from tests.small import checkpoint_meta
 from ziggurat.cli.engine import ModelOptions
 from ziggurat.cli.perturbing import _source_language
 from ziggurat.cli.translation import _languages
 from ziggurat.config import Experiment, dump
-from ziggurat.corpora.pipeline.costs import Amounts, Costs
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.summary import _models
-from ziggurat.corpora.pipeline.table import steps_of
+from ziggurat.corpora.pipeline.costs import CorpusSizes, Costs
+from ziggurat.corpora.pipeline.evaluation import _models
+from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.model.run_folder import write_meta
 from ziggurat.model.tensors import write_tensors
 
@@ -27,7 +25,7 @@ OTHERS = ("backward", "backtranslation", "distillation", "filter", "alignment", 
 
 
 def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
-    tmp_path: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its folder has no configuration, and that of the run is of the depth that it ends with."""
     run = tmp_path / "run"
@@ -46,13 +44,13 @@ def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
 
     monkeypatch.setattr("ziggurat.model.inspection.inspect_experiment", inspected)
     unwanted: dict[str, Any] = dict.fromkeys((*OTHERS, "monolingual", "evaluation"))
-    found = road(whole(teacher={"existing": str(run / "last")}, **unwanted))
+    found = context(whole(teacher={"existing": str(run / "last")}, **unwanted))
     (row,) = _models(found)
     assert (row.layers, row.parameters) == ((1, 2), 1)
-    costs = Costs({}, Amounts(found), {"teacher": run / "last"})
+    costs = Costs({}, CorpusSizes(found), {"teacher": run / "last"})
     assert costs._experiment("teacher")[0].model.encoder.layers == 1
     export = next(step for step in steps_of(found) if step.name == "export-ctranslate2")
     export.check()  # raises nothing
-    assert [tmp_path / "list"] in export.files().values()
+    assert [tmp_path / "list"] in export.inputs().values()
     assert _source_language(str(run / "last"), ModelOptions(None, "cpu", None)) == "qlo"
     assert _languages(str(run / "last")) == ("qlo", "qhi")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +11,24 @@ import pytest
 import torch
 import yaml
 
-from tests.corpora.pipeline.conftest import parsed, trained, whole
+from tests.corpora.pipeline.conftest import MakeContext, parsed, trained, whole
 from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import MODELS, BitextConfig, PipelineConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
 from ziggurat.corpora.jobs.models import job_decoding
 from ziggurat.corpora.jobs.run import JobOutcome
-from ziggurat.corpora.pipeline.embedded import EMBEDDED, embedded_text
-from ziggurat.corpora.pipeline.models import experiment_of, in_fresh_state, shipped
-from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Road
-from ziggurat.corpora.pipeline.table import pipeline_of, steps_of
-from ziggurat.corpora.pipeline.tags import refuse_any_language, refuse_tags_alone
-from ziggurat.corpora.synthesis.plan import BackTranslationJob
+from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext
+from ziggurat.corpora.pipeline.demo_data import EMBEDDED, embedded_text
+from ziggurat.corpora.pipeline.models import (
+    experiment_of,
+    in_fresh_state,
+    refuse_any_language,
+    refuse_tags_alone,
+    shipped,
+)
+from ziggurat.corpora.pipeline.steps import pipeline_of, steps_of
+from ziggurat.corpora.synthesis.run import BackTranslationJob
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.model.tensors import write_tensors
@@ -44,7 +48,7 @@ EXPERIMENT = Path(__file__).parents[3] / "experiments" / "pipeline" / "pipeline.
 def test_steps_that_translate_can_do_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = EXPERIMENT.read_text("utf-8") if name == "experiment" else embedded_text(name)
     config = parse_as(PipelineConfig, text, name)
-    steps = steps_of(Road(config))
+    steps = steps_of(PipelineContext(config))
     assert steps[-1].name == "report"
     jobs: list[BackTranslationJob] = []
 
@@ -52,7 +56,7 @@ def test_steps_that_translate_can_do_so(name: str, tmp_path: Path, monkeypatch: 
         jobs.append(job)
         return JobOutcome(None, None)
 
-    monkeypatch.setattr("ziggurat.corpora.synthesis.run.back_translate", back_translate)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", back_translate)
     translating = [step for step in steps if step.name in ("backtranslate", *DISTILLED)]
     for step in translating:
         step.check()
@@ -164,7 +168,7 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     assert "`bitext.hold_out: {dev: 1000}`; `test` is missing: `evaluation` needs a test set" in said
 
 
-def test_a_text_is_in_one_place_only(place: Path, road: Callable[..., Road]) -> None:
+def test_a_text_is_in_one_place_only(place: Path, context: MakeContext) -> None:
     def bitext(**dev: str) -> dict[str, Any]:
         return {"train": [{"path": "data/all.tsv"}], "dev": [{"source": "d.qlo", "target": "d.qhi"} | dev]}
 
@@ -205,13 +209,13 @@ def test_a_text_is_in_one_place_only(place: Path, road: Callable[..., Road]) -> 
         ({"test": [test, {**test, "name": "b"}]}, "`test.1`: the same text as `test.0`; leave one"),
     ):
         with pytest.raises(ConfigError) as error:
-            steps_of(road(whole(**sections)))
+            steps_of(context(whole(**sections)))
         assert said in str(error.value)
     # A second reference, another tag, other columns of a table, a name that looks like a pattern.
-    steps_of(road(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}])))
+    steps_of(context(whole(test=[test, {**test, "name": "b", "target": "u.qhi"}])))
     plain = {"source": "a[1]", "target": "a[2]"}
     train = [{"path": "all.tsv"}, {"path": "all.tsv", "columns": [0, 2]}, plain, {**plain, "tag": "<t>"}]
-    steps_of(road(whole(bitext={**bitext(), "train": train})))
+    steps_of(context(whole(bitext={**bitext(), "train": train})))
 
 
 def test_names_of_test_sets_differ() -> None:
@@ -235,7 +239,7 @@ def test_a_recipe_is_the_ground_of_a_section() -> None:
 
 
 def names(config: PipelineConfig) -> list[str]:
-    return [step.name for step in steps_of(Road(config))]
+    return [step.name for step in steps_of(PipelineContext(config))]
 
 
 def test_sections_that_are_left_out_leave_their_steps_out() -> None:
@@ -257,7 +261,7 @@ def test_sections_that_are_left_out_leave_their_steps_out() -> None:
 
 def test_corpora_of_the_models() -> None:
     config = parsed(whole(backward=trained() | {"corpora": {"bitext": 2.0}}), "bitext.train.0.weight=3")
-    corpora = Corpora(Road(config))
+    corpora = Corpora(PipelineContext(config))
     (backward,) = corpora.train("backward")
     assert (backward.source, backward.target) == ("w/clean/train/train.qhi", "w/clean/train/train.qlo")
     assert backward.weight == 6
@@ -268,7 +272,7 @@ def test_corpora_of_the_models() -> None:
     assert [(corpus.name, corpus.alignment) for corpus in corpora.train("student")] == [
         ("distillation", "w/align/links/distillation.links"),
     ]
-    unfiltered = Corpora(Road(parsed(whole(filter=None)))).train("student")
+    unfiltered = Corpora(PipelineContext(parsed(whole(filter=None)))).train("student")
     assert [(corpus.name, corpus.source) for corpus in unfiltered] == [
         ("distillation", "w/distil/corpus/source.txt"),
         ("distillation-monolingual", "w/distil-monolingual/corpus/source.txt"),
@@ -283,11 +287,13 @@ def tagged_bitext(*tags: str | None, dev: str | None = None, **more: Any) -> dic
 
 
 def test_a_tag_of_the_dev_set_is_for_the_models_that_learn_it() -> None:
-    plain = Road(parsed(whole(bitext=tagged_bitext(None, "<news>"))))
-    tagged = Road(parsed(whole(bitext=tagged_bitext(None, "<news>", dev="<news>"))))
+    plain = PipelineContext(parsed(whole(bitext=tagged_bitext(None, "<news>"))))
+    tagged = PipelineContext(parsed(whole(bitext=tagged_bitext(None, "<news>", dev="<news>"))))
     found = {name: [corpus.tag for corpus in experiment_of(tagged, name).data.dev] for name in MODELS}
     assert found == {"backward": [None], "teacher": ["<news>"], "student": [None]}
-    keys = [next(s for s in steps_of(road) if s.name == "teacher-data").settings.keys() for road in (plain, tagged)]
+    keys = [
+        next(s for s in steps_of(context) if s.name == "teacher-data").settings.keys() for context in (plain, tagged)
+    ]
     assert keys[1] - keys[0] == {"dev_tags"}  # the data are prepared again
 
 
@@ -295,10 +301,10 @@ def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
     config = parsed(whole(), "distillation.n_best=1", "export.ctranslate2.tolerance=0")  # parsed once: that takes long
     others = ("backtranslation", "distillation", "filter", "alignment", "student", "quantisation", "export")
 
-    def road(**sections: Any) -> Road:
+    def context(**sections: Any) -> PipelineContext:
         bitext = BitextConfig.model_validate(sections.pop("bitext", tagged_bitext("<a>", "<b>", dev="<b>")))
         least = dict.fromkeys((*others, "shortlist", "evaluation")) | {"bitext": bitext}
-        return Road(config.model_copy(update=least | sections))
+        return PipelineContext(config.model_copy(update=least | sections))
 
     distilled = {"distillation": config.distillation, "student": config.student}
     evaluated = {"evaluation": config.evaluation}
@@ -311,15 +317,15 @@ def test_sentences_without_a_tag_are_for_models_that_learn_some() -> None:
         (evaluated | {"teacher": None, "student": config.student}, "student", "evaluation"),
     ):
         with pytest.raises(ConfigError, match=rf"^`bitext.train.0.tag`: each corpus that the {name} .*`{reader}` has"):
-            steps_of(road(**sections))
+            steps_of(context(**sections))
     assert config.backtranslation is not None
     untagged = config.backtranslation.model_copy(update={"tag": None})
-    refuse_tags_alone(road())
-    refuse_tags_alone(road(bitext=tagged_bitext(None, "<crawl>"), **distilled, **evaluated))
-    refuse_tags_alone(road(backtranslation=untagged, **distilled, **evaluated))
+    refuse_tags_alone(context())
+    refuse_tags_alone(context(bitext=tagged_bitext(None, "<crawl>"), **distilled, **evaluated))
+    refuse_tags_alone(context(backtranslation=untagged, **distilled, **evaluated))
 
 
-def test_sentences_without_a_tag_are_for_models_of_one_language(place: Path, road: Callable[..., Road]) -> None:
+def test_sentences_without_a_tag_are_for_models_of_one_language(place: Path, context: MakeContext) -> None:
     many = Path("runs/many")
     many.mkdir(parents=True)
     write_tensors(many / "model.safetensors", {})
@@ -335,18 +341,18 @@ def test_sentences_without_a_tag_are_for_models_of_one_language(place: Path, roa
         with pytest.raises(
             ConfigError, match=rf"^`.*existing`: the tags of the {name} .*<2de>, <2fr>.*, and `{reader}`"
         ):
-            refuse_any_language(road(whole(**least, **sections)))
+            refuse_any_language(context(whole(**least, **sections)))
     save_tokenizers(many, VocabularyTokenizer(words, tags=["<2de>", "<bt>"]), VocabularyTokenizer(words))
-    refuse_any_language(road(whole(**least, teacher={"existing": "runs/many"})))
+    refuse_any_language(context(whole(**least, teacher={"existing": "runs/many"})))
     with pytest.raises(ConfigError, match=r"^`bitext.train`: the tags of the teacher .*<2de>, <2fr>"):
-        steps_of(road(whole(**least, bitext=tagged_bitext(None, "<2de>", "<2fr>"))))
+        steps_of(context(whole(**least, bitext=tagged_bitext(None, "<2de>", "<2fr>"))))
 
 
 def test_corpora_of_one_name_get_files_of_their_own() -> None:
     corpora = [{"source": f"{place}/train.qlo.gz", "target": f"{place}/train.qhi.gz"} for place in "abcd"]
     train = [*corpora[:2], {**corpora[2], "name": "my own/text"}]
     config = parsed(whole(bitext={"train": train, "dev": corpora[3:]}))
-    assert Road(config).bitext_names() == ["train", "train-2", "my_own_text"]
+    assert PipelineContext(config).bitext_names() == ["train", "train-2", "my_own_text"]
     with pytest.raises(
         ConfigError, match=r"bitext.train.0: a pipeline makes a corpus `distillation`: give another `na"
     ):
@@ -355,12 +361,13 @@ def test_corpora_of_one_name_get_files_of_their_own() -> None:
 
 def test_limits_of_length_hold_when_the_data_of_a_model_are_prepared() -> None:
     own = "bitext.train.0.filters={max_pieces: 9, max_length_ratio: 5}"
-    road = Road(parsed(whole(), "cleaning.max_characters=20000", own))
-    data = experiment_of(road, "teacher").data
+    context = PipelineContext(parsed(whole(), "cleaning.max_characters=20000", own))
+    data = experiment_of(context, "teacher").data
     assert [data.filters_of(corpus).max_pieces for corpus in data.train] == [9, 250]
     assert [data.filters_of(corpus).max_characters for corpus in data.train] == [20_000, 20_000]
     settings = [
-        next(s for s in steps_of(of) if s.name == "teacher-data").settings for of in (road, Road(parsed(whole())))
+        next(s for s in steps_of(of) if s.name == "teacher-data").settings
+        for of in (context, PipelineContext(parsed(whole())))
     ]
     assert settings[0] != settings[1]
 
@@ -370,7 +377,9 @@ def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None
     web = {"mix": {"train": 1, "distillation": 3}, "until": {"corpus": "train", "epochs": 2}}
     clean = {"mix": {"distillation": 1}, "until": {"corpus": "distillation", "epochs": 5}} | noise
     student = trained() | {"corpora": {"bitext": 1, "distillation": 1}, "stages": [web, clean]}
-    settings = next(s for s in steps_of(Road(parsed(whole(student=student)))) if s.name == "quantise").settings
+    settings = next(
+        s for s in steps_of(PipelineContext(parsed(whole(student=student)))) if s.name == "quantise"
+    ).settings
     (stage,) = settings["stages"]
     assert stage["mix"] == {"distillation": 1.0}
     assert stage["until"] == {"corpus": "distillation", "epochs": None, "patience": None}
@@ -379,7 +388,7 @@ def test_fine_tuning_for_int8_goes_on_with_the_last_mix_of_the_student() -> None
 
 def test_what_is_shipped_is_named_with_the_command_that_translates_with_it() -> None:
     def said(**sections: Any) -> list[str]:
-        return shipped(Road(parsed(whole(**sections))))
+        return shipped(PipelineContext(parsed(whole(**sections))))
 
     export = "w/export-ctranslate2/ctranslate2"
     command = "to translate: ziggurat translate"
@@ -397,7 +406,7 @@ def test_what_is_shipped_is_named_with_the_command_that_translates_with_it() -> 
     ]
 
 
-def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:
+def test_missing_files_are_named_with_their_keys(place: Path, context: MakeContext) -> None:
     for change, said in (
         ("bitext.train.0.source=data/none", r"bitext.train.0.source: no such file: data/none"),
         ("monolingual.target.0.path=data/none*", r"monolingual.target.0.path: no file matches 'data/none\*'"),
@@ -405,32 +414,32 @@ def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[...
         ("teacher={existing: runs/none}", r"runs/none: no such run or model directory"),
     ):
         with pytest.raises(ZigguratError, match=said):
-            pipeline_of(road(whole(), change)).run()
+            pipeline_of(context(whole(), change)).run()
     assert not list((place / "w").glob("*/begun.json"))
 
 
-def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road: Callable[..., Road]) -> None:
+def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, context: MakeContext) -> None:
     unreachable = trained()
     unreachable["model"] = {**unreachable["model"], "encoder": {"layers": 1, "history": "dlcl"}}
     with pytest.raises(ExportError, match=r"export.ctranslate2: the student cannot be written for it: .*dlcl"):
-        pipeline_of(road(whole(student=unreachable, alignment=None))).run()
+        pipeline_of(context(whole(student=unreachable, alignment=None))).run()
     with pytest.raises(ConfigError, match=r"export.ctranslate2.quantization: int4; there are: int8"):
-        pipeline_of(road(whole(), "export.ctranslate2.quantization=int4")).run()
+        pipeline_of(context(whole(), "export.ctranslate2.quantization=int4")).run()
     with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
-        pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
+        pipeline_of(context(whole(), "evaluation.perturb=[tpyos]")).run()
     groups = "backtranslation.method=beam", "backtranslation.decoding={diverse_groups: 2}"
     with pytest.raises(ConfigError, match=r"step backtranslate, with the backward model: `decoding`: `diverse_groups`"):
-        pipeline_of(road(whole(), *groups, "backward.decoding.beam_size=3")).run()
+        pipeline_of(context(whole(), *groups, "backward.decoding.beam_size=3")).run()
     existing = Path("runs/old")
     existing.mkdir(parents=True)
     write_tensors(existing / "model.safetensors", {})
     experiment = parsed(whole()).experiment("backward", [], [], "store")
     (existing / "config.yaml").write_text(dump(experiment).replace("precision: float32", "precision: auto"))
     with pytest.raises(ConfigError, match=r"step filter, with the backward model: `decoding.precision: auto` may mean"):
-        pipeline_of(road(whole(backward={"existing": "runs/old"}, backtranslation=None))).run()
+        pipeline_of(context(whole(backward={"existing": "runs/old"}, backtranslation=None))).run()
     turned = "source_language=qhi", "target_language=qlo"
     with pytest.raises(ConfigError, match=r"`backward.existing`: runs/old translates from qhi to qlo; .*qlo to qhi"):
-        steps_of(road(whole(backward={"existing": "runs/old"}, backtranslation=None), *turned))
+        steps_of(context(whole(backward={"existing": "runs/old"}, backtranslation=None), *turned))
     assert not list((place / "w").glob("*/begun.json"))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,15 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import tiny_experiment
-from tests.corpora.pipeline.conftest import parsed, whole
+from tests.corpora.pipeline.conftest import MakeContext, changed, made, parsed, whole
 from tests.small import checkpoint_meta
 from ziggurat.config import dump
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.load import change_section
-from ziggurat.corpora.pipeline.costs import Amounts, Costs, Lines, cleaning, lines_of
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.step import Done, Expected, Spent, Step, StepState, lines_done, updates_done
-from ziggurat.corpora.pipeline.table import steps_of
+from ziggurat.corpora.pipeline.context import PipelineContext
+from ziggurat.corpora.pipeline.costs import CorpusSizes, Costs, LineCount, cleaning, lines_done, lines_of, updates_done
+from ziggurat.corpora.pipeline.staleness import Spent, StepStatus
+from ziggurat.corpora.pipeline.step import Expected, StepProgress
+from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.data.readers import CorpusReader
 from ziggurat.model.run_folder import write_meta
 
@@ -29,7 +29,7 @@ GROWTH = {"stages": [{"layers": 1, "updates": 1000}, {"layers": 2, "updates": 60
 
 
 def test_cleaning_takes_what_its_filters_take() -> None:
-    pairs = Lines(1_000_000)
+    pairs = LineCount(1_000_000)
 
     def seconds(workers: int, **filters: Any) -> float:
         found = cleaning(pairs, FilterConfig.model_validate(filters), workers).seconds
@@ -76,13 +76,13 @@ def test_training_takes_no_more_updates_than_it_has(
     model = change_section(experiment.model, {"encoder": {"layers": 4}}, "model")
     training = change_section(experiment.training, {"growth": GROWTH, **changes}, "training")
     student = experiment.model_copy(update={"model": model, "training": training})
-    costs = Costs({"student": student}, Amounts(Road(parsed(whole()))))
+    costs = Costs({"student": student}, CorpusSizes(PipelineContext(parsed(whole()))))
     found = costs.training("student")
     assert found.seconds == pytest.approx(seconds)
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
     cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
     student = student.model_copy(update={"training": cold})
-    told = Costs({"student": student}, Amounts(Road(parsed(whole())))).training("student").said
+    told = Costs({"student": student}, CorpusSizes(PipelineContext(parsed(whole())))).training("student").said
     warned = "; `student.training.schedule.warmup_updates: 1000000` is more than `student.training.stop.updates: "
     assert (warned in told) == (cold.stop.updates is not None)
     assert costs.trained("student", 0, 0.0) is None
@@ -97,11 +97,11 @@ def test_training_takes_no_more_updates_than_it_has(
 @pytest.mark.parametrize(
     ("state", "cost", "done", "spent", "seconds", "said"),
     [
-        ("begun", Expected(41.0, said="800 updates"), Done(0.25, "400 of 800 updates"), Spent(60.0, 1), 180.0,
+        ("begun", Expected(41.0, said="800 updates"), StepProgress(0.25, "400 of 800 updates"), Spent(60.0, 1), 180.0,
          "400 of 800 updates are done, in 1:00; the rest at that speed"),
-        ("running", Expected(41.0), Done(0.25, "400 of 800 updates", 40.0), Spent(60.0, 1), 120.0,
+        ("running", Expected(41.0), StepProgress(0.25, "400 of 800 updates", 40.0), Spent(60.0, 1), 120.0,
          "400 of 800 updates are done, in 40 s; the rest at that speed"),
-        ("running", Expected(40.0), Done(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
+        ("running", Expected(40.0), StepProgress(0.25, "1 of 4 lines"), Spent(), 30.0, "1 of 4 lines are done"),
         ("begun", Expected(41.0, said="9 pairs"), None, Spent(60.0, 1), 41.0,
          "9 pairs; all of it, on which 1:00 were spent already"),
         ("after", Expected(), None, Spent(16.0, 1), 16.0, "what it took before"),
@@ -110,13 +110,13 @@ def test_training_takes_no_more_updates_than_it_has(
     ],
 )  # fmt: skip
 def test_what_is_left_goes_by_what_is_done_and_else_by_the_last_time(
-    state: Any, cost: Expected, done: Done | None, spent: Spent, seconds: float, said: str
+    state: Any, cost: Expected, done: StepProgress | None, spent: Spent, seconds: float, said: str
 ) -> None:
-    step = Step("one", "", {}, lambda folder: None, cost=lambda: cost, done=lambda: done)
-    found = StepState(step, state, "", spent, finished=state in ("after", "page")).expected()
+    step = made("one", cost=lambda: cost, progress=lambda: done)
+    found = StepStatus(step, state, "", spent, finished=state in ("after", "page")).expected()
     assert (found.seconds, found.said) == (pytest.approx(seconds), said)
     # Of a result that was never finished the time says nothing.
-    assert StepState(replace(step, cost=Expected), "changed", "", spent).expected().seconds is None
+    assert StepStatus(changed(step, cost=Expected), "changed", "", spent).expected().seconds is None
 
 
 def test_what_is_done_and_its_time_are_of_one_moment() -> None:
@@ -126,11 +126,11 @@ def test_what_is_done_and_its_time_are_of_one_moment() -> None:
         moments.pop(0)
         return Expected(41.0)
 
-    def done() -> Done:
-        return Done(moments[0] / 4, f"{moments[0]} of 4 lines")
+    def done() -> StepProgress:
+        return StepProgress(moments[0] / 4, f"{moments[0]} of 4 lines")
 
-    state = StepState(
-        Step("one", "", {}, lambda folder: None, cost=cost, done=done),
+    state = StepStatus(
+        made("one", cost=cost, progress=done),
         "running", "", Spent(30.0, 1, running=0.0), spent_by_now=lambda: 60.0 * moments[0],
     )  # fmt: skip
     assert state.expected().said == "1 of 4 lines are done, in 1:00; the rest at that speed"
@@ -143,7 +143,7 @@ def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
     (tmp_path / "filtered").mkdir()
     (tmp_path / "plan.json").write_text('{"lines": 50, "settings": {"shard_lines": 20}}')
     for number, share in enumerate((0.0, 0.4, 0.8, 1.0)):
-        assert lines_done(tmp_path, "filtered", "lines") == Done(share, f"{round(50 * share)} of 50 lines")
+        assert lines_done(tmp_path, "filtered", "lines") == StepProgress(share, f"{round(50 * share)} of 50 lines")
         for ending in ("tsv", "json"):
             (tmp_path / "filtered" / f"{number:08d}.{ending}").touch()
     for update in (40, 80):
@@ -153,7 +153,7 @@ def test_shards_and_checkpoints_tell_what_is_done(tmp_path: Path) -> None:
 
 
 def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configuration(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = SimpleNamespace(
         length=(10, 10),
@@ -168,16 +168,16 @@ def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configur
     monkeypatch.setattr("ziggurat.model.directory.locate_weights", lambda path: (path / "model.safetensors", path))
     existing = {"teacher": place / "run"}
     (place / "run").mkdir()
-    amounts = Amounts(road(whole()))
-    costs = Costs({}, amounts, existing)
-    assert costs.translating("teacher", Lines(9), 1, 1).seconds is None  # it has no configuration
+    sizes = CorpusSizes(context(whole()))
+    costs = Costs({}, sizes, existing)
+    assert costs.translating("teacher", LineCount(9), 1, 1).seconds is None  # it has no configuration
     (place / "run/config.yaml").write_text(dump(tiny_experiment(place)))
-    assert costs.translating("teacher", Lines(9), 1, 1).seconds is not None
+    assert costs.translating("teacher", LineCount(9), 1, 1).seconds is not None
     assert told[0][1] == (5, 6)
 
 
 @pytest.fixture
-def expected(road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+def expected(context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
     """Return what is said of the cost of each step of a configuration."""
     cost = SimpleNamespace(
         length=(10, 10),
@@ -189,7 +189,7 @@ def expected(road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch) -> Call
     unwanted = ("backward", "teacher", "student", "quantise", "report")
 
     def told(content: dict[str, Any], *overrides: str) -> dict[str, str]:
-        return {s.name: s.cost().said for s in steps_of(road(content, *overrides)) if s.name not in unwanted}
+        return {s.name: s.cost().said for s in steps_of(context(content, *overrides)) if s.name not in unwanted}
 
     return told
 
@@ -243,8 +243,8 @@ def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read
 ) -> None:
     Path("a.gz").write_bytes(b"x" * 2000)
     found = lines_of([Path("a.gz"), Path("data/train.qlo")])
-    assert found == Lines(100 + Path("data/train.qlo").read_text("utf-8").count("\n"), rough=True)
-    assert str(Lines(5, most=True, rough=True)) == "at most about 5"
+    assert found == LineCount(100 + Path("data/train.qlo").read_text("utf-8").count("\n"), rough=True)
+    assert str(LineCount(5, most=True, rough=True)) == "at most about 5"
     pq.write_table(pa.table({"qlo": ["a"] * 70, "qhi": ["b"] * 70}), "all.parquet")
     content = whole()
     content["bitext"]["train"] = [{"path": "all.parquet"}]
@@ -252,12 +252,12 @@ def test_lines_of_other_files_are_told_by_their_size_and_rows_of_tables_are_read
 
 
 def test_the_bitext_tells_lengths_until_there_are_stores(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[CorpusReader | None] = []
     monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", lambda experiment, sizes, text: told.append(text))
-    there = road(whole())
-    Costs({"student": tiny_experiment(place)}, Amounts(there)).of("student")
+    there = context(whole())
+    Costs({"student": tiny_experiment(place)}, CorpusSizes(there)).of("student")
     [reader] = told
     assert reader is not None
     assert [str(path) for part in reader.files for path in part] == ["data/train.qlo", "data/train.qhi"]

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -15,11 +15,12 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.corpora.pipeline.conftest import changed, made
 from tests.killing import run_and_kill, tree
 from ziggurat.config.base import Section
-from ziggurat.corpora.pipeline.engine import TIMES, Fingerprints, Pipeline, PipelineEnd
-from ziggurat.corpora.pipeline.settings import settings_changed, settings_of
-from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
+from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, PipelineEnd, Selection
+from ziggurat.corpora.pipeline.staleness import Fingerprints, settings_changed
+from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Step, read_manifest, settings_of
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 
@@ -50,14 +51,14 @@ class Fake:
         (folder / "log").write_text(f"{time.time_ns()}")  # differs every time, and is not handed on
 
     def step(self) -> Step:
-        return Step(
+        return made(
             self.name,
-            f"does {self.name}",
-            {"setting": self.setting},
             self.work,
-            {name: ["out/b"] for name in self.after},
-            lambda: {str(number): [path] for number, path in enumerate(self.files)},
-            ("out/*",),
+            title=f"does {self.name}",
+            settings={"setting": self.setting},
+            after={name: ["out/b"] for name in self.after},
+            inputs=lambda: {str(number): [path] for number, path in enumerate(self.files)},
+            outputs=("out/*",),
         )
 
 
@@ -97,7 +98,7 @@ def test_all_run_once_in_order_and_then_nothing(tmp_path: Path, ran: list[str]) 
     assert pipeline(tmp_path / "w", fakes).run().done == ("fetch", "left", "right", "last")
     assert pipeline(tmp_path / "w", fakes).run().done == ()
     assert ran == ["fetch", "left", "right", "last"]
-    assert [found.state for found in pipeline(tmp_path / "w", fakes).standings()] == ["done"] * 4
+    assert [found.state for found in pipeline(tmp_path / "w", fakes).statuses()] == ["done"] * 4
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is(tmp_path: Path, ran: list[str]) -> None:
@@ -109,7 +110,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is(tmp_path: Path, ran: 
             raise ConfigError("no such metric")
 
         steps = [fake.step() for fake in fakes]
-        return Pipeline(tmp_path / "w", [*steps[:-1], replace(steps[-1], check=refuse)]).run(selection)
+        return Pipeline(tmp_path / "w", [*steps[:-1], changed(steps[-1], check=refuse)]).run(selection)
 
     with pytest.raises(ConfigError, match="no such metric"):
         checked()
@@ -159,7 +160,7 @@ def test_a_change_redoes_what_depends_on_it(change: str, tmp_path: Path, ran: li
     pipeline(tmp_path / "w", fakes).run()
     CHANGES[change](tmp_path, fakes)
     ran.clear()
-    unsettled = [found for found in pipeline(tmp_path / "w", fakes).standings() if not found.settled]
+    unsettled = [found for found in pipeline(tmp_path / "w", fakes).statuses() if not found.settled]
     pipeline(tmp_path / "w", fakes).run()
     assert ran == REDONE[change]
     # The plan may name more: it cannot know what comes out.
@@ -171,13 +172,13 @@ def test_a_page_that_is_gone_is_made_again_from_what_is_there(tmp_path: Path, ra
     fakes = diamond(tmp_path, ran)
 
     def steps() -> list[Step]:
-        return [replace(fake.step(), pages=("log",) if fake.name == "left" else ()) for fake in fakes]
+        return [changed(fake.step(), pages=("log",) if fake.name == "left" else ()) for fake in fakes]
 
     Pipeline(tmp_path / "w", steps()).run()
     handed_on = (tmp_path / "w/left/out/a").stat().st_ino
     for name in ("left", "right"):
         (tmp_path / "w" / name / "log").unlink()
-    (found,) = (standing for standing in Pipeline(tmp_path / "w", steps()).standings() if standing.step.name == "left")
+    (found,) = (status for status in Pipeline(tmp_path / "w", steps()).statuses() if status.step.name == "left")
     assert (found.state, found.why) == ("page", f"{tmp_path / 'w/left/log'} is gone: it is made again")
     assert Pipeline(tmp_path / "w", steps()).run().done == ("left",)
     assert (tmp_path / "w/left/log").is_file()
@@ -267,9 +268,9 @@ def test_killed_at_any_file_operation_it_goes_on_to_the_same_bytes(tmp_path: Pat
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for folder in (whole, cut):
         folder.mkdir()
-    for changed in (False, True):
+    for other in (False, True):
         fakes = {folder: diamond(folder) for folder in (whole, cut)}
-        for folder in (whole, cut) if changed else ():
+        for folder in (whole, cut) if other else ():
             (folder / "y").write_bytes(b"other")
             fakes[folder][1].setting = 1
         _go(whole, fakes[whole])
@@ -289,25 +290,25 @@ def test_killed_in_the_middle_a_step_goes_on_with_what_it_has(tmp_path: Path, ra
         raise KeyboardInterrupt
 
     steps = [fake.step() for fake in fakes]
-    steps[1] = replace(steps[1], work=stopped)
+    steps[1] = changed(steps[1], work=stopped)
     with pytest.raises(KeyboardInterrupt):
         Pipeline(tmp_path / "w", steps).run()
     before = (tmp_path / "w/left/out/a").stat().st_ino
     again = pipeline(tmp_path / "w", fakes)
-    assert [found.state for found in again.standings()] == ["done", "begun", "new", "new"]
+    assert [found.state for found in again.statuses()] == ["done", "begun", "new", "new"]
     assert again.run().done == ("left", "right", "last")
     assert (tmp_path / "w/left/out/a").stat().st_ino == before
-    assert pipeline(tmp_path / "w", fakes).times()["left"].calls == 2
+    assert pipeline(tmp_path / "w", fakes).statuses()[1].spent.calls == 2
 
 
 def test_a_step_begun_with_other_settings_begins_anew(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     Pipeline(tmp_path / "w", [fake.step() for fake in fakes[:1]]).run()
     step = fakes[1].step()
-    assert Pipeline(tmp_path / "w", [fakes[0].step(), replace(step, work=lambda folder: 15)]).run().signal == 15
+    assert Pipeline(tmp_path / "w", [fakes[0].step(), changed(step, work=lambda folder: 15)]).run().signal == 15
     (tmp_path / "w/left/half").write_text("of the first settings")
     fakes[1].setting = 2
-    (found,) = (f for f in pipeline(tmp_path / "w", fakes).standings() if f.step.name == "left")
+    (found,) = (f for f in pipeline(tmp_path / "w", fakes).statuses() if f.step.name == "left")
     assert found.state == "changed"
     assert "setting: 0 -> 2" in found.why
     pipeline(tmp_path / "w", fakes).run()
@@ -345,22 +346,22 @@ def test_work_that_a_change_loses_is_told(tmp_path: Path, ran: list[str]) -> Non
     def told(seconds: float) -> list[str]:
         spent["fetch"]["seconds"] = seconds
         times.write_text(json.dumps(spent))
-        return [state.told for state in pipeline(tmp_path / "p", fakes).standings()]
+        return [state.explanation for state in pipeline(tmp_path / "p", fakes).statuses()]
 
     assert told(90.0) == ["up to date"] * 2
     fakes[0].setting = 1
-    changed = "settings changed (there -> now): setting: 0 -> 1"
-    assert told(0.2)[0] == changed
-    assert told(90.0)[0] == f"{changed}; it begins anew, what took 1:30 is discarded"
-    assert told(3600.0)[0] == f"{changed}; it begins anew, what took 1:00:00 moves to `earlier`"
+    why = "settings changed (there -> now): setting: 0 -> 1"
+    assert told(0.2)[0] == why
+    assert told(90.0)[0] == f"{why}; it begins anew, what took 1:30 is discarded"
+    assert told(3600.0)[0] == f"{why}; it begins anew, what took 1:00:00 moves to `earlier`"
     selection = Selection(forced=frozenset(["fetch"]))
-    found = pipeline(tmp_path / "p", fakes).standings(selection)[0].told
+    found = pipeline(tmp_path / "p", fakes).statuses(selection)[0].explanation
     assert found == "to be done again; it begins anew, what took 1:00:00 moves to `earlier`"
 
 
 def test_a_signal_in_a_step_ends_the_call(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
-    steps = [fakes[0].step(), replace(fakes[1].step(), work=lambda folder: 2), fakes[2].step()]
+    steps = [fakes[0].step(), changed(fakes[1].step(), work=lambda folder: 2), fakes[2].step()]
     end = Pipeline(tmp_path / "w", steps).run()
     assert (end.done, end.stopped, end.signal) == (("fetch",), "left", 2)
 
@@ -392,7 +393,7 @@ def test_missing_inputs_of_any_step_are_said_before_the_first_works(tmp_path: Pa
 
     steps = [fake.step() for fake in diamond(tmp_path, ran)]
     with pytest.raises(DataError, match="no such file: z"):
-        Pipeline(tmp_path / "w", [*steps[:3], replace(steps[3], files=missing)]).run()
+        Pipeline(tmp_path / "w", [*steps[:3], changed(steps[3], inputs=missing)]).run()
     assert ran == []
 
 
@@ -412,7 +413,7 @@ def test_two_at_once_are_refused(tmp_path: Path, ran: list[str]) -> None:
             pipeline(tmp_path / "w", fakes).run()
         ran.append("refused")
 
-    Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=second, outputs=())]).run()
+    Pipeline(tmp_path / "w", [changed(fakes[0].step(), work=second, outputs=())]).run()
     assert ran == ["refused"]
 
 
@@ -448,10 +449,10 @@ def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[s
     def steps() -> list[Step]:
         files = {"all": [tmp_path / "train", tmp_path / "test"]}
         readers = [
-            Step(f"of-{part}", "", {}, lambda folder, part=part: ran.append(part), {"two": [f"{part}/*"]})  # type: ignore[misc]
+            made(f"of-{part}", lambda folder, part=part: ran.append(part), after={"two": [f"{part}/*"]})  # type: ignore[misc]
             for part in ("train", "test")
         ]
-        return [Step("two", "", {}, two, files=lambda: files), *readers]
+        return [made("two", two, inputs=lambda: files), *readers]
 
     for part in ("train", "test"):
         (tmp_path / part).write_bytes(b"")
@@ -462,22 +463,24 @@ def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[s
 
 
 def test_of_a_file_only_what_is_read_concerns_later_steps(tmp_path: Path, ran: list[str]) -> None:
-    source, made = tmp_path / "source", tmp_path / "w/first/made"
+    source, content_of = tmp_path / "source", tmp_path / "w/first/made"
 
     def steps() -> list[Step]:
         def work(folder: Path) -> None:
             (folder / "made").write_bytes(source.read_bytes())
 
-        read = {"made": lambda path: path.read_text().partition(" ")[0]}
-        later = Step("later", "", {}, lambda folder: ran.append("later"), {"first": ["*"]})
-        return [Step("first", "", {}, work, files=lambda: {"source": [source]}, read_as=read), later]
+        def read_hash(name: str, path: Path) -> str:
+            return path.read_text().partition(" ")[0]
+
+        later = made("later", lambda folder: ran.append("later"), after={"first": ["*"]})
+        return [made("first", work, inputs=lambda: {"source": [source]}, read_hash=read_hash), later]
 
     for content, done in [("a 1", ("first", "later")), ("a 2", ("first",)), ("b 2", ("first", "later"))]:
         source.write_text(content)
         assert Pipeline(tmp_path / "w", steps()).run().done == done
-    made.write_text("b 3")  # damage is damage, wherever it is
+    content_of.write_text("b 3")  # damage is damage, wherever it is
     assert Pipeline(tmp_path / "w", steps()).run().done == ("first",)
-    assert made.read_text() == "b 2"
+    assert content_of.read_text() == "b 2"
 
 
 def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,11 +492,11 @@ def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, mon
         read.append(path)
         return xxhash.xxh3_128_hexdigest(path.read_bytes())
 
-    monkeypatch.setattr("ziggurat.corpora.pipeline.engine.fingerprint", counting)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.staleness.fingerprint", counting)
     first = Fingerprints(memory)
     assert [first.of(file), first.of(file)] == [xxhash.xxh3_128_hexdigest(b"one")] * 2
     assert len(read) == 2  # too fresh to be trusted
-    monkeypatch.setattr("ziggurat.corpora.pipeline.engine._SETTLED_NS", -(10**12))
+    monkeypatch.setattr("ziggurat.corpora.pipeline.staleness._SETTLED_NS", -(10**12))
     first.of(file)
     first.keep()
     again = Fingerprints(memory)
@@ -519,8 +522,8 @@ def test_what_changes_while_it_is_read_is_read_again(taken_back: bool, tmp_path:
             (tmp_path / "x").write_bytes(b"x")
 
     with pytest.raises(DataError, match="x: changed while being read; the same command does the step again"):
-        Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=edited)]).run()
-    assert [found.state for found in pipeline(tmp_path / "w", fakes).standings()] == ["new"]
+        Pipeline(tmp_path / "w", [changed(fakes[0].step(), work=edited)]).run()
+    assert [found.state for found in pipeline(tmp_path / "w", fakes).statuses()] == ["new"]
     assert pipeline(tmp_path / "w", fakes).run().done == ("fetch",)
     assert (tmp_path / "w/fetch/out/b").read_bytes() == fakes[0].value([b"x" if taken_back else b"y"])
 
@@ -532,7 +535,7 @@ def test_permissions_may_change_while_it_is_read(tmp_path: Path, ran: list[str])
         (tmp_path / "x").chmod(0o600)
         fake.work(folder)
 
-    assert Pipeline(tmp_path / "w", [replace(fake.step(), work=opened)]).run().done == ("fetch",)
+    assert Pipeline(tmp_path / "w", [changed(fake.step(), work=opened)]).run().done == ("fetch",)
 
 
 class Earlier(Section):
@@ -561,14 +564,14 @@ def test_a_default_that_changed_is_seen_and_a_new_key_at_its_default_is_none() -
 
 
 def whys(folder: Path, steps: Sequence[Step]) -> dict[str, str]:
-    return {found.step.name: found.why for found in Pipeline(folder / "w", steps).standings() if not found.settled}
+    return {found.step.name: found.why for found in Pipeline(folder / "w", steps).statuses() if not found.settled}
 
 
 def test_what_another_version_did_is_done_again_and_it_says_so(tmp_path: Path, ran: list[str]) -> None:
     fakes = diamond(tmp_path, ran)
     steps = [fake.step() for fake in fakes]
     Pipeline(tmp_path / "w", steps).run()
-    newer = [replace(step, version=2) if step.name == "left" else step for step in steps]
+    newer = [changed(step, version=2) if step.name == "left" else step for step in steps]
     assert whys(tmp_path, newer)["left"].startswith("done by an earlier version of ziggurat, by which it comes out")
     assert Pipeline(tmp_path / "w", newer).run().done == ("left",)
     assert whys(tmp_path, steps)["left"].startswith("done by a later version of ziggurat")
@@ -582,14 +585,14 @@ def test_reasons_are_the_true_ones(tmp_path: Path, ran: list[str]) -> None:
     pipeline(tmp_path / "w", fakes).run()
 
     def why(**changes: object) -> str:
-        return whys(tmp_path, [*(fake.step() for fake in fakes[:-1]), replace(fakes[-1].step(), **changes)])["last"]  # type: ignore[arg-type]
+        return whys(tmp_path, [*(fake.step() for fake in fakes[:-1]), changed(fakes[-1].step(), **changes)])["last"]  # type: ignore[arg-type]
 
     assert why(after={"fetch": ["out/b"], "right": ["out/b"]}) == "now reads fetch in place of left"
     assert why(after={"left": ["out/b"]}) == "no longer reads right"
     both = {"left": ["out/b"], "right": ["out/b"]}
     assert why(after={**both, "fetch": ["*"]}) == "now reads fetch"
     assert why(after={**both, "left": ["*"]}) == "reads other files of left"
-    gone = why(after={"left": ["out/b"]}, files=lambda: {"key": [tmp_path / "x"]})
+    gone = why(after={"left": ["out/b"]}, inputs=lambda: {"key": [tmp_path / "x"]})
     assert gone == "no longer reads right; key: 0 input files before, 1 now"
     (tmp_path / "y").write_bytes(b"other")
     pipeline(tmp_path / "w", fakes[:3]).run()
@@ -602,9 +605,11 @@ def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, r
         path.write_text(path.name)
 
     def why(**files: list[Path]) -> str | None:
-        return whys(tmp_path, [replace(Fake("of", ran=ran).step(), files=lambda: files)]).get("of")
+        return whys(tmp_path, [changed(Fake("of", ran=ran).step(), inputs=lambda: files)]).get("of")
 
-    Pipeline(tmp_path / "w", [replace(Fake("of", ran=ran).step(), files=lambda: {"a": [one, two], "b": [three]})]).run()
+    Pipeline(
+        tmp_path / "w", [changed(Fake("of", ran=ran).step(), inputs=lambda: {"a": [one, two], "b": [three]})]
+    ).run()
     assert why(a=[one, two], b=[three]) is None
     assert why(a=[one], b=[two, three]) == "a: 2 input files before, 1 now"
     assert why(a=[one, two], b=[two]) == f"{two} changed"
@@ -613,8 +618,8 @@ def test_a_file_that_goes_from_one_key_to_the_next_is_a_change(tmp_path: Path, r
 
 def test_of_another_machine_a_result_stays_and_what_was_begun_begins_anew(tmp_path: Path, ran: list[str]) -> None:
     step = Fake("one", ran=ran).step()
-    on_one, on_two = (replace(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
-    Pipeline(tmp_path / "w", [replace(on_one, work=lambda folder: 15)]).run()
+    on_one, on_two = (changed(step, machine=lambda n=n: {"threads": n}) for n in (1, 2))
+    Pipeline(tmp_path / "w", [changed(on_one, work=lambda folder: 15)]).run()
     assert whys(tmp_path, [on_one]) == {"one": "goes on where it was interrupted"}
     (tmp_path / "w/one/half").write_text("by one thread")
     said = "settings changed (there -> now), and it was not finished: threads: 1 -> 2"
@@ -628,12 +633,12 @@ def test_a_step_that_another_call_works_on_is_running(tmp_path: Path, ran: list[
     fakes = diamond(tmp_path, ran)
 
     def look(folder: Path) -> None:
-        found = pipeline(tmp_path / "w", fakes).standings()
+        found = pipeline(tmp_path / "w", fakes).statuses()
         assert [(state.state, state.why) for state in found[:2]] == [("running", "is running"), ("new", "not done yet")]
         fakes[0].setting = 1
         said = "is running as another call wants it; this one: settings changed (there -> now): setting: 0 -> 1"
-        assert pipeline(tmp_path / "w", fakes).standings()[0].why == said
+        assert pipeline(tmp_path / "w", fakes).statuses()[0].why == said
         ran.append("looked")
 
-    Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=look, outputs=())]).run()
+    Pipeline(tmp_path / "w", [changed(fakes[0].step(), work=look, outputs=())]).run()
     assert ran == ["looked"]

@@ -6,21 +6,20 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.corpora.pipeline.conftest import whole
+from tests.corpora.pipeline.conftest import changed, whole
 from tests.corpora.pipeline.test_pipeline_engine import Fake
 from tests.corpora.pipeline.test_pipeline_kills import handed_on
 from tests.corpora.pipeline.test_pipeline_verb import Call
 from tests.corpora.pipeline.test_pipeline_verb import ziggurat as ziggurat
 from tests.killing import run_and_kill
-from ziggurat.corpora.pipeline.engine import Pipeline, StepParts, shared_step
-from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Selection, Step
+from ziggurat.corpora.pipeline.engine import Pipeline, Selection, ShardedRun, shared_step
+from ziggurat.corpora.pipeline.step import BEGUN, MANIFEST, Step
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
 
@@ -51,8 +50,8 @@ def steps(
     first, last = (Fake(name, ran=ran).step() for name in ("first", "last"))
     return (
         first,
-        replace(shared.step(), is_job=True, after={"first": ["out/*"]}, machine=lambda: {"device": device}),
-        replace(last, after={"job": ["out/*"]}),
+        changed(shared.step(), is_job=True, after={"first": ["out/*"]}, machine=lambda: {"device": device}),
+        changed(last, after={"job": ["out/*"]}),
     )
 
 
@@ -72,7 +71,7 @@ def part(folder: Path, number: int, of: int = 2, **how: object) -> list[str]:
     """Do a part; return what was run."""
     ran: list[str] = []
     found = steps(ran, (number, of), **how)  # type: ignore[arg-type]
-    assert StepParts(folder / "w", found).run_part(found[1]) is None
+    assert ShardedRun(folder / "w", found).run_part(found[1]) is None
     return ran
 
 
@@ -84,11 +83,11 @@ def test_parts_are_merged_by_the_next_call(begun: Path) -> None:
     assert part(begun, 0) == ["job 0"]
     assert shards(begun) == ["0", "1", "2", "3"]
     assert (begun / "w/job" / BEGUN).read_bytes() == record
-    states = {found.step.name: found.state for found in Pipeline(begun / "w", steps([])).standings()}
+    states = {found.step.name: found.state for found in Pipeline(begun / "w", steps([])).statuses()}
     assert states == {"first": "done", "job": "begun", "last": "new"}
     end = Pipeline(begun / "w", steps([])).run()
     assert end.done == ("job", "last")
-    assert Pipeline(begun / "w", steps([])).times()["job"].calls == 3
+    assert Pipeline(begun / "w", steps([])).statuses()[1].spent.calls == 3
     assert part(begun, 0) == []  # it is done
 
 
@@ -215,7 +214,7 @@ def test_parts_of_back_translation_make_the_corpus_of_one_call(
 def test_parts_of_alignment_and_preparation_make_what_one_call_makes(
     place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.corpora.pipeline.alignment._SHARD_PAIRS", 30)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis._SHARD_PAIRS", 30)
     left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter")
     after = ("quantisation", "shortlist", "export", "evaluation")
     (place / "my.yaml").write_text(yaml.safe_dump(whole(**dict.fromkeys((*left_out, *after)))))

@@ -8,15 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.corpora.pipeline.conftest import parsed, whole
+from tests.corpora.pipeline.conftest import made, parsed, whole
 from tests.evaluate.test_robustness import REFERENCES, TRIALS
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
-from ziggurat.corpora.pipeline import summary
-from ziggurat.corpora.pipeline.engine import TIMES, Pipeline
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.step import MANIFEST, Selection, Step, Times, write_document
-from ziggurat.corpora.pipeline.table import steps_of
+from ziggurat.corpora.pipeline import evaluation
+from ziggurat.corpora.pipeline.context import PipelineContext
+from ziggurat.corpora.pipeline.engine import TIMES, Pipeline, Selection
+from ziggurat.corpora.pipeline.staleness import Times
+from ziggurat.corpora.pipeline.step import MANIFEST, write_document
+from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import PerturbedScore, judge
 from ziggurat.inspect.report.page import StepRow, pipeline_page
@@ -25,22 +26,25 @@ from ziggurat.inspect.report.page import StepRow, pipeline_page
 def test_the_page_tells_notices_and_of_how_many_lines_an_export_kept_the_translation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summary, "_models", lambda road: [])
-    road = Road(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
+    monkeypatch.setattr(evaluation, "_models", lambda context: [])
+    context = PipelineContext(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
     notice = "3 of 5 sentences of the test set babel are in training text"
     score = {"name": "BLEU", "value": 14.1, "interval": 1.26, "signature": "s", "sentences": 300}
     for path, content in {
-        road.at("evaluate", "scores.json"): {"systems": [["student", "w"]], "tests": {"babel": {"student": [score]}}},
-        road.at("clean", "report.json"): {"corpora": {}, "notices": [notice]},
-        road.at("export-ctranslate2", "ctranslate2", "export.json"): {
+        context.at("evaluate", "scores.json"): {
+            "systems": [["student", "w"]],
+            "tests": {"babel": {"student": [score]}},
+        },
+        context.at("clean", "report.json"): {"corpora": {}, "notices": [notice]},
+        context.at("export-ctranslate2", "ctranslate2", "export.json"): {
             "verification": {"lines": 990, "identical": 990},
             "quantized": {"lines": 1000, "identical": 995},
         },
     }.items():
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(content))
-    evaluated = next(step for step in steps_of(road) if step.name == "evaluate")
-    page = pipeline_page(summary._summary(road, [evaluated], Times(tmp_path / "times.json")))
+    evaluated = next(step for step in steps_of(context) if step.name == "evaluate")
+    page = pipeline_page(evaluation._summary(context, [evaluated], Times(tmp_path / "times.json")))
     assert '<td class="n">14.1 ± 1.3</td>' in page
     assert f'<p class="warning">{notice}</p>' in page
     assert "990 of 990 lines as the model in fp32,\n995 of 1,000 after quantisation" in page
@@ -50,8 +54,8 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The undisturbed scores are not those of the whole test set, and rows differ in their lines."""
-    monkeypatch.setattr(summary, "_models", lambda road: [])
-    road = Road(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
+    monkeypatch.setattr(evaluation, "_models", lambda context: [])
+    context = PipelineContext(parse_as(PipelineConfig, json.dumps(whole(folder=str(tmp_path))), "a test"))
     (ideal, _), (outputs, _) = TRIALS[2].ideal, TRIALS[2].found
     trials = [
         PerturbedScore(name, "", REFERENCES[:cases], [REFERENCES[:cases]], [outputs[:cases]], [ideal[:cases]])
@@ -59,15 +63,15 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
     ]
     judged = judge(["teacher"], [""], trials, ["chrf"], TestSet([REFERENCES]), resamplings=50)
     score = {"name": "chrF2", "value": 20.6, "signature": "s", "sentences": 500}
-    folder = road.at("evaluate")
+    folder = context.at("evaluate")
     folder.mkdir(parents=True)
     for name, content in {
         "scores.json": {"systems": [["teacher", "a model"]], "tests": {"babel": {"teacher": [score]}}},
         "robustness.json": judged.as_record(),
     }.items():
         (folder / name).write_text(json.dumps(content))
-    evaluate = Step("evaluate", "evaluates", {}, lambda folder: None, {}, outputs=())
-    found = summary._summary(road, [evaluate], Times(tmp_path / "times.json"))
+    evaluate = made("evaluate", title="evaluates", outputs=())
+    found = evaluation._summary(context, [evaluate], Times(tmp_path / "times.json"))
     assert (found.disturbed_lines, found.cases) == (40, {"strong": 40, "few": 9})
     page = pipeline_page(found)
     assert "chrF2 on the first 40 lines of babel" in page
@@ -78,10 +82,10 @@ def test_the_table_of_disturbances_has_cases_and_undisturbed_scores(
 
 
 def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "_models", lambda road: [])
-    road = Road(parsed(whole(folder=str(tmp_path), teacher={"existing": "run"})))
+    monkeypatch.setattr(evaluation, "_models", lambda context: [])
+    context = PipelineContext(parsed(whole(folder=str(tmp_path), teacher={"existing": "run"})))
     found = replace(
-        summary._summary(road, [], Times(tmp_path / "times.json")), steps=[StepRow("clean", "", 250.0, 1, 0)] * 2
+        evaluation._summary(context, [], Times(tmp_path / "times.json")), steps=[StepRow("clean", "", 250.0, 1, 0)] * 2
     )
     said = "The 2 steps below, each as it was done last, took 8:20 together; the teacher, which was there before"
     assert f"<p>{said}, is not counted.</p>" in pipeline_page(found)
@@ -90,8 +94,8 @@ def test_the_time_of_all_steps_says_what_it_is_the_sum_of(tmp_path: Path, monkey
 
 def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Speed and times are nothing that a step hands on, but the page shows them; also those of a call before."""
-    monkeypatch.setattr(summary, "_models", lambda road: [])
-    road = Road(parsed(whole(folder=str(tmp_path / "w"), export=None, shortlist=None)))
+    monkeypatch.setattr(evaluation, "_models", lambda context: [])
+    context = PipelineContext(parsed(whole(folder=str(tmp_path / "w"), export=None, shortlist=None)))
     measured = {"lines": 4, "source_words": 9, "target_pieces": 9, "threads": 1, "bytes": 1}
 
     def work(folder: Path) -> None:
@@ -100,19 +104,19 @@ def test_work_whose_result_is_as_before_is_told_all_the_same(tmp_path: Path, mon
         (folder / "speed").mkdir(exist_ok=True)
         write_document(folder / "speed/teacher.json", measured)
 
-    evaluate = Step("evaluate", "evaluates", {}, work, outputs=("scores.json",), pages=("speed/teacher.json",))
-    report = summary.report_step(road, [evaluate], road.folder / TIMES)
+    evaluate = made("evaluate", work, title="evaluates", outputs=("scores.json",), pages=("speed/teacher.json",))
+    report = evaluation.ReportStep(context, [evaluate], context.folder / TIMES)
 
     def shown(last: str = "report", *forced: str) -> tuple[tuple[str, ...], list[float]]:
-        done = Pipeline(road.folder, [evaluate, report]).run(Selection(last=last, forced=frozenset(forced))).done
-        found = json.loads(road.at("report", summary.RECORD).read_bytes())
+        done = Pipeline(context.folder, [evaluate, report]).run(Selection(last=last, forced=frozenset(forced))).done
+        found = json.loads(context.at("report", evaluation.RECORD).read_bytes())
         return done, [found["speed"][0]["lines"], *(row["calls"] for row in found["steps"])]
 
     assert shown() == (("evaluate", "report"), [4.0, 1])
-    manifest = road.at("report", MANIFEST).read_bytes()
+    manifest = context.at("report", MANIFEST).read_bytes()
     assert shown() == ((), [4.0, 1])
-    road.at("evaluate", "speed/teacher.json").unlink()
+    context.at("evaluate", "speed/teacher.json").unlink()
     assert shown() == (("evaluate", "report"), [2.0, 2])
     assert shown("evaluate", "evaluate") == (("evaluate",), [2.0, 2])
     assert shown() == (("report",), [4 / 3, 1])
-    assert road.at("report", MANIFEST).read_bytes() == manifest
+    assert context.at("report", MANIFEST).read_bytes() == manifest

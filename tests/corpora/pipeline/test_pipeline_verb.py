@@ -13,7 +13,7 @@ import yaml
 
 from tests.corpora.pipeline.conftest import trained, whole
 from ziggurat.cli import main
-from ziggurat.corpora.pipeline.embedded import embedded_text
+from ziggurat.corpora.pipeline.demo_data import embedded_text
 from ziggurat.corpora.pipeline.step import Expected
 
 Call = Callable[..., tuple[int, str, str]]
@@ -184,7 +184,7 @@ def test_embedded_files_are_printed(place: Path, ziggurat: Call) -> None:
 
 def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("my.yaml").write_text(small())
-    monkeypatch.setattr("ziggurat.corpora.pipeline.models.train_or_go_on", lambda road, run, experiment: 15)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.training.train_or_go_on", lambda context, run, experiment: 15)
     status, _, err = ziggurat("pipeline", "my.yaml")
     assert status == 143
     assert "stopped in step student; what is done is kept, and the same command goes on from here" in err

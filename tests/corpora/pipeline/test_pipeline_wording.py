@@ -6,7 +6,7 @@ import pytest
 
 from tests.corpora.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.pipeline import ModelName
-from ziggurat.corpora.pipeline.road import Corpora, Road
+from ziggurat.corpora.pipeline.context import Corpora, PipelineContext
 from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names, with_way_out
 from ziggurat.system.errors import DataError, Problem, Remedy
 
@@ -54,7 +54,7 @@ PIECES = "data.filters.max_pieces"
 def test_keys_and_ways_out_are_those_of_a_pipeline(problem: Problem, model: ModelName, said: str) -> None:
     content = whole(student=trained(), teacher=trained())
     content["bitext"]["hold_out"] = {"dev": 1}
-    found = problem.shown(pipeline_names(model, Corpora(Road(parsed(content))).keys(model)))
+    found = problem.shown(pipeline_names(model, Corpora(PipelineContext(parsed(content))).keys(model)))
     assert found.startswith(said)
     assert "data." not in found
     assert "ziggurat prepare" not in found
@@ -78,7 +78,7 @@ def test_the_way_out_of_contamination_is_one_that_is_left(rule: str, own: str | 
     content = whole(cleaning={"held_out": rule})
     content["bitext"]["train"][0]["filters"] = {} if own is None else {"held_out": own}
     config = parsed(content)
-    known = pipeline_names("student", Corpora(Road(config)).keys("student"))
+    known = pipeline_names("student", Corpora(PipelineContext(config)).keys("student"))
     drops = "`data.filters.held_out: pairs` drops the 1, `sides` all 4"
     overlap = Problem(
         "data.filters.held_out", f"3 of 20 sentences of {held} (a.qhi):", drops, "warning", (f"{held} (a.qhi)",)

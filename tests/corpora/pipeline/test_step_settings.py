@@ -14,13 +14,13 @@ from tests.small import merged
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText
 from ziggurat.corpora.jobs.launchers import processes, ray_actors
 from ziggurat.corpora.jobs.run import JobOutcome, Work
-from ziggurat.corpora.pipeline.bulk import Bulk
-from ziggurat.corpora.pipeline.road import Progress, Road
-from ziggurat.corpora.pipeline.settings import settings_changed
+from ziggurat.corpora.pipeline.context import ExecutionOptions, PipelineContext, Progress
+from ziggurat.corpora.pipeline.staleness import settings_changed
 from ziggurat.corpora.pipeline.step import Step
-from ziggurat.corpora.pipeline.table import steps_of
+from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob
-from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
+from ziggurat.corpora.synthesis.lines import PairFilter
+from ziggurat.corpora.synthesis.run import BackTranslationJob
 from ziggurat.exchange.argos import PackageChoices
 from ziggurat.exchange.exporter import Gate
 from ziggurat.system.errors import ConfigError, DataError
@@ -31,9 +31,9 @@ IN_JOB: dict[str, Any] = {"seed": 9, "shard_lines": 33, "threads": 2, "device": 
 OF_STEP: dict[str, Any] = {**IN_JOB, "max_pieces": 77, "max_ratio": 4.5, "ratio_slack": 2, "workers": 3}
 
 
-def step_of(content: dict[str, Any], name: str, bulk: Bulk | None = None) -> Step:
-    road = Road(parsed(content), bulk=bulk or Bulk())
-    return next(step for step in steps_of(road) if step.name == name)
+def step_of(content: dict[str, Any], name: str, execution: ExecutionOptions | None = None) -> Step:
+    context = PipelineContext(parsed(content), execution=execution or ExecutionOptions())
+    return next(step for step in steps_of(context) if step.name == name)
 
 
 @pytest.fixture
@@ -45,8 +45,8 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, Work]]:
         asked.append((job, work))
         return JobOutcome(None, None)
 
-    monkeypatch.setattr("ziggurat.corpora.synthesis.run.back_translate", done)
-    monkeypatch.setattr("ziggurat.corpora.synthesis.cross_entropy.filter_pairs", done)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", done)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.filter_pairs", done)
     return asked
 
 
@@ -118,7 +118,7 @@ def test_every_key_of_a_corpus_counts_unless_its_text_does_not_depend_on_it() ->
 
 def test_progress_is_told_at_once_and_after_the_first_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("ziggurat.corpora.pipeline.road.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("ziggurat.corpora.pipeline.context.time.monotonic", lambda: clock[0])
     said: list[str] = []
     progress = Progress(said.append)
     for seconds, done in ((0, 0), (2, 10), (4, 20), (23, 100), (24, 120)):
@@ -135,19 +135,23 @@ def test_where_jobs_are_done(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> No
     content = whole(backtranslation={**OF_STEP, "device": "cpu"}, filter={"threads": 4, "device": "cpu"})
     for name, threads in (("backtranslate", 2), ("filter", 4)):
         plain = step_of(content, name)
-        for bulk in (Bulk(workers=7, part=(1, 5)), Bulk("auto", 7), Bulk("auto")):
-            step = step_of(content, name, bulk)
+        for execution in (
+            ExecutionOptions(workers=7, part=(1, 5)),
+            ExecutionOptions("auto", 7),
+            ExecutionOptions("auto"),
+        ):
+            step = step_of(content, name, execution)
             step.work(tmp_path)
             work = jobs.pop()[1]
-            if bulk.ray is None:
+            if execution.ray is None:
                 assert (*launched(work), work.part) == (processes, 7, (1, 5))
             else:
-                assert (*launched(work), work.part) == (ray_actors, "auto", bulk.workers, (0, 1))
+                assert (*launched(work), work.part) == (ray_actors, "auto", execution.workers, (0, 1))
                 assert isinstance(work.launch, partial)
                 assert work.launch.keywords == {"cpus": threads, "gpus": 0}
             assert (step.settings, step.after) == (plain.settings, plain.after)
     with pytest.raises(ConfigError, match="step filter, `device: cuda:1`: Ray chooses the GPU"):
-        step_of(whole(filter={"device": "cuda:1"}), "filter", Bulk("auto")).check()
+        step_of(whole(filter={"device": "cuda:1"}), "filter", ExecutionOptions("auto")).check()
 
 
 def test_of_the_filter(tmp_path: Path, jobs: list[tuple[Any, Work]]) -> None:
@@ -235,8 +239,10 @@ def test_of_training_hand_on_what_may_be_translated_with() -> None:
 
 def shortlists_of(content: dict[str, Any]) -> dict[str, list[str]]:
     """The shortlists among the files of the steps that have some."""
-    steps = [step for step in steps_of(Road(parsed(content))) if step.name not in ("sets", "clean", "monolingual")]
-    files = {step.name: [path.name for paths in step.files().values() for path in paths] for step in steps}
+    steps = [
+        step for step in steps_of(PipelineContext(parsed(content))) if step.name not in ("sets", "clean", "monolingual")
+    ]
+    files = {step.name: [path.name for paths in step.inputs().values() for path in paths] for step in steps}
     return {name: found for name, found in files.items() if found}
 
 
@@ -270,7 +276,7 @@ def test_shortlists_are_files_of_the_steps_that_translate_with_them(
 
 def kept(*overrides: str) -> dict[str, Any]:
     """The settings by which each step is done again."""
-    return {step.name: (step.settings, step.after) for step in steps_of(Road(parsed(whole(), *overrides)))}
+    return {step.name: (step.settings, step.after) for step in steps_of(PipelineContext(parsed(whole(), *overrides)))}
 
 
 @pytest.mark.parametrize(

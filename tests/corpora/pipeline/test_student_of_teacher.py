@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import pytest
 import torch
 
 from tests.conftest import tiny_experiment
-from tests.corpora.pipeline.conftest import TRAINING, parsed, trained, whole
+from tests.corpora.pipeline.conftest import TRAINING, MakeContext, parsed, trained, whole
 from tests.small import checkpoint_meta, merged
 from ziggurat.config import Experiment, dump
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.settings import as_begun
-from ziggurat.corpora.pipeline.table import pipeline_of
+from ziggurat.corpora.pipeline.steps import pipeline_of
+from ziggurat.corpora.pipeline.training import as_begun
 from ziggurat.model.directory import open_model
 from ziggurat.model.run_folder import write_meta
 from ziggurat.model.tensors import weights
@@ -40,20 +38,20 @@ def content(**sections: Any) -> dict[str, Any]:
 
 
 def test_it_begins_with_what_is_left_of_the_teacher(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(folder: Path) -> None:
         """End as a process that is killed when it is trained, and what it began from is gone."""
         discard(folder)
         raise SystemExit
 
-    monkeypatch.setattr("ziggurat.corpora.pipeline.models.discard", killed)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.training.discard", killed)
     with pytest.raises(SystemExit):
-        pipeline_of(road(content())).run()
-    monkeypatch.setattr("ziggurat.corpora.pipeline.models.discard", discard)
+        pipeline_of(context(content())).run()
+    monkeypatch.setattr("ziggurat.corpora.pipeline.training.discard", discard)
     trained_at = (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns
     (place / "w").rename(place / "moved")  # with it what the run has as places of its corpora, vocabulary and beginning
-    assert pipeline_of(road(content(folder="moved"))).run().done == ("student", "report")
+    assert pipeline_of(context(content(folder="moved"))).run().done == ("student", "report")
     (place / "moved").rename(place / "w")
     assert (place / "w/student/run/last/model.safetensors").stat().st_mtime_ns == trained_at
     begun = open_model("w/teacher/run", without_layers="encoder.1,decoder.2-3")
@@ -63,14 +61,14 @@ def test_it_begins_with_what_is_left_of_the_teacher(
     # Two updates at rates below 1e-7 leave what training began with.
     torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
     assert not (place / "w/student/start").exists()
-    assert pipeline_of(road(content())).run().done == ()
-    assert pipeline_of(road(content(), "student.without_layers='decoder.3, decoder.2,encoder.1'")).run().done == ()
+    assert pipeline_of(context(content())).run().done == ()
+    assert pipeline_of(context(content(), "student.without_layers='decoder.3, decoder.2,encoder.1'")).run().done == ()
     # Another teacher has other weights, and the same vocabulary.
-    again = pipeline_of(road(content(teacher=teacher(stop={"updates": 5})))).run().done
+    again = pipeline_of(context(content(teacher=teacher(stop={"updates": 5})))).run().done
     assert again == ("teacher", "student", "report")
     # Another vocabulary is another one for the student; other layers are other weights.
     changes = "student.without_layers=decoder.1-2", "teacher.subword.vocabulary_size=140"
-    again = pipeline_of(road(content(), *changes)).run().done
+    again = pipeline_of(context(content(), *changes)).run().done
     assert again == ("teacher-data", "teacher", "student-data", "student", "report")
     begun, student = open_model("w/teacher/run", without_layers="decoder.1-2"), open_model("w/student/run")
     torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
@@ -100,16 +98,16 @@ def test_places_are_those_by_which_a_training_was_begun_once_it_has_a_checkpoint
     assert as_begun(run, more).data.train == more.data.train
 
 
-def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, road: Callable[..., Road]) -> None:
+def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, context: MakeContext) -> None:
     there = content(folder="other", teacher={"existing": "there/last"})
 
     def exchange(*changes: str) -> tuple[str, ...]:
         """Put another teacher there; return the steps that are done for it."""
-        pipeline_of(road(content(student=None), "teacher.unicode=nfkc", *changes)).run()
+        pipeline_of(context(content(student=None), "teacher.unicode=nfkc", *changes)).run()
         if (place / "there").exists():
             shutil.rmtree(place / "there")
         (place / "w/teacher/run").rename(place / "there")
-        done = pipeline_of(road(there)).run().done
+        done = pipeline_of(context(there)).run().done
         begun = open_model("there", which="last", without_layers="encoder.1,decoder.2-3")
         student = open_model("other/student/run")
         torch.testing.assert_close(weights(student.model), weights(begun.model), atol=1e-6, rtol=0)
@@ -122,13 +120,13 @@ def test_a_teacher_that_is_there_already_gives_it_the_same(place: Path, road: Ca
     assert exchange("teacher.subword.vocabulary_size=140") == ("student-data", "student", "report")
     turned = ("source_language=qhi", "target_language=qlo")
     with pytest.raises(ConfigError, match=r"`teacher.existing`: there/last translates from qlo to qhi; .*qhi to qlo"):
-        pipeline_of(road(there, *turned))
+        pipeline_of(context(there, *turned))
     with pytest.raises(ConfigError, match=r"`student.without_layers`: .*the decoder has 3 layers, no layer 7"):
-        pipeline_of(road(there, "student.without_layers=decoder.7"))
+        pipeline_of(context(there, "student.without_layers=decoder.7"))
 
 
 def test_its_costs_are_known_before_the_teacher_is_there(
-    place: Path, road: Callable[..., Road], monkeypatch: pytest.MonkeyPatch
+    place: Path, context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[int, tuple[int, int]]] = []
 
@@ -136,7 +134,7 @@ def test_its_costs_are_known_before_the_teacher_is_there(
         asked.append((experiment.model.decoder.layers, vocabularies))
 
     monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", estimate)
-    student = next(step for step in pipeline_of(road(content())).steps if step.name == "student")
+    student = next(step for step in pipeline_of(context(content())).steps if step.name == "student")
     with contextlib.suppress(AttributeError):  # of the cost, which is None here
         student.cost()
     assert asked == [(1, (150, 150))]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.corpora.pipeline.conftest import whole
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.table import pipeline_of
+from tests.corpora.pipeline.conftest import MakeContext, whole
+from ziggurat.corpora.pipeline.steps import pipeline_of
 
 STEPS = (
     "sets",
@@ -36,9 +34,9 @@ STEPS = (
 
 
 @pytest.mark.slow
-def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, road: Callable[..., Road]) -> None:
-    assert pipeline_of(road(whole())).run().done == STEPS
-    assert pipeline_of(road(whole())).run().done == ()
+def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, context: MakeContext) -> None:
+    assert pipeline_of(context(whole())).run().done == STEPS
+    assert pipeline_of(context(whole())).run().done == ()
     found = json.loads((place / "w/report/report.json").read_bytes())
     assert [name for name, _ in found["systems"] if name != "student-int8"] == [
         "teacher",
@@ -57,7 +55,7 @@ def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, road: Cal
     assert "../evaluate/robustness.html" in page
     # A test set concerns no model: training text is looked through for its sentences, and is as before.
     (place / "data/test.qhi").write_text("a\n" * 8)
-    assert pipeline_of(road(whole())).run().done == ("sets", "clean", "monolingual", "evaluate", "report")
+    assert pipeline_of(context(whole())).run().done == ("sets", "clean", "monolingual", "evaluate", "report")
     changed = whole(quantisation=None)
-    assert pipeline_of(road(changed)).run().done == ("export-ctranslate2", "evaluate", "report")
-    assert pipeline_of(road(changed)).left_over() == ["quantise"]
+    assert pipeline_of(context(changed)).run().done == ("export-ctranslate2", "evaluate", "report")
+    assert pipeline_of(context(changed)).left_over() == ["quantise"]

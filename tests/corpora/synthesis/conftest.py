@@ -16,8 +16,8 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from ziggurat.corpora.jobs import launchers, models
 from ziggurat.corpora.jobs.run import JobOutcome, Work
-from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
-from ziggurat.corpora.synthesis.run import Report, back_translate
+from ziggurat.corpora.synthesis.lines import PairFilter
+from ziggurat.corpora.synthesis.run import BackTranslationJob, Report, back_translate
 from ziggurat.data.babel import generate
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.system import files

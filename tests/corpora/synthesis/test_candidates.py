@@ -16,7 +16,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.pipeline_models import Method
 from ziggurat.corpora.jobs import models
 from ziggurat.corpora.jobs.models import job_decoding
-from ziggurat.corpora.synthesis.plan import METHODS, BackTranslationJob
+from ziggurat.corpora.synthesis.run import METHODS, BackTranslationJob
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.results import Hypothesis, Translation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ziggurat.corpora.synthesis.plan import MAX_CHARACTERS, PairFilter, readable
+from ziggurat.corpora.synthesis.lines import MAX_CHARACTERS, PairFilter, readable
 
 
 @pytest.mark.parametrize(

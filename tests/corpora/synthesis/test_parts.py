@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ziggurat.corpora.jobs.launchers import cut
-from ziggurat.corpora.synthesis import plan
-from ziggurat.corpora.synthesis.plan import MAX_CHARACTERS, count_lines, raw_lines, readable_lines
+from ziggurat.corpora.synthesis import lines
+from ziggurat.corpora.synthesis.lines import MAX_CHARACTERS, count_lines, raw_lines, readable_lines
 from ziggurat.system.errors import DataError
 
 
@@ -25,7 +25,7 @@ from ziggurat.system.errors import DataError
 def test_lines_are_what_line_feeds_end_however_blocks_fall(data: bytes, block: int) -> None:
     pieces = [data[i : i + block] for i in range(0, len(data), block)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "byte_blocks", lambda path: iter(pieces))
+        patch.setattr(lines, "byte_blocks", lambda path: iter(pieces))
         found = list(raw_lines(Path("any")))
     expected = data.split(b"\n")
     assert found == (expected[:-1] if expected[-1] == b"" else expected)
@@ -55,8 +55,8 @@ def test_lines_of_other_parts_are_not_decoded(tmp_path: Path, monkeypatch: pytes
     """Each of many parts reads the whole input, and decoding takes ten times as long as reading."""
     (tmp_path / "text").write_text("".join(f"line {n}\n" for n in range(1000)))
     decoded: list[bytes | None] = []
-    readable = plan.readable
-    monkeypatch.setattr(plan, "readable", lambda raw, **more: (decoded.append(raw), readable(raw, **more))[1])
+    readable = lines.readable
+    monkeypatch.setattr(lines, "readable", lambda raw, **more: (decoded.append(raw), readable(raw, **more))[1])
     (shard,) = cut(readable_lines([tmp_path / "text"], [tmp_path / "text"]), 10, lambda index: index == 50)
     assert not decoded
     sent = pickle.loads(pickle.dumps(shard))
@@ -79,7 +79,7 @@ def test_memory_does_not_grow_with_the_input(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(100):
             yield b"some words\n" * 2_000
 
-    monkeypatch.setattr(plan, "byte_blocks", blocks)
+    monkeypatch.setattr(lines, "byte_blocks", blocks)
     tracemalloc.start()
     seen = sum(len(s.items) for s in cut(readable_lines([Path("any")]), 1000, lambda index: index % 50 == 0))
     peak = tracemalloc.get_traced_memory()[1]

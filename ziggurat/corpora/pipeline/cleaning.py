@@ -1,13 +1,10 @@
-"""The step that cleans the bitext, once for all models, and takes pairs for development and test out of it.
-
-The pairs that a pipeline takes out of its bitext for development and test.
-"""
+"""The step that cleans the bitext, once for all models, and takes pairs for development and test out of it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from heapq import heappush, heapreplace
@@ -22,11 +19,10 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.pipeline import HoldOutConfig
+from ziggurat.corpora.pipeline.context import PipelineContext, Progress, write_sides
 from ziggurat.corpora.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
-from ziggurat.corpora.pipeline.costs import Amounts, cleaning
-from ziggurat.corpora.pipeline.road import Progress, Road, write_sides
-from ziggurat.corpora.pipeline.settings import joined, settings_of
-from ziggurat.corpora.pipeline.step import Expected, Step, write_document
+from ziggurat.corpora.pipeline.costs import CorpusSizes, cleaning
+from ziggurat.corpora.pipeline.step import Expected, Step, joined, settings_of, write_document
 from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names
 from ziggurat.data.cleaning.cleaner import Scorers, cleaner_of, cleaners_of
 from ziggurat.data.cleaning.comparisons import MANY, Comparisons, overlap_notices
@@ -90,7 +86,7 @@ class HeldOutPairs:
                 else:
                     heappush(self._heap, key)
 
-    def write(self, road: Road) -> None:
+    def write(self, context: PipelineContext) -> None:
         """Write the sets. Raises DataError where there are too few pairs."""
         if len(self._heap) < self._wanted:
             raise DataError(
@@ -101,7 +97,7 @@ class HeldOutPairs:
         for name, chosen in (("dev", pairs[: self._sizes.dev]), ("test", pairs[self._sizes.dev :])):
             if chosen:
                 block = [source for source, _ in chosen], [target for _, target in chosen]
-                write_sides(road.sides("clean", "held-out", name), [block])
+                write_sides(context.sides("clean", "held-out", name), [block])
                 self._texts.add_pairs(name, [block])
 
     def without(self, block: PairBlock) -> PairBlock:
@@ -136,177 +132,169 @@ _MOST_WORKERS = 24
 """Most processes: one reads, compares and writes, 190,000 pairs a second, which feeds no more of them."""
 
 
-def clean_step(road: Road) -> Step:
-    """Return the step that cleans the training corpora: `train/CORPUS.LANGUAGE`, `held-out/SET.LANGUAGE`."""
-    config = road.config
-    held = config.bitext.hold_out or HoldOutConfig()
-    wanted = held.dev + held.test
-    after = of_fetch(*(corpus.fetch for corpus in config.bitext.train))
-    if config.bitext.dev or config.test:
-        after["sets"] = ["*"]  # training pairs are compared with them
+class CleanStep(Step):
+    """The step that cleans the training corpora: `train/CORPUS.LANGUAGE`, `held-out/SET.LANGUAGE`."""
 
-    def work(folder: Path) -> None:
-        with errors_renamed(corpora=lambda: _keys(road)):
-            _Cleaning(road, held).run(folder)
+    name = "clean"
+    outputs = ("train/*", "held-out/*", "report.json")
 
-    def check() -> None:
-        for number, corpus in enumerate(config.bitext.train):
-            if notice := exchanged_by_name(corpus, road.languages, f"bitext.train.{number}"):
-                raise ConfigError(f"{notice}; if they are right, rename the files")
-        with errors_renamed(corpora=lambda: _keys(road)):
-            data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
-            for as_data in data.train:
-                cleaner_of(data, as_data)
-        for number in range(len(config.bitext.train)):
-            _refuse_empty(road, number)
-        given = Amounts(road).given() if wanted else None
-        if given is not None and not given.rough and given.number <= wanted:
-            only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
-            raise DataError(f"bitext.hold_out: asks for {wanted:,} pairs, {only}")
-
-    return Step(
-        "clean",
-        f"cleans the bitext: {', '.join(road.bitext_names()[:5])}{f'; holds out {wanted:,} pairs' if wanted else ''}",
-        {
-            "languages": list(road.languages),
-            "cleaning": settings_of(config.cleaning, exclude={"max_pieces"}),
+    def __init__(self, context: PipelineContext) -> None:
+        self._context, self._bitext = context, context.config.bitext
+        self._held = self._bitext.hold_out or HoldOutConfig()
+        self._wanted = self._held.dev + self._held.test
+        self._names = context.bitext_names()
+        held_out = f"; holds out {self._wanted:,} pairs" if self._wanted else ""
+        self.title = f"cleans the bitext: {', '.join(self._names[:5])}{held_out}"
+        self.settings = {
+            "languages": list(context.languages),
+            "cleaning": settings_of(context.config.cleaning, exclude={"max_pieces"}),
             "corpora": [
                 joined({"name": name}, text_settings(corpus))
-                for name, corpus in zip(road.bitext_names(), config.bitext.train, strict=True)
+                for name, corpus in zip(self._names, self._bitext.train, strict=True)
             ],
-            "hold_out": settings_of(held),
-        },
-        work,
-        after,
-        lambda: corpus_files(road, config.bitext.train, "bitext.train"),
-        ("train/*", "held-out/*", "report.json"),
-        lambda: _cost(road, wanted),
-        check,
-    )
+            "hold_out": settings_of(self._held),
+        }
+        compared_with = {"sets": ["*"]} if self._bitext.dev or context.config.test else {}
+        self.after = of_fetch(*(corpus.fetch for corpus in self._bitext.train)) | compared_with
 
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the files of the corpora and of their scores."""
+        return corpus_files(self._context, self._bitext.train, "bitext.train")
 
-def _refuse_empty(road: Road, number: int) -> None:
-    """Raise DataError for a corpus of which all files of a side are empty, which is told by their sizes."""
-    reader = Amounts(road).reader(number)
-    for side in zip(*reader.files, strict=True) if reader is not None else ():
-        if not any(path.stat().st_size for path in side):
-            raise DataError(f"bitext.train.{number}: {side[0]} is empty; give a file with sentences, or leave it out")
+    def check(self) -> None:
+        """Refuse filters that cannot work, empty corpora, exchanged sides, and too many pairs to hold out."""
+        for number, corpus in enumerate(self._bitext.train):
+            if notice := exchanged_by_name(corpus, self._context.languages, f"bitext.train.{number}"):
+                raise ConfigError(f"{notice}; if they are right, rename the files")
+        with errors_renamed(corpora=self._keys):
+            data = self._data([CorpusConfig(source="-", target="-", filters=c.filters) for c in self._bitext.train])
+            for as_data in data.train:
+                cleaner_of(data, as_data)
+        sizes = CorpusSizes(self._context)
+        for number in range(len(self._bitext.train)):
+            reader = sizes.reader(number)
+            for side in zip(*reader.files, strict=True) if reader is not None else ():
+                if not any(path.stat().st_size for path in side):
+                    why = f"{side[0]} is empty; give a file with sentences, or leave it out"
+                    raise DataError(f"bitext.train.{number}: {why}")
+        given = sizes.given() if self._wanted else None
+        if given is not None and not given.rough and given.number <= self._wanted:
+            only = f"but bitext.train has {given.number:,}: nothing would be left to train on; hold out fewer"
+            raise DataError(f"bitext.hold_out: asks for {self._wanted:,} pairs, {only}")
 
+    def cost(self) -> Expected:
+        """Return what cleaning takes."""
+        given = CorpusSizes(self._context).given()
+        expected = cleaning(given, self._context.config.cleaning, _workers(given.number if given else 0))
+        if given is None or 2 * self._wanted <= given.number:
+            return expected
+        return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
 
-def _cost(road: Road, wanted: int) -> Expected:
-    given = Amounts(road).given()
-    expected = cleaning(given, road.config.cleaning, _workers(given.number if given else 0))
-    if given is None or 2 * wanted <= given.number:
-        return expected
-    return replace(expected, said=f"{expected.said}, most of which are held out and not trained on")
-
-
-def _keys(road: Road) -> dict[str, str]:
-    """Return the key or name in the pipeline's file of each corpus that `_data` has."""
-    train = {f"data.train.{n}": f"bitext.train.{n}" for n in range(len(road.config.bitext.train))}
-    return train | {f"data.dev.{n}": name for n, (name, _) in enumerate(_sets(road))}
-
-
-def _sets(road: Road) -> list[tuple[str, tuple[Path, Path]]]:
-    """Return key or name and files of each set that training pairs are compared with."""
-    sets = [(f"bitext.dev.{n}", road.sides("sets", "dev", str(n))) for n in range(len(road.config.bitext.dev))]
-    return sets + [(f"test set {test.name}", road.sides("sets", "test", test.name)) for test in road.config.test]
-
-
-def _data(road: Road, train: list[CorpusConfig]) -> DataConfig:
-    """Return the section `data` that these corpora are cleaned by."""
-    # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
-    return DataConfig(
-        source_language=road.languages[0],
-        target_language=road.languages[1],
-        store="-",
-        train=train,
-        dev=[CorpusConfig(name=name, source=str(source), target=str(target)) for name, (source, target) in _sets(road)],
-        filters=road.config.cleaning,
-    )
-
-
-class _Cleaning:
-    """One call of the step."""
-
-    def __init__(self, road: Road, held: HoldOutConfig) -> None:
-        self._road, self._taken = road, HeldOutPairs(held)
-        self._progress = Progress(road.say, "pairs")
-
-    def run(self, folder: Path) -> None:
+    def work(self, folder: Path) -> None:
         """Clean all corpora, then take out what is to be held out."""
-        road, taken = self._road, self._taken
-        names = road.bitext_names()
-        data = _data(road, [resolved(road, one, f"bitext.train.{n}") for n, one in enumerate(road.config.bitext.train)])
+        with errors_renamed(corpora=self._keys):
+            self._clean(folder)
+
+    def _keys(self) -> dict[str, str]:
+        """Return the key or name in the pipeline's file of each corpus that `_data` has."""
+        train = {f"data.train.{n}": f"bitext.train.{n}" for n in range(len(self._bitext.train))}
+        return train | {f"data.dev.{n}": name for n, (name, _) in enumerate(self._sets())}
+
+    def _sets(self) -> list[tuple[str, tuple[Path, Path]]]:
+        """Return key or name and files of each set that training pairs are compared with."""
+        sides, tests = self._context.sides, self._context.config.test
+        sets = [(f"bitext.dev.{n}", sides("sets", "dev", str(n))) for n in range(len(self._bitext.dev))]
+        return sets + [(f"test set {test.name}", sides("sets", "test", test.name)) for test in tests]
+
+    def _data(self, train: list[CorpusConfig]) -> DataConfig:
+        """Return the section `data` that these corpora are cleaned by."""
+        # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
+        sets = [CorpusConfig(name=name, source=str(files[0]), target=str(files[1])) for name, files in self._sets()]
+        return DataConfig(
+            source_language=self._context.languages[0],
+            target_language=self._context.languages[1],
+            store="-",
+            train=train,
+            dev=sets,
+            filters=self._context.config.cleaning,
+        )
+
+    def _clean(self, folder: Path) -> None:
+        context, taken, progress = self._context, HeldOutPairs(self._held), Progress(self._context.say, "pairs")
+        keyed = [(f"bitext.train.{number}", corpus) for number, corpus in enumerate(self._bitext.train)]
+        data = self._data([resolved(context, corpus, key) for key, corpus in keyed])
         # (1) Count and learn.
         corpora = find_corpora(data)
         training = [corpus for corpus in corpora if corpus.split == "train"]
         cleaners_of(data, training)
-        count_pairs(corpora, self._progress.phase)
-        scorers = train_pair_scores(training, data, self._progress.phase)
+        count_pairs(corpora, progress.phase)
+        scorers = train_pair_scores(training, data, progress.phase)
         comparisons = Comparisons.of_all(data, corpora)
         # (2) Clean.
         with _block_cleaning(data, scorers, sum(corpus.read for corpus in training), folder) as cleaned:
-            for number, (name, corpus) in enumerate(zip(names, training, strict=True)):
+            for number, (name, corpus) in enumerate(zip(self._names, training, strict=True)):
                 tasks = (_Task(number, *block) for block in corpus.scored_blocks())
-                blocks = self._compared(cleaned(tasks), corpus, comparisons)
-                place = road.sides("clean", "cleaned" if taken else "train", name)
-                corpus.kept = write_sides(place, taken.seeing(blocks))
+                blocks = _compared(cleaned(tasks), corpus, comparisons, progress)
+                files = context.sides("clean", "cleaned" if taken else "train", name)
+                corpus.kept = write_sides(files, taken.seeing(blocks))
                 corpus.overlap = comparisons.overlaps(number)
         if not sum(corpus.kept for corpus in training):
             counts = sum((corpus.dropped for corpus in training), Counter[str]())
             raise nothing_left(sum(corpus.read for corpus in training), counts, training)
         # (3) Take out what is held out.
-        unseen = []
-        if taken:
-            taken.write(road)
-            before = sum(corpus.kept for corpus in training)
-            for name, corpus in zip(names, training, strict=True):
-                others = map(taken.without, _plain(road.sides("clean", "cleaned", name)))
-                kept = write_sides(road.sides("clean", "train", name), others)
-                corpus.dropped["held_out"] += corpus.kept - kept
-                corpus.kept = kept
-                for path in road.sides("clean", "cleaned", name):
-                    path.unlink()
-            left = sum(corpus.kept for corpus in training)
-            if not left:
-                raise taken.nothing_left(before)
-            unseen = taken.notices(before - left, left)
-        # (4) Tell.
+        unseen = self._without_held_out(training, taken) if taken else []
+        # (4) Report.
         found = side_notices(corpora, data) + overlap_notices(corpora, data)
-        notices = [notice.shown(pipeline_names(corpora=_keys(road))) for notice in found] + unseen
-        notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
-        for name, corpus in zip(names, training, strict=True):
+        notices = [notice.shown(pipeline_names(corpora=self._keys())) for notice in found] + unseen
+        notices += [_nothing_left(n, self._names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
+        for name, corpus in zip(self._names, training, strict=True):
             dropped = f"; dropped: {_reasons(corpus)}" if corpus.kept < corpus.read else ""
-            road.say(f"{name}: kept {corpus.kept:,} of {corpus.read:,} pairs{dropped}")
+            context.say(f"{name}: kept {corpus.kept:,} of {corpus.read:,} pairs{dropped}")
         for notice in notices:
-            road.say(f"warning: {notice}")
-        reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
+            context.say(f"warning: {notice}")
+        reports = {name: _report(corpus) for name, corpus in zip(self._names, training, strict=True)}
         write_document(folder / "report.json", {"corpora": reports, "notices": notices})
 
-    def _compared(
-        self, blocks: Iterator[CleanedBlock], corpus: Corpus, comparisons: Comparisons
-    ) -> Iterator[PairBlock]:
-        """Yield what comparisons with others leave of a corpus's blocks, and count the rest in it."""
-        done = 0
-        for cleaned in blocks:
-            block = compared(cleaned, comparisons, lambda of, place: (of.source[place], of.target[place]))
-            corpus.dropped.update(block.dropped)
-            corpus.repaired += block.repaired
-            corpus.examples.join(block.examples)
-            yield block.source, block.target
-            done += block.read
-            self._progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
+    def _without_held_out(self, training: Sequence[Corpus], taken: HeldOutPairs) -> list[str]:
+        """Write the held-out sets and the training corpora without their pairs; return notices."""
+        taken.write(self._context)
+        before = sum(corpus.kept for corpus in training)
+        for name, corpus in zip(self._names, training, strict=True):
+            cleaned = self._context.sides("clean", "cleaned", name)
+            others = map(taken.without, _plain(cleaned))
+            kept = write_sides(self._context.sides("clean", "train", name), others)
+            corpus.dropped["held_out"] += corpus.kept - kept
+            corpus.kept = kept
+            for path in cleaned:
+                path.unlink()
+        if not (left := sum(corpus.kept for corpus in training)):
+            raise taken.nothing_left(before)
+        return taken.notices(before - left, left)
 
-    @staticmethod
-    def _report(corpus: Corpus) -> dict[str, Any]:
-        return {
-            "read": corpus.read,
-            "kept": corpus.kept,
-            "repaired": corpus.repaired,
-            "dropped": dict(sorted(corpus.dropped.items())),
-            "examples": corpus.examples.listed(),
-        }
+
+def _compared(
+    blocks: Iterator[CleanedBlock], corpus: Corpus, comparisons: Comparisons, progress: Progress
+) -> Iterator[PairBlock]:
+    """Yield what comparisons with others leave of a corpus's blocks, and count the rest in it."""
+    done = 0
+    for cleaned in blocks:
+        block = compared(cleaned, comparisons, lambda of, place: (of.source[place], of.target[place]))
+        corpus.dropped.update(block.dropped)
+        corpus.repaired += block.repaired
+        corpus.examples.join(block.examples)
+        yield block.source, block.target
+        done += block.read
+        progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
+
+
+def _report(corpus: Corpus) -> dict[str, Any]:
+    return {
+        "read": corpus.read,
+        "kept": corpus.kept,
+        "repaired": corpus.repaired,
+        "dropped": dict(sorted(corpus.dropped.items())),
+        "examples": corpus.examples.listed(),
+    }
 
 
 class _Task(NamedTuple):

@@ -1,22 +1,30 @@
-"""Steps that get text: public corpora fetched, development and test sets copied."""
+"""Steps that get text: public corpora fetched, development and test sets copied, text of one language put together."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
+
+import numpy as np
+import xxhash
 
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.languages import main_language
-from ziggurat.config.pipeline import BitextCorpus, TestSetConfig
-from ziggurat.corpora.pipeline.road import Progress, Road, slug, write_sides
-from ziggurat.corpora.pipeline.settings import Settings, settings_of
-from ziggurat.corpora.pipeline.step import Step
+from ziggurat.config.pipeline import BitextCorpus, MonolingualText, TestSetConfig
+from ziggurat.corpora.pipeline.context import PipelineContext, Progress, slug, write_side, write_sides
+from ziggurat.corpora.pipeline.step import Settings, Step, settings_of, write_document
+from ziggurat.corpora.synthesis.lines import Line, readable_lines
+from ziggurat.data.cleaning.filters import HashSet
+from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.inputs import Origin, read_origin
+from ziggurat.data.lines import normalise
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files
 
+_BLOCK = 10_000
 _NOT_OF_TEXT = {"name", "weight", "tag", "source", "target", "path"}
 """Keys of a corpus that its text does not depend on: files count by their content. Any other counts, also a new one."""
 
@@ -27,15 +35,15 @@ _WHY = {
 }
 
 
-def refuse_repeated_texts(road: Road) -> None:
+def refuse_repeated_texts(context: PipelineContext) -> None:
     """Raise ConfigError for text that is given twice.
 
     One side in common is enough between training, development and test sets; of two sets of one list all has to be the
     same, since a test set may have a second reference, and a corpus two tags.
     """
-    bitext = road.config.bitext
+    bitext = context.config.bitext
     lists: dict[str, Sequence[BitextCorpus | TestSetConfig]]
-    lists = {"bitext.train": bitext.train, "bitext.dev": bitext.dev, "test": road.config.test}
+    lists = {"bitext.train": bitext.train, "bitext.dev": bitext.dev, "test": context.config.test}
     texts: dict[str, tuple[str, str]] = {}
     wholes: dict[str, str] = {}
     for kind, sets in lists.items():
@@ -62,37 +70,55 @@ def _texts(one: BitextCorpus | TestSetConfig, place: str) -> Iterator[tuple[str,
     for key in ("source", "target", "path"):
         if (given := getattr(one, key, None)) is not None:
             paths = [Path(given).expanduser()]
-            with contextlib.suppress(DataError):  # what is missing is told by the step that reads it
+            with contextlib.suppress(DataError):  # the step that reads it reports what is missing
                 paths = find_files(given, f"{place}.{key}")
             columns = f" {getattr(one, 'columns', None)}" if key == "path" else ""  # a table may have several texts
             yield from ((key, f"{path.resolve()}{columns}") for path in paths)
 
 
-def fetched_names(road: Road) -> list[str]:
+def fetched_names(context: PipelineContext) -> list[str]:
     """Return the names of all public corpora of a pipeline, each once."""
-    config = road.config
+    config = context.config
     bitext = [one.fetch for one in (*config.bitext.train, *config.bitext.dev)]
     others = [one.fetch for one in (*config.monolingual.source, *config.monolingual.target)]
     return list(dict.fromkeys(filter(None, [*bitext, *(one.fetch for one in config.test), *others])))
 
 
-def fetch_step(road: Road) -> Step:
-    """Return the step that fetches public corpora by name; each has a folder of its own."""
-    how = road.config.fetch
+class FetchStep(Step):
+    """The step that fetches public corpora by name; each has its own folder."""
 
-    def work(folder: Path) -> None:
+    name = "fetch"
+
+    def __init__(self, context: PipelineContext) -> None:
+        self._context, self._how, self._names = context, context.config.fetch, fetched_names(context)
+        self.title = f"fetches public corpora: {len(self._names)}"
+        self.settings = {"names": self._names}  # how a corpus is fetched, and from where, does not change it
+
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the registries."""
+        return {(key := f"fetch.registry.{n}"): find_files(one, key) for n, one in enumerate(self._how.registry)}
+
+    def check(self) -> None:
+        """Refuse a registry that cannot be read."""
+        from ziggurat.corpora.fetch.registry import load_registry
+
+        load_registry(self._how.registry)
+
+    def work(self, folder: Path) -> None:
+        """Fetch what is not there yet."""
         from ziggurat.corpora.fetch.corpus import run_task, task_of_name
         from ziggurat.corpora.fetch.downloads import Downloads, default_folder
         from ziggurat.corpora.fetch.indexes import Names
         from ziggurat.corpora.fetch.registry import load_registry
         from ziggurat.corpora.fetch.transfer import Network
 
+        how = self._how
         cache = Path(how.cache).expanduser() if how.cache else default_folder()
         network = Network(proxy=how.proxy, retries=how.retries)
-        downloads = Downloads(cache, how.mirror, how.offline, network, Progress(road.say, "").phase)
+        downloads = Downloads(cache, how.mirror, how.offline, network, Progress(self._context.say, "").phase)
         known = Names(load_registry(how.registry), downloads)
         failed = []
-        for name in fetched_names(road):
+        for name in self._names:
             try:
                 run_task(task_of_name(known.find(name), folder / slug(name)), downloads)
             except DataError as error:
@@ -100,25 +126,10 @@ def fetch_step(road: Road) -> Step:
         if failed:
             raise DataError("\n".join(failed))
 
-    def check() -> None:
-        from ziggurat.corpora.fetch.registry import load_registry
 
-        load_registry(how.registry)
-
-    # How a corpus is fetched, and from where, does not change it.
-    return Step(
-        "fetch",
-        f"fetches public corpora: {len(fetched_names(road))}",
-        {"names": fetched_names(road)},
-        work,
-        files=lambda: {(key := f"fetch.registry.{n}"): find_files(one, key) for n, one in enumerate(how.registry)},
-        check=check,
-    )
-
-
-def fetched_origins(road: Road, name: str) -> list[tuple[Path, Origin]]:
+def fetched_origins(context: PipelineContext, name: str) -> list[tuple[Path, Origin]]:
     """Return the records of a public corpus that was fetched, each with its path."""
-    records = sorted(road.at("fetch", slug(name)).rglob("*.fetched.json"))
+    records = sorted(context.at("fetch", slug(name)).rglob("*.fetched.json"))
     return [(record, origin) for record in records if (origin := read_origin(record)) is not None]
 
 
@@ -128,9 +139,9 @@ def of_fetch(*names: str | None) -> dict[str, list[str]]:
     return {"fetch": fetched} if fetched else {}
 
 
-def fetched_files(road: Road, name: str, languages: Sequence[str], key: str) -> list[Path]:
+def fetched_files(context: PipelineContext, name: str, languages: Sequence[str], key: str) -> list[Path]:
     """Return the file of a fetched corpus for each language. Raises ConfigError where it has another one."""
-    for record, origin in fetched_origins(road, name):
+    for record, origin in fetched_origins(context, name):
         by_language = {code: record.with_name(file) for code in origin.languages for file in origin.files
                        if f".{code}." in f"{file}."}  # fmt: skip
         found = [by_language.get(code) or _alike(by_language, code) for code in languages]
@@ -138,7 +149,7 @@ def fetched_files(road: Road, name: str, languages: Sequence[str], key: str) -> 
             return [path for path in found if path is not None]
         has = " and ".join(by_language)
         raise ConfigError(f"{key}.fetch: `{name}` has {has}, but the languages of the pipeline are {languages}")
-    raise DataError(f"{road.at('fetch', slug(name))}: {name} is not there whole; `--force fetch` fetches it again")
+    raise DataError(f"{context.at('fetch', slug(name))}: {name} is not there whole; `--force fetch` fetches it again")
 
 
 def _alike(files: dict[str, Path], code: str) -> Path | None:
@@ -152,19 +163,19 @@ def _language(code: str) -> str:
     return main_language(code.replace("_", "-").partition("-")[0]).lower()
 
 
-def resolved(road: Road, corpus: BitextCorpus, key: str) -> CorpusConfig:
+def resolved(context: PipelineContext, corpus: BitextCorpus, key: str) -> CorpusConfig:
     """Return a corpus with its files: one that was fetched lies in the folder of `fetch`.
 
     Raises ConfigError where that is of other languages.
     """
     settings = {name: getattr(corpus, name) for name in CorpusConfig.model_fields}
     if corpus.fetch is not None:
-        source, target = fetched_files(road, corpus.fetch, road.languages, key)
+        source, target = fetched_files(context, corpus.fetch, context.languages, key)
         settings |= {"source": str(source), "target": str(target)}
     return CorpusConfig(**settings)
 
 
-def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> dict[str, list[Path]]:
+def corpus_files(context: PipelineContext, corpora: Sequence[BitextCorpus], key: str) -> dict[str, list[Path]]:
     """Return the files from outside of corpora, their scores among them, by key.
 
     Raises DataError for those that are missing.
@@ -174,46 +185,152 @@ def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> dict[
         place = f"{key}.{number}"
         if corpus.fetch is None:
             sides = ("source", "target") if corpus.path is None else ("path",)
-            files = zip(*CorpusReader.of(corpus, place, road.languages).files, strict=True)
+            files = zip(*CorpusReader.of(corpus, place, context.languages).files, strict=True)
             found |= {f"{place}.{side}": list(paths) for side, paths in zip(sides, files, strict=True)}
         scores = [(f"{place}.scores.{n}.path", score.path) for n, score in enumerate(corpus.scores)]
         found |= {name: find_files(path, name) for name, path in scores if path}
     return found
 
 
-def sets_step(road: Road) -> Step:
-    """Return the step that copies development and test sets as they are, as aligned text files."""
-    dev, tests = road.config.bitext.dev, road.config.test
-    as_corpora = [
-        BitextCorpus(fetch=test.fetch)
-        if test.fetch
-        else BitextCorpus(source=test.source, target=test.target, format="text")
-        for test in tests
-    ]
+class SetsStep(Step):
+    """The step that copies development and test sets as they are, as aligned text files."""
 
-    def work(folder: Path) -> None:
-        named = [(f"bitext.dev.{n}", f"dev/{n}", corpus) for n, corpus in enumerate(dev)]
-        named += [(f"test.{n}", f"test/{tests[n].name}", corpus) for n, corpus in enumerate(as_corpora)]
-        for key, name, corpus in named:
-            reader = CorpusReader.of(resolved(road, corpus, key), key, road.languages)
-            if not write_sides(road.sides("sets", name), reader.blocks()):
-                raise DataError(f"{key}: no sentence pairs in {reader.described()}")
+    name, title = "sets", "copies development and test sets"
+    outputs = ("dev/*", "test/*")
 
-    return Step(
-        "sets",
-        "copies development and test sets",
-        {
-            "languages": list(road.languages),
-            "dev": [text_settings(corpus) for corpus in dev],
+    def __init__(self, context: PipelineContext) -> None:
+        self._context, self._dev, tests = context, context.config.bitext.dev, context.config.test
+        self._tests = [
+            BitextCorpus(fetch=test.fetch)
+            if test.fetch
+            else BitextCorpus(source=test.source, target=test.target, format="text")
+            for test in tests
+        ]
+        self.settings = {
+            "languages": list(context.languages),
+            "dev": [text_settings(corpus) for corpus in self._dev],
             "test": [{"name": test.name, **({"fetch": test.fetch} if test.fetch else {})} for test in tests],
-        },
-        work,
-        of_fetch(*(one.fetch for one in (*dev, *as_corpora))),
-        lambda: corpus_files(road, dev, "bitext.dev") | corpus_files(road, as_corpora, "test"),
-        ("dev/*", "test/*"),
-    )
+        }
+        self.after = of_fetch(*(corpus.fetch for corpus in (*self._dev, *self._tests)))
+
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the files of the sets."""
+        dev = corpus_files(self._context, self._dev, "bitext.dev")
+        return dev | corpus_files(self._context, self._tests, "test")
+
+    def work(self, folder: Path) -> None:
+        """Copy all sets."""
+        named = [(f"bitext.dev.{n}", f"dev/{n}", corpus) for n, corpus in enumerate(self._dev)]
+        tests = zip(self._context.config.test, self._tests, strict=True)
+        named += [(f"test.{n}", f"test/{test.name}", corpus) for n, (test, corpus) in enumerate(tests)]
+        for key, name, corpus in named:
+            reader = CorpusReader.of(resolved(self._context, corpus, key), key, self._context.languages)
+            if not write_sides(self._context.sides("sets", name), reader.blocks()):
+                raise DataError(f"{key}: no sentence pairs in {reader.described()}")
 
 
 def text_settings(corpus: BitextCorpus) -> Settings:
     """Return what a corpus's text, or what cleaning leaves of it, depends on besides its files."""
     return settings_of(corpus, exclude=dict.fromkeys(_NOT_OF_TEXT, True) | {"scores": {"__all__": {"path"}}})
+
+
+class MonolingualStep(Step):
+    """The step that puts text of one language together: readable lines, each once, none of a test set."""
+
+    name, outputs = "monolingual", ("*.txt", "report.json")
+
+    def __init__(self, context: PipelineContext) -> None:
+        self._context, texts = context, context.config.monolingual
+        self._sides: dict[str, list[MonolingualText]] = {side: entries for side, entries in texts if entries}
+        self.title = f"cleans text of one language ({' and '.join(self._sides)})"
+        of_sides = {
+            side: [settings_of(entry, exclude={"path"}) for entry in entries] for side, entries in self._sides.items()
+        }
+        self.settings = {"languages": list(context.languages), **of_sides}
+        after = of_fetch(*(entry.fetch for entries in self._sides.values() for entry in entries))
+        if context.config.bitext.dev or context.config.test:
+            after["sets"] = ["*"]
+        if context.config.bitext.hold_out is not None:
+            after["clean"] = ["held-out/*"]
+        self.after = after
+
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the files of text."""
+        entries = [(side, n, entry.path) for side, found in self._sides.items() for n, entry in enumerate(found)]
+        return {(key := f"monolingual.{side}.{n}.path"): find_files(path, key) for side, n, path in entries if path}
+
+    def work(self, folder: Path) -> None:
+        """Write the text of each language."""
+        counts = {}
+        for side, entries in self._sides.items():
+            held_out = [*self._context.at("sets").glob("*/*")] if "sets" in self.after else []
+            held_out += [*self._context.at("clean", "held-out").glob("*")] if "clean" in self.after else []
+            language = self._context.languages[side == "target"]
+            known = [path for path in held_out if path.suffix == f".{language}"]
+            lines = _Lines(self._context, side, entries, known)
+            kept = write_side(folder / f"{side}.txt", lines.blocks())
+            if not kept:
+                raise DataError(f"monolingual.{side}: no line is left; dropped: {lines.counts}")
+            counts[side] = {**lines.counts, "kept": kept}
+        write_document(folder / "report.json", counts)
+
+
+class _Lines:
+    """The lines of one language that are kept, and counts of those that are not.
+
+    Args:
+        context: of the pipeline.
+        side: `source` or `target`.
+        entries: where they come from.
+        known: files with the lines of development and test sets, which are left out.
+    """
+
+    def __init__(
+        self, context: PipelineContext, side: str, entries: Sequence[MonolingualText], known: Sequence[Path]
+    ) -> None:
+        self._context, self._side, self._entries = context, side, entries
+        self._language = context.languages[side == "target"]
+        self._seen = HashSet()
+        self._known = SentenceSet(
+            sentence_hashes(normalise(path.read_text("utf-8").split("\n"), "none")) for path in known
+        )
+        self.counts: dict[str, int] = {}
+
+    def blocks(self) -> Iterator[list[str]]:
+        """Yield the lines that are kept."""
+        progress = Progress(self._context.say)
+        read = 0
+        for number, entry in enumerate(self._entries):
+            key = f"monolingual.{self._side}.{number}"
+            files = self._files(entry, key)
+            lines, left = readable_lines(files), entry.lines
+            # No block is larger than what is left to take: a line that is not written must not count as seen.
+            while block := list(islice(lines, _BLOCK if left is None else min(_BLOCK, left))):
+                read += len(block)
+                kept = self._kept(block)
+                yield kept
+                left = None if left is None else left - len(kept)
+                progress.phase(f"text of {self._language}", read, None)
+
+    def _files(self, entry: MonolingualText, key: str) -> list[Path]:
+        if entry.path is not None:
+            return find_files(entry.path, f"{key}.path")
+        assert entry.fetch is not None
+        return fetched_files(self._context, entry.fetch, [self._language], key)
+
+    def _kept(self, block: Sequence[Line]) -> list[str]:
+        texts = []
+        known = self._known.look(sentence_hashes([line.text for line in block]))
+        for line, held_out in zip(block, known, strict=True):
+            why = line.reason or ("held_out" if held_out else None)
+            if why:
+                self.counts[why] = self.counts.get(why, 0) + 1
+            else:
+                texts.append(line.text)
+        if not texts:
+            return []
+        hashes = np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64, len(texts))
+        repeated = self._seen.add(hashes)
+        if repeated.any():
+            self.counts["duplicate"] = self.counts.get("duplicate", 0) + int(repeated.sum())
+        return [text for text, again in zip(texts, repeated, strict=True) if not again]

@@ -1,9 +1,9 @@
-"""Costs that the steps of a pipeline are expected to have, before they begin.
+"""Costs that the steps of a pipeline are expected to have, before they begin, and the share that is done of them.
 
 Training is estimated as `ziggurat inspect` does: an update is simulated, and this machine's speed measured. Translating
 follows from the same arithmetic. Steps on text go by rates that were measured once.
 
-Amounts of text that the steps work on: counted where it is there, else bounds by what it is made from.
+CorpusSizes of text that the steps work on: counted where it is there, else bounds by what it is made from.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ziggurat.config.data import FilterConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import BACK_TRANSLATION, BITEXT, ModelName, MonolingualText
 from ziggurat.config.rules.doubtful import warm_up_notice
+from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
-from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Road
-from ziggurat.corpora.pipeline.step import Done, Expected
+from ziggurat.corpora.pipeline.step import Expected, StepProgress, read_document
 from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.compressed import compression_of
-from ziggurat.system.errors import ZigguratError
+from ziggurat.system.errors import CheckpointError, ZigguratError
 from ziggurat.system.files import find_files
 
 if TYPE_CHECKING:
@@ -42,13 +42,13 @@ _PACKED = 3  # bytes of text for one of a compressed file
 _COUNTED = 1 << 28  # bytes of a file that is still counted
 
 
-class Lines(NamedTuple):
+class LineCount(NamedTuple):
     """A number of lines or pairs.
 
     Attributes:
         number: the number.
         most: whether it is a bound: text that is still to be cleaned or translated.
-        rough: whether it is told by the size of a file.
+        rough: whether it is estimated by the size of a file.
     """
 
     number: int
@@ -60,18 +60,18 @@ class Lines(NamedTuple):
         return f"{'at most ' if self.most else ''}{'about ' if self.rough or not self.most else ''}{self.number:,}"
 
 
-class Amounts:
+class CorpusSizes:
     """Numbers of lines that steps work on; None where nothing is known, as of a corpus that is not fetched yet.
 
     Args:
-        road: of the pipeline.
+        context: of the pipeline.
     """
 
-    def __init__(self, road: Road) -> None:
-        self._road = road
-        self._config = road.config
+    def __init__(self, context: PipelineContext) -> None:
+        self._context = context
+        self._config = context.config
 
-    def given(self) -> Lines | None:
+    def given(self) -> LineCount | None:
         """Return the pairs of the bitext as it comes in."""
         return _sum([self._given(number) for number in range(len(self._config.bitext.train))])
 
@@ -79,66 +79,66 @@ class Amounts:
         """Return what reads a corpus of the bitext as it comes in; None: it is not there."""
         key, corpus = f"bitext.train.{number}", self._config.bitext.train[number]
         with contextlib.suppress(ZigguratError):  # not fetched, or not as it should be, which the step says
-            return CorpusReader.of(resolved(self._road, corpus, key), key, self._road.languages)
+            return CorpusReader.of(resolved(self._context, corpus, key), key, self._context.languages)
         return None
 
-    def _given(self, number: int) -> Lines | None:
+    def _given(self, number: int) -> LineCount | None:
         if (reader := self.reader(number)) is None:
             return None
         if reader.kind == "parquet":
             return _sum([_rows_of(part[0]) for part in reader.files])
         return lines_of(part[0] for part in reader.files)
 
-    def bitext(self) -> Lines | None:
+    def bitext(self) -> LineCount | None:
         """Return the pairs of the bitext that are trained on."""
         held = self._config.bitext.hold_out
         less = held.dev + held.test if held is not None else 0
-        files = [self._road.sides("clean", "train", name)[0] for name in self._road.bitext_names()]
+        files = [self._context.sides("clean", "train", name)[0] for name in self._context.bitext_names()]
         return lines_of(files) or _at_most(self.given(), less)
 
-    def text(self, side: str) -> Lines | None:
+    def text(self, side: str) -> LineCount | None:
         """Return the lines of the text of one language, `source` or `target`."""
         entries: Sequence[MonolingualText] = getattr(self._config.monolingual, side)
         bounds = (self._entry(entry, side, number) for number, entry in enumerate(entries))
-        return lines_of([self._road.at("monolingual", f"{side}.txt")]) or _at_most(_sum(list(bounds)))
+        return lines_of([self._context.at("monolingual", f"{side}.txt")]) or _at_most(_sum(list(bounds)))
 
-    def _entry(self, entry: MonolingualText, side: str, number: int) -> Lines | None:
-        key, language = f"monolingual.{side}.{number}", self._road.languages[side == "target"]
-        found: Lines | None = None
+    def _entry(self, entry: MonolingualText, side: str, number: int) -> LineCount | None:
+        key, language = f"monolingual.{side}.{number}", self._context.languages[side == "target"]
+        found: LineCount | None = None
         with contextlib.suppress(ZigguratError):
             if entry.path is not None:
                 found = lines_of(find_files(entry.path, f"{key}.path"))
             elif entry.fetch is not None:
-                found = lines_of(fetched_files(self._road, entry.fetch, [language], key))
-        limit = None if entry.lines is None else Lines(entry.lines)
+                found = lines_of(fetched_files(self._context, entry.fetch, [language], key))
+        limit = None if entry.lines is None else LineCount(entry.lines)
         return min((lines for lines in (found, limit) if lines is not None), default=None)
 
-    def made(self, step: str) -> Lines | None:
+    def made(self, step: str) -> LineCount | None:
         """Return the pairs of the corpus that a step makes, by `backtranslate`, `distil`, ... or `filter`."""
-        return lines_of([self._road.at(step, "corpus", "target.txt")]) or _at_most(self.read(step))
+        return lines_of([self._context.at(step, "corpus", "target.txt")]) or _at_most(self.read(step))
 
-    def read(self, step: str) -> Lines | None:
+    def read(self, step: str) -> LineCount | None:
         """Return the lines, or pairs, that such a step reads."""
         if step == "backtranslate":
             return self.text("target")
         if step == "filter":
-            return _sum([self.made(other) for other in Corpora(self._road).translated()])
+            return _sum([self.made(other) for other in Corpora(self._context).translated()])
         return self.bitext() if step == DISTILLED[0] else self.text("source")
 
-    def of(self, model: ModelName) -> Lines | None:
+    def of(self, model: ModelName) -> LineCount | None:
         """Return the pairs that a model learns from."""
-        found: list[Lines | None] = []
+        found: list[LineCount | None] = []
         for kind in self._config.weights(model):
             if kind == BITEXT:
                 found.append(self.bitext())
             elif kind == BACK_TRANSLATION:
                 found.append(self.made("backtranslate"))
             else:
-                found += [self.made(step) for step in Corpora(self._road).distilled()]
+                found += [self.made(step) for step in Corpora(self._context).distilled()]
         return _sum(found)
 
 
-def lines_of(files: Iterable[Path]) -> Lines | None:
+def lines_of(files: Iterable[Path]) -> LineCount | None:
     """Return the lines of files: of plain ones counted, of others by their sizes; None where one is not there."""
     total, rough = 0.0, False
     for path in files:
@@ -151,28 +151,30 @@ def lines_of(files: Iterable[Path]) -> Lines | None:
             total, rough = total + size * (_PACKED if packed else 1) / _BYTES_PER_LINE, True
         else:
             total += path.read_bytes().count(b"\n")
-    return Lines(round(total), rough=rough)
+    return LineCount(round(total), rough=rough)
 
 
-def _rows_of(path: Path) -> Lines | None:
+def _rows_of(path: Path) -> LineCount | None:
     """Return the rows of a Parquet file; None where it cannot be read as it is."""
     try:
-        return Lines(pq.read_metadata(path).num_rows)
+        return LineCount(pq.read_metadata(path).num_rows)
     except (OSError, pa.ArrowException):
         return None
 
 
-def _sum(parts: Sequence[Lines | None]) -> Lines | None:
+def _sum(parts: Sequence[LineCount | None]) -> LineCount | None:
     """Return all of them together; None where one is not known."""
     known = [lines for lines in parts if lines is not None]
     if len(known) < len(parts):
         return None
-    return Lines(sum(lines.number for lines in known), any(lines.most for lines in known), any(x.rough for x in known))
+    return LineCount(
+        sum(lines.number for lines in known), any(lines.most for lines in known), any(x.rough for x in known)
+    )
 
 
-def _at_most(lines: Lines | None, less: int = 0) -> Lines | None:
+def _at_most(lines: LineCount | None, less: int = 0) -> LineCount | None:
     """Return a number as a bound, `less` taken away."""
-    return None if lines is None else Lines(max(0, lines.number - less), most=True, rough=lines.rough)
+    return None if lines is None else LineCount(max(0, lines.number - less), most=True, rough=lines.rough)
 
 
 PAIRS_PREPARED, PAIRS_ALIGNED = 25_000, 5_000
@@ -190,7 +192,7 @@ class Costs:
 
     Args:
         experiments: what each is trained by.
-        amounts: knows the bitext, which tells the lengths of sentences until a model's store is there.
+        sizes: knows the bitext, by which lengths of sentences are estimated until a model's store is there.
         existing: folders of the models that are there already.
         pruned: the student has the vocabulary of the teacher, as which it begins.
     """
@@ -198,13 +200,13 @@ class Costs:
     def __init__(
         self,
         experiments: dict[ModelName, Experiment],
-        amounts: Amounts,
+        sizes: CorpusSizes,
         existing: Mapping[ModelName, Path] = MappingProxyType({}),
         *,
         pruned: bool = False,
     ) -> None:
         self._experiments = experiments
-        self._amounts = amounts
+        self._sizes = sizes
         self._existing = existing
         self._pruned = pruned
         self._known: dict[ModelName, Cost] = {}
@@ -220,7 +222,7 @@ class Costs:
             with errors_renamed(name):
                 sizes = vocabulary_sizes(with_vocabulary.data, folder)
                 experiment, _ = self._experiment(name)
-                self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._amounts.reader(0))
+                self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target), self._sizes.reader(0))
         return self._known[name]
 
     def _experiment(self, name: ModelName) -> tuple[Experiment, Path | None]:
@@ -259,7 +261,7 @@ class Costs:
             spans, rates = [updates], rates[-1:]
         return sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
 
-    def trained(self, name: ModelName, updates: int, seconds: float) -> Done | None:
+    def trained(self, name: ModelName, updates: int, seconds: float) -> StepProgress | None:
         """Return the share of a model's training that so many updates are, which took so long; None: not known."""
         if not updates:
             return None
@@ -268,7 +270,7 @@ class Costs:
         if stop.updates is not None:
             shares.append(self._until(name, updates) / self._until(name, stop.updates))
         total = "" if stop.updates is None else f" of {stop.updates:,}"
-        return Done(min(1.0, max(shares)), f"{updates:,}{total} updates", seconds) if shares else None
+        return StepProgress(min(1.0, max(shares)), f"{updates:,}{total} updates", seconds) if shares else None
 
     def quantising(self, updates: int) -> Expected:
         """Return what the fine-tuning of the student for int8 takes at the speed of its training."""
@@ -276,12 +278,12 @@ class Costs:
         return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
 
     def _of_user(self, name: ModelName) -> Cost | None:
-        """Return the cost of a model that is used; None where one that is there does not tell enough."""
+        """Return the cost of a model that is used; None where one that is there lacks a configuration."""
         with contextlib.suppress(*([ZigguratError] if name in self._existing else [])):
             return self.of(name)
         return None
 
-    def translating(self, name: ModelName, lines: Lines | None, beam: int, workers: int) -> Expected:
+    def translating(self, name: ModelName, lines: LineCount | None, beam: int, workers: int) -> Expected:
         """Return what the translation of so many lines takes; None: their number is not known."""
         if lines is None or (cost := self._of_user(name)) is None:
             return Expected(said=f"the number of lines {_UNKNOWN}" if lines is None else f"{lines} lines")
@@ -292,7 +294,7 @@ class Costs:
         speed = cost.time.flops / cost.time.seconds * _OF_TRAINING_SPEED
         return Expected(work / speed, said=f"{lines} lines, {by}; a rough estimate")
 
-    def scoring(self, lines: Lines | None) -> Expected:
+    def scoring(self, lines: LineCount | None) -> Expected:
         """Return what forward passes of the backward model over so many pairs take; None: their number is not known."""
         if lines is None or (cost := self._of_user("backward")) is None:
             return Expected(said=f"the number of pairs {_UNKNOWN}" if lines is None else f"{lines} pairs")
@@ -301,7 +303,7 @@ class Costs:
         return Expected(work / (cost.time.flops / cost.time.seconds), said=f"{lines} pairs; a rough estimate")
 
 
-def cleaning(lines: Lines | None, filters: FilterConfig, workers: int) -> Expected:
+def cleaning(lines: LineCount | None, filters: FilterConfig, workers: int) -> Expected:
     """Return what so many pairs take to clean in so many processes; None: their number is not known."""
     expected = by_rate(lines, _PAIRS_FILTERED)
     if lines is None:
@@ -315,8 +317,34 @@ def cleaning(lines: Lines | None, filters: FilterConfig, workers: int) -> Expect
     return replace(expected, seconds=learning + each * lines.number / workers)
 
 
-def by_rate(lines: Lines | None, rate: float) -> Expected:
+def by_rate(lines: LineCount | None, rate: float) -> Expected:
     """Return what so many pairs take at a rate of pairs a second; None: their number is not known."""
     if lines is None:
         return Expected(said=f"the number of pairs {_UNKNOWN}")
     return Expected(lines.number / rate, said=f"{lines} pairs")
+
+
+def updates_done(run: Path) -> tuple[int, float]:
+    """Return the updates of a run's newest checkpoint, from which training goes on, and the seconds they took."""
+    from ziggurat.model.run_folder import checkpoint_folders, checkpoint_update, read_meta
+
+    for folder in reversed(checkpoint_folders(run)):
+        try:
+            return checkpoint_update(folder), float(read_meta(folder)["progress"]["seconds"])
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            continue
+    return 0, 0.0
+
+
+def lines_done(job: Path, stage: str, noun: str) -> StepProgress | None:
+    """Return the share of a job's lines whose shards are through its last stage; None where it has no plan yet."""
+    from ziggurat.corpora.jobs.run import PLAN_FILE
+
+    plan = read_document(job / PLAN_FILE)
+    try:
+        lines, size = (int(number) for number in (plan["lines"], plan["settings"]["shard_lines"]))  # type: ignore[index]
+        shards = sum(name.endswith(".json") for name in os.listdir(job / stage))
+    except (OSError, KeyError, TypeError, ValueError):
+        return None
+    done = min(lines, shards * size)
+    return StepProgress(done / lines, f"{done:,} of {lines:,} {noun}") if lines > 0 else None

@@ -1,48 +1,65 @@
-"""The step that evaluates teacher, student and export on all test sets: scores, robustness, speed.
-
-systems/NAME.json     what a system made of all texts; an interrupted evaluation goes on with the next system
-translations/TEST.NAME.LANGUAGE
-scores.json, robustness.json, robustness.html
-speed/NAME.json       seconds, which differ every time: no other step depends on them
-"""
+"""The last steps: the evaluation of teacher, student and export, and the report on all steps."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import platform
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.config.pipeline import ModelName
+import torch
+
+from ziggurat import __version__
+from ziggurat.config.pipeline import BACK_TRANSLATION, MODELS, ModelName
 from ziggurat.config.pipeline_models import EvaluationConfig
+from ziggurat.corpora.pipeline.context import DISTILLED, PipelineContext
+from ziggurat.corpora.pipeline.corpora import fetched_origins
 from ziggurat.corpora.pipeline.models import (
     SHORTLIST,
     final_model,
     in_fresh_state,
     model_files,
     of_model,
+    said,
     shortlist_made_here,
     shortlists,
 )
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.settings import joined, settings_of
-from ziggurat.corpora.pipeline.step import Step, read_document, write_document
+from ziggurat.corpora.pipeline.staleness import Times
+from ziggurat.corpora.pipeline.step import Step, joined, read_document, read_manifest, settings_of, write_document
 from ziggurat.corpora.pipeline.synthesis import NOTICES
+from ziggurat.evaluate.metrics import TestSet
+from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
+from ziggurat.evaluate.robustness import Effect
+from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
+from ziggurat.inspect.report.page import (
+    CorpusRow,
+    ModelRow,
+    PipelineSummary,
+    SpeedRow,
+    StepRow,
+    pipeline_page,
+    robustness_page,
+)
+from ziggurat.model.directory import locate_weights, weights_experiment
+from ziggurat.model.low_rank import weights_files
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.metrics import TestSet
-    from ziggurat.evaluate.perturbations import DisturbedSet
     from ziggurat.translate.served import ServedTranslator
     from ziggurat.translate.translator import Translator
 
+PAGE, RECORD = "report.html", "report.json"
 _INT8 = {"precision": "int8"}
 _ROUNDS = 2  # of a measurement of speed; the faster one counts
 
@@ -56,7 +73,7 @@ class _System:
         folder: run, model directory, or export.
         after: the dependence on it.
         served: CTranslate2 translates.
-        settings: decoding settings in place of its own.
+        settings: decoding settings that replace those of the model.
     """
 
     name: str
@@ -66,93 +83,89 @@ class _System:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-def _systems(road: Road, how: EvaluationConfig) -> list[_System]:
+def _systems(context: PipelineContext, how: EvaluationConfig) -> list[_System]:
     """Return the systems of a pipeline, the teacher first."""
     found = []
-    if road.config.teacher is not None:
-        found.append(_System("teacher", road.model("teacher"), of_model(road, "teacher")))
-    name, model, after = final_model(road)
+    if context.config.teacher is not None:
+        found.append(_System("teacher", context.model("teacher"), of_model(context, "teacher")))
+    name, model, after = final_model(context)
     if name == "student":
-        found.append(_System("student", road.model("student"), of_model(road, "student")))
+        found.append(_System("student", context.model("student"), of_model(context, "student")))
     if how.int8:
         found.append(_System(f"{name}-int8", model, after, settings=_INT8))
-    if road.config.export is not None and road.config.export.ctranslate2 is not None:
-        folder = road.at("export-ctranslate2", "ctranslate2")
+    if context.config.export is not None and context.config.export.ctranslate2 is not None:
+        folder = context.at("export-ctranslate2", "ctranslate2")
         found.append(_System(f"{name}-ctranslate2", folder, {"export-ctranslate2": ["ctranslate2/*"]}, served=True))
     return found
 
 
-def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
-    """Return the step."""
-    systems, names = _systems(road, how), road.test_names()
-    after: dict[str, list[str]] = {}
-    for system in systems:
-        after |= system.after
-    for name in names:
-        for path in road.test_set(name):
-            step, *inside = path.relative_to(road.folder).parts
-            after.setdefault(step, []).append("/".join(inside))
-    pages = ["robustness.html"] if how.perturb else []
-    if how.speed_lines:  # int8 is not timed on every processor: its file may rightly be missing
-        pages += [_speed_file(system) for system in systems if system.settings != _INT8]
-    if shortlist_made_here(road):
-        after["shortlist"] = [SHORTLIST]
-    ours: list[ModelName] = [name for name in ("teacher", "student") if getattr(road.config, name) is not None]
+class EvaluateStep(Step):
+    """The step that evaluates teacher, student and export on all test sets: scores, robustness, speed.
 
-    def work(folder: Path) -> None:
+    It writes `scores.json`, `robustness.json`, `robustness.html`, `translations/TEST.NAME.LANGUAGE`; and, for itself,
+    `systems/NAME.json`, what a system made of all texts: an interrupted evaluation goes on with the next system. The
+    seconds in `speed/NAME.json` differ every time: no other step depends on them.
+    """
+
+    name = "evaluate"
+    outputs = ("scores.json", "robustness.json", "translations/*")
+
+    def __init__(self, context: PipelineContext, how: EvaluationConfig) -> None:
+        self._context, self._how, self._names = context, how, context.test_names()
+        self._threads = how.threads or usable_cpus()
+        self._systems = _systems(context, how)
+        self._models: list[ModelName] = [
+            name for name in ("teacher", "student") if getattr(context.config, name) is not None
+        ]
+        self.title = f"evaluates {', '.join(system.name for system in self._systems)}"
+        self.settings = joined(settings_of(how), {"tests": self._names})
+        after: dict[str, list[str]] = {}
+        for system in self._systems:
+            after |= system.after
+        for name in self._names:
+            for path in context.test_set(name):
+                step, *inside = path.relative_to(context.folder).parts
+                after.setdefault(step, []).append("/".join(inside))
+        if shortlist_made_here(context):
+            after["shortlist"] = [SHORTLIST]
+        self.after = after
+        pages = ["robustness.html"] if how.perturb else []
+        if how.speed_lines:  # int8 is not timed on every processor: its file may rightly be missing
+            pages += [_speed_file(system) for system in self._systems if system.settings != _INT8]
+        self.pages = tuple(pages)
+
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the files of models that are there already, and the shortlists that they translate with."""
+        return model_files(self._context, *self._models) | shortlists(self._context, *self._models)
+
+    def check(self) -> None:
+        """Refuse a perturbation that does not exist, and a tokenizer that is not installed."""
+        perturbation_names(self._how.perturb, "evaluation.perturb")
+        for metric in self._how.metrics:
+            sacrebleu_metric(metric, target_language=self._context.languages[1])
+
+    def work(self, folder: Path) -> None:
+        """Translate with each system in turn, then score."""
         from ziggurat.model.fast.packed import available
 
-        usable = [system for system in systems if system.settings != _INT8 or available("int8")]
-        if len(usable) < len(systems):
-            road.say("this CPU has no products of bytes (VNNI): int8 by our own engine is left out")
+        usable = [system for system in self._systems if system.settings != _INT8 or available("int8")]
+        if len(usable) < len(self._systems):
+            self._context.say("this CPU has no products of bytes (VNNI): int8 by our own engine is left out")
         with in_fresh_state():
-            _Evaluation(road, how, folder).run(usable, names)
+            self._evaluate(folder, usable)
 
-    return Step(
-        "evaluate",
-        f"evaluates {', '.join(system.name for system in systems)}",
-        joined(settings_of(how), {"tests": names}),
-        work,
-        after,
-        lambda: model_files(road, *ours) | shortlists(road, *ours),
-        ("scores.json", "robustness.json", "translations/*"),
-        check=partial(_check, road, how),
-        pages=tuple(pages),
-    )
-
-
-def _check(road: Road, how: EvaluationConfig) -> None:
-    """Raise ConfigError for a perturbation that there is not, or a tokenizer that is not installed."""
-    from ziggurat.evaluate.perturbations import perturbation_names
-    from ziggurat.evaluate.scores import sacrebleu_metric
-
-    perturbation_names(how.perturb, "evaluation.perturb")
-    for metric in how.metrics:
-        sacrebleu_metric(metric, target_language=road.languages[1])
-
-
-class _Evaluation:
-    """One evaluation, in the folder of its step."""
-
-    def __init__(self, road: Road, how: EvaluationConfig, folder: Path) -> None:
-        self._road, self._how, self._folder = road, how, folder
-        self._threads = how.threads or usable_cpus()
-
-    def run(self, systems: Sequence[_System], names: Sequence[str]) -> None:
-        """Translate, score, and write all results."""
-        from ziggurat.evaluate.scores import evaluate
-
-        tests = {name: tuple(_lines(path) for path in self._road.test_set(name)) for name in names}
+    def _evaluate(self, folder: Path, systems: Sequence[_System]) -> None:
+        tests = {name: tuple(_lines(path) for path in self._context.test_set(name)) for name in self._names}
         for name, (sources, references) in tests.items():
             if len(sources) != len(references) or not sources:
                 raise ConfigError(f"test set {name}: {len(sources):,} lines of source, {len(references):,} of target")
-        disturbed = self._disturbed(*tests[names[0]])
-        found = [self._outputs(system, tests, disturbed) for system in systems]
+        disturbed = self._disturbed(*tests[self._names[0]])
+        found = [self._outputs(folder, system, tests, disturbed) for system in systems]
         scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name, (_, references) in tests.items():
             for system, record in zip(systems, found, strict=True):
                 outputs = record["tests"][name]
-                file = self._folder / "translations" / f"{name}.{system.name}.{self._road.languages[1]}"
+                file = folder / "translations" / f"{name}.{system.name}.{self._context.languages[1]}"
                 file.parent.mkdir(exist_ok=True)
                 write_atomically(file, "".join(f"{line}\n" for line in outputs).encode())
                 of_system = evaluate(
@@ -160,39 +173,39 @@ class _Evaluation:
                     [references],
                     metrics=self._how.metrics,
                     confidence=True,
-                    target_language=self._road.languages[1],
+                    target_language=self._context.languages[1],
                 )
                 scores.setdefault(name, {})[system.name] = [score.as_record() for score in of_system]
         origins = [[system.name, record["origin"]] for system, record in zip(systems, found, strict=True)]
         if disturbed is not None:
-            self._judge(disturbed, origins, found, self._test_set(*tests[names[0]]))
-        write_document(self._folder / "scores.json", {"systems": origins, "tests": scores})
+            self._judge(folder, disturbed, origins, found, self._test_set(*tests[self._names[0]]))
+        write_document(folder / "scores.json", {"systems": origins, "tests": scores})
 
     def _disturbed(self, sources: list[str], references: list[str]) -> DisturbedSet | None:
-        from ziggurat.evaluate.perturbations import DisturbedSet, perturbation_names
-
         if not self._how.perturb:
             return None
         names = perturbation_names(self._how.perturb, "evaluation.perturb")
         most = self._how.perturb_lines
-        return DisturbedSet(names, sources[:most], [references[:most]], self._road.languages)
+        return DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
 
     def _test_set(self, sources: list[str], references: list[str]) -> TestSet:
-        from ziggurat.evaluate.metrics import TestSet
-
         most = self._how.perturb_lines
-        return TestSet([references[:most]], sources[:most], self._road.languages[1])
+        return TestSet([references[:most]], sources[:most], self._context.languages[1])
 
     def _outputs(
-        self, system: _System, tests: dict[str, tuple[list[str], ...]], disturbed: DisturbedSet | None
+        self,
+        folder: Path,
+        system: _System,
+        tests: dict[str, tuple[list[str], ...]],
+        disturbed: DisturbedSet | None,
     ) -> dict[str, Any]:
         """Return what a system makes of all texts, translated now or by an interrupted call."""
-        file, speed = self._folder / "systems" / f"{system.name}.json", self._folder / _speed_file(system)
+        file, speed = folder / "systems" / f"{system.name}.json", folder / _speed_file(system)
         known, timed = read_document(file), speed.is_file() or not self._how.speed_lines
         if known is not None and timed:
             return known
         with self._opened(system) as translator:
-            self._road.say(f"{system.name}: {translator.origin}")
+            self._context.say(f"{system.name}: {translator.origin}")
             record: dict[str, Any] = known or {"origin": translator.origin, "tests": {}}
             if known is None:
                 for name, (sources, _) in tests.items():
@@ -214,8 +227,6 @@ class _Evaluation:
 
             yield ServedTranslator(system.folder, device=self._how.device, threads=self._threads, **system.settings)
             return
-        import torch
-
         from ziggurat.translate.translator import load_translator
 
         torch.set_num_threads(self._threads)
@@ -239,21 +250,24 @@ class _Evaluation:
         }
 
     def _judge(
-        self, disturbed: DisturbedSet, origins: list[list[str]], found: list[dict[str, Any]], scoring: TestSet
+        self,
+        folder: Path,
+        disturbed: DisturbedSet,
+        origins: list[list[str]],
+        found: list[dict[str, Any]],
+        scoring: TestSet,
     ) -> None:
         """Write what the perturbations cost, as a document and as a page."""
-        from ziggurat.inspect.report.page import robustness_page
-
         outputs = [disturbed.outputs(record["disturbed"]) for record in found]
         systems = [(name, origin) for name, origin in origins]
         results = disturbed.judged(systems, outputs, self._how.metrics, scoring)
         if results.left_out:
             few = f"none of the first {results.sentences:,} lines of the first test set"
             notice = f"evaluation.perturb: left out, since they change {few}: {', '.join(results.left_out)}"
-            self._road.say(f"warning: {notice}")
-            write_document(self._folder / NOTICES, {"notices": [notice]})
-        write_document(self._folder / "robustness.json", results.as_record())
-        write_atomically(self._folder / "robustness.html", robustness_page(results).encode())
+            self._context.say(f"warning: {notice}")
+            write_document(folder / NOTICES, {"notices": [notice]})
+        write_document(folder / "robustness.json", results.as_record())
+        write_atomically(folder / "robustness.html", robustness_page(results).encode())
 
 
 def _speed_file(system: _System) -> str:
@@ -263,11 +277,10 @@ def _speed_file(system: _System) -> str:
 def _bytes_of(system: _System) -> int:
     """Return the size of a system's weights."""
     if system.served:
-        return sum(path.stat().st_size for path in system.folder.iterdir() if path.suffix == ".bin")
-    from ziggurat.model.directory import locate_weights
-    from ziggurat.model.low_rank import weights_files
-
-    return sum(path.stat().st_size for path in weights_files(locate_weights(system.folder)[0]))
+        files = [path for path in system.folder.iterdir() if path.suffix == ".bin"]
+    else:
+        files = weights_files(locate_weights(system.folder)[0])
+    return sum(path.stat().st_size for path in files)
 
 
 def _lines(path: Path) -> list[str]:
@@ -276,6 +289,160 @@ def _lines(path: Path) -> list[str]:
 
 
 def _translated(translator: Translator | ServedTranslator, texts: Sequence[str]) -> list[str]:
-    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores tell of lines that were cut
+    with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores show lines that were cut
         found = translator.translate_stream(texts, window=max(1, len(texts)))
         return [translation.text for translation in found]
+
+
+class ReportStep(Step):
+    """The last step: the report on all others, as a page and as JSON.
+
+    Args:
+        context: the pipeline's.
+        others: all steps before it.
+        times: the file with their times.
+    """
+
+    name, title = "report", "reports on all of it"
+    settings = MappingProxyType({})
+    outputs = ()  # times differ every time
+    pages = (PAGE, RECORD)
+
+    def __init__(self, context: PipelineContext, others: Sequence[Step], times: Path) -> None:
+        self._context, self._others, self._times = context, others, times
+        self.after = {step.name: ["*"] for step in others}
+
+    def outdated(self) -> str | None:
+        """Return the steps on which there was work since: speed, warnings and times are in no output."""
+        shown, spent = dict[str, tuple[float, int]](), Times(self._times)
+        with contextlib.suppress(KeyError, TypeError):  # edited by hand
+            steps = (read_document(self._context.at(self.name, RECORD)) or {})["steps"]
+            shown = {row["name"]: (row["seconds"], row["calls"]) for row in steps}
+        now = {step.name: (spent.of(step.name).seconds, spent.of(step.name).calls) for step in self._others}
+        since = [name for name in now if shown.get(name) != now[name]]
+        return f"since then there was work on {', '.join(since)}: it is made again" if since else None
+
+    def work(self, folder: Path) -> None:
+        """Write the report."""
+        summary = _summary(self._context, self._others, Times(self._times))
+        write_document(folder / RECORD, json.loads(json.dumps(summary.as_record())))
+        page = self._context.at("evaluate", "robustness.html")
+        link = os.path.relpath(page, folder) if summary.effects else None
+        write_atomically(folder / PAGE, pipeline_page(summary, robustness=link).encode())
+
+
+def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> PipelineSummary:
+    """Return the content of the report, from what the other steps left."""
+    steps = []
+    for step in others:
+        manifest, spent = read_manifest(context.at(step.name)), times.of(step.name)
+        size = 0 if manifest is None else sum(entry["bytes"] for entry in manifest.outputs.values())
+        steps.append(StepRow(step.name, step.title, spent.seconds, spent.calls, size))
+    names = {step.name for step in others}
+    # Without the step, its folder may hold what an earlier version of the file asked for.
+    evaluated = "evaluate" in names
+    robustness = (evaluated and read_document(context.at("evaluate", "robustness.json"))) or {}
+    scores = (evaluated and read_document(context.at("evaluate", "scores.json"))) or {"systems": [], "tests": {}}
+    return PipelineSummary(
+        context.languages,
+        steps,
+        _corpora(context, names),
+        _models(context),
+        [(name, origin) for name, origin in scores["systems"]],
+        scores["tests"],
+        _speed(context, [name for name, _ in scores["systems"]]),
+        [Effect(**effect) for effect in robustness.get("effects", [])],
+        robustness.get("sentences", 0),
+        {one["name"]: one["cases"] for one in robustness.get("perturbations", [])},
+        {to: _export(context, to) for to in context.exports()},
+        {
+            "ziggurat": __version__,
+            "torch": metadata.version("torch"),
+            "on": f"{platform.machine()}, {os.cpu_count()} cores",
+        },
+        _notices(context, names),
+        [said(name) for name in MODELS if (one := getattr(context.config, name)) is not None and one.existing],
+    )
+
+
+def _notices(context: PipelineContext, steps: set[str]) -> list[str]:
+    """Return the warnings of the steps on what they read and made."""
+    files = [context.at("clean", "report.json")]
+    files += [context.at(step, NOTICES) for step in ("backtranslate", *DISTILLED, "evaluate") if step in steps]
+    return [notice for file in files for notice in (read_document(file) or {}).get("notices", [])]
+
+
+def _corpora(context: PipelineContext, steps: set[str]) -> list[CorpusRow]:
+    rows = []
+    cleaned = (read_document(context.at("clean", "report.json")) or {"corpora": {}})["corpora"]
+    for name, corpus in zip(context.bitext_names(), context.config.bitext.train, strict=True):
+        found = cleaned.get(name, {"read": 0, "kept": 0, "dropped": {}})
+        licences, examples = _licences(context, corpus.fetch), found.get("examples", {})
+        rows.append(CorpusRow(name, found["read"], found["kept"], found["dropped"], licences, examples))
+    texts = read_document(context.at("monolingual", "report.json")) or {} if "monolingual" in steps else {}
+    for side, entries in context.config.monolingual:
+        if side in texts:
+            licences = {}
+            for entry in entries:
+                licences |= _licences(context, entry.fetch)
+            dropped = {reason: count for reason, count in texts[side].items() if reason != "kept"}
+            kept = texts[side]["kept"]
+            rows.append(CorpusRow(f"monolingual, {side}", kept + sum(dropped.values()), kept, dropped, licences))
+    synthetic = (("backtranslate", BACK_TRANSLATION), *((step, step) for step in (*DISTILLED, "filter")))
+    for step, name in synthetic:
+        if step in steps and (made := read_document(context.at(step, "corpus", "manifest.json"))):
+            rows.append(CorpusRow(name, made["read"], made["kept"], made["dropped"]))
+    for test in context.config.test:
+        if licences := _licences(context, test.fetch):
+            lines = context.test_set(test.name)[0].read_bytes().count(b"\n")
+            rows.append(CorpusRow(f"test set {test.name}", lines, lines, {}, licences))
+    return rows
+
+
+def _licences(context: PipelineContext, name: str | None) -> dict[str, str]:
+    if name is None:
+        return {}
+    return {part.name: part.licence for _, origin in fetched_origins(context, name) for part in origin.parts}
+
+
+def _models(context: PipelineContext) -> list[ModelRow]:
+    from ziggurat.model.inspection import inspect_experiment
+
+    rows = []
+    for name in MODELS:
+        if getattr(context.config, name) is None:
+            continue
+        weights, folder = locate_weights(context.model(name))
+        experiment = weights_experiment(weights.parent, folder)
+        model = experiment.model
+        found = inspect_experiment(experiment, folder)
+        depth = (model.encoder.layers, model.decoder.layers)
+        size = sum(path.stat().st_size for path in weights_files(weights))
+        rows.append(ModelRow(name, depth, model.d_model, found.parameters, size))
+    return rows
+
+
+def _speed(context: PipelineContext, systems: Sequence[str]) -> list[SpeedRow]:
+    rows = []
+    for name in systems:
+        found = read_document(context.at("evaluate", "speed", f"{name}.json"))
+        if found is None:
+            continue
+        lines, words, pieces = (found[key] / found["seconds"] for key in ("lines", "source_words", "target_pieces"))
+        rows.append(SpeedRow(name, lines, words, pieces, found["threads"], found["bytes"]))
+    return rows
+
+
+def _export(context: PipelineContext, to: str) -> dict[str, Any]:
+    """Return what an export was verified by."""
+    folder = context.at(f"export-{to}", to)
+    report = read_document(folder / "export.json") or {}
+    verified, quantized = report.get("verification", {}), report.get("quantized", {})
+    return {
+        "folder": str(folder),
+        "quantization": report.get("quantization"),
+        "lines": verified.get("lines", 0),
+        "identical": verified.get("identical", 0),
+        "unchanged": quantized.get("identical"),
+        "unchanged_of": quantized.get("lines"),  # long lines, too, which verification leaves out
+    }

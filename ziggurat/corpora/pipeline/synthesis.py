@@ -1,26 +1,30 @@
-"""Steps that make text: back-translation by the backward model, distillation by the teacher.
+"""Steps that make text and word links: back-translation, distillation by the teacher, its filter, alignment.
 
-The warning where many lines gave no pair: because of the model, or of limits that do not suit these languages.
+All of them are jobs (ziggurat.corpora.jobs). Where many lines give no pair, a warning says whether the model or limits
+that do not suit these languages may be the reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
 from ziggurat.config.pipeline import ModelName
 from ziggurat.config.pipeline_models import (
-    BackTranslationConfig,
+    AlignmentStepConfig,
     DistillationConfig,
     FilterStepConfig,
     TranslationConfig,
 )
-from ziggurat.corpora.pipeline.costs import Amounts, Costs
-from ziggurat.corpora.pipeline.engine import AUTO
+from ziggurat.corpora.jobs.models import job_decoding
+from ziggurat.corpora.jobs.run import Work, fix_plan, made_once
+from ziggurat.corpora.jobs.tasks import Aligning, run_text_job
+from ziggurat.corpora.jobs.tasks import Line as TextLine
+from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext, Progress, write_side
+from ziggurat.corpora.pipeline.costs import PAIRS_ALIGNED, CorpusSizes, Costs, by_rate, lines_done
 from ziggurat.corpora.pipeline.models import (
     decoding_of,
     in_fresh_state,
@@ -30,214 +34,335 @@ from ziggurat.corpora.pipeline.models import (
     said,
     shortlists,
 )
-from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Progress, Road
-from ziggurat.corpora.pipeline.settings import Settings, joined, settings_of
-from ziggurat.corpora.pipeline.step import Step, lines_done, write_document
-from ziggurat.corpora.synthesis.plan import PairFilter, readable_lines
-from ziggurat.corpora.synthesis.run import Report, dropped_text
+from ziggurat.corpora.pipeline.staleness import AUTO
+from ziggurat.corpora.pipeline.step import (
+    Expected,
+    Settings,
+    Step,
+    StepProgress,
+    joined,
+    settings_of,
+    write_document,
+)
+from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
+from ziggurat.corpora.synthesis.lines import PairFilter, count_lines, readable_lines
+from ziggurat.corpora.synthesis.run import BackTranslationJob, Report, back_translate, dropped_text
+from ziggurat.data.aligner import Aligner, TrainingOptions
+from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.data.store_checks import InputWatch
 from ziggurat.data.subword import load_tokenizers
+from ziggurat.data.word_links import spread_pairs
+from ziggurat.model.directory import locate_weights, usable_device
 from ziggurat.system.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ziggurat.corpora.synthesis.plan import BackTranslationJob
-
+from ziggurat.system.files import write_atomically
+from ziggurat.system.staging import discard
 
 NOTICES = "notices.json"
 """Warnings of a step, for the report; none where the file is missing."""
 _SHARDS, _LEAST_SHARD_LINES, _MOST_SHARD_LINES = 100, 200, 2000
+_SHARD_PAIRS = 10_000
+"""Pairs of a shard of the alignment."""
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
 _OF_MACHINE = {"threads", "device"}
 _OF_RESULT = set(TranslationConfig.model_fields) - {"workers", *_OF_MACHINE}
 """Keys of a synthetic corpus that its text depends on."""
 
 
-def backtranslate_step(road: Road, config: BackTranslationConfig, costs: Costs) -> Step:
-    """Return the step that translates text of the target language by the backward model."""
-    text = road.at("monolingual", "target.txt")
-    after = {"monolingual": ["target.txt"], **of_model(road, "backward")}
-    return _translation(road, "backtranslate", "backward", config, [text], after, costs)
+class _ModelStep(Step):
+    """A step that makes a corpus with a model, in workers that each open it.
+
+    Attributes:
+        model: the model.
+    """
+
+    outputs = _CORPUS
+    is_job = True
+    model: ModelName = "backward"
+    _config: TranslationConfig | FilterStepConfig
+
+    def __init__(self, context: PipelineContext, costs: Costs) -> None:
+        self._context, self._costs = context, costs
+
+    def machine(self) -> dict[str, Any]:
+        """Return the settings of what computes, with the device that `auto` is here: a job is done by one kind."""
+        found = dict(settings_of(self._config, include=_OF_MACHINE))
+        if self._config.device != "auto":
+            return found
+        return {**found, "device": f"{AUTO}{usable_device('auto', 'device').type}"}
+
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the files of a model that is there already."""
+        return model_files(self._context, self.model)
+
+    def check(self) -> None:
+        """Refuse a device that is not there, and decoding settings that contradict those of the model."""
+        self._context.execution.check(self.name, self._config.device)
+        try:
+            job_decoding(decoding_of(self._context, self.model), self._decoding())
+        except ConfigError as error:
+            raise ConfigError(f"step {self.name}, with the {said(self.model)}: {error}") from None
+
+    def _decoding(self) -> Mapping[str, Any]:
+        """Return the keys of `decoding` that replace those of the model."""
+        return {}
+
+    def _work(self, noun: str) -> Work:
+        """Return this call's share of the job, which reports its progress in `noun`s."""
+        config, progress = self._config, Progress(self._context.say, noun)
+        return self._context.execution.work(config.workers, config.threads, config.device, progress.show)
 
 
-def distil_steps(road: Road, config: DistillationConfig, costs: Costs) -> list[Step]:
-    """Return the steps that translate by the teacher: the bitext's source side, and text of the source language."""
-    steps = []
-    if config.bitext:
-        sources, references = zip(*(road.sides("clean", "train", name) for name in road.bitext_names()), strict=True)
-        after = {"clean": ["train/*"], **of_model(road, "teacher")}
-        nearest = references if config.n_best > 1 else ()
-        found = _translation(road, DISTILLED[0], "teacher", config, sources, after, costs, nearest)
-        # Their order is that of the result.
-        order = Settings({"corpora": road.bitext_names()}, {})
-        steps.append(replace(found, settings=joined(found.settings, order)))
-    if config.monolingual and road.config.monolingual.source:
-        text = road.at("monolingual", "source.txt")
-        after = {"monolingual": ["source.txt"], **of_model(road, "teacher")}
-        steps.append(_translation(road, DISTILLED[1], "teacher", config, [text], after, costs))
-    return steps
+class _TranslationStep(_ModelStep):
+    """A step that makes a synthetic corpus.
 
+    Attributes:
+        section: its section in the pipeline's file.
+        verb: what it does with text, for the title.
+        text: the step that makes the text, and the pattern of its files.
+    """
 
-def _translation(
-    road: Road,
-    step: str,
-    name: ModelName,
-    config: TranslationConfig,
-    texts: Sequence[Path],
-    after: dict[str, list[str]],
-    costs: Costs,
-    references: Sequence[Path] = (),
-) -> Step:
-    """Return a step that makes a synthetic corpus; with `references` it takes the nearest of several candidates."""
-    candidates: dict[str, Any] = {}
-    if references and isinstance(config, DistillationConfig):
-        candidates = {"n_best": config.n_best, "nearest": config.nearest}
-    here = config.workers, config.threads, config.device
-    section = "backtranslation" if name == "backward" else "distillation"
+    section: ClassVar[str]
+    verb: ClassVar[str] = "translates"
+    text: ClassVar[tuple[str, str]]
+    _config: TranslationConfig
 
-    def job(folder: Path) -> BackTranslationJob:
-        from ziggurat.corpora.synthesis.plan import BackTranslationJob, PairFilter
+    def __init__(self, context: PipelineContext, config: TranslationConfig, costs: Costs) -> None:
+        super().__init__(context, costs)
+        self._config = config
+        self.title = f"{self.verb} text by the {said(self.model)}"
+        self.settings = joined(settings_of(config, include=_OF_RESULT), self._candidates())
+        step, files = self.text
+        self.after = {step: [files], **of_model(context, self.model)}
 
+    def _texts(self) -> list[Path]:
+        """Return the files of text to translate."""
+        return [self._context.at(*self.text)]
+
+    def _references(self) -> list[Path]:
+        """Return the files of its human translations, by which one of several candidates is chosen."""
+        return []
+
+    def _candidates(self) -> dict[str, Any]:
+        """Return how many candidates there are, and how one is chosen; nothing where there is one."""
+        return {}
+
+    def inputs(self) -> dict[str, list[Path]]:
+        """Return the files of a model that is there already, and the shortlist that it translates with."""
+        return super().inputs() | shortlists(self._context, self.model, changes=self._config.decoding)
+
+    def cost(self) -> Expected:
+        """Return what translating takes."""
+        config = self._config
+        beam = config.decoding.get("beam_size", 4) if config.method in ("beam", "noised-beam") else 1
+        beam = max(beam, self._candidates().get("n_best", 1))
+        workers = self._context.execution.processes(config.workers, config.threads, config.device)
+        return self._costs.translating(self.model, CorpusSizes(self._context).read(self.name), beam, workers)
+
+    def progress(self) -> StepProgress | None:
+        """Return the share of lines in finished shards."""
+        return lines_done(self._context.at(self.name, "corpus"), "filtered", "lines")
+
+    def _decoding(self) -> Mapping[str, Any]:
+        return self._job(self._context.at(self.name)).settings()
+
+    def _job(self, folder: Path) -> BackTranslationJob:
+        config, texts = self._config, self._texts()
         return BackTranslationJob(
-            models=(str(road.model(name)),),
+            models=(str(self._context.model(self.model)),),
             inputs=tuple(map(str, texts)),
             out=folder / "corpus",
             method=config.method,
-            forward=name == "teacher",
+            forward=self.model == "teacher",
             device=config.device,
             threads=config.threads,
             seed=config.seed,
             shard_lines=config.shard_lines or _shard_lines(texts),
             filters=PairFilter(config.max_pieces, config.max_ratio, config.ratio_slack),
             decoding=config.decoding,
-            references=tuple(map(str, references)),
-            **candidates,
+            references=tuple(map(str, self._references())),
+            **self._candidates(),
         )
 
-    def check() -> None:
-        road.bulk.check(step, config.device)
-        _check_decoding(step, road, name, job(road.at(step)).settings())
-
-    def work(folder: Path) -> int | None:
-        from ziggurat.corpora.synthesis.run import back_translate, dropped_text
-
-        refuse_empty_stages(road)
-        asked = job(folder)
+    def work(self, folder: Path) -> int | None:
+        """Translate the text, shard by shard."""
+        context = self._context
+        refuse_empty_stages(context)
+        job = self._job(folder)
         with in_fresh_state():
-            outcome = back_translate(asked, road.bulk.work(*here, Progress(road.say).show))
+            outcome = back_translate(job, self._work("lines"))
         if (report := outcome.report) is not None:
-            road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
-            if notice := dropped_notice(report, asked.filters, section, _bitext(road, name), _vocabularies(road, name)):
-                road.say(f"warning: {notice}")
-                write_document(folder / NOTICES, {"notices": [f"{step}: {notice}"]})
+            context.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
+            vocabularies = _vocabularies(context, self.model)
+            if notice := drop_warning(report, job.filters, self.section, self._bitext(), vocabularies):
+                context.say(f"warning: {notice}")
+                write_document(folder / NOTICES, {"notices": [f"{self.name}: {notice}"]})
         return outcome.signal
 
-    doing = "back-translates" if name == "backward" else "translates"
-    beam = config.decoding.get("beam_size", 4) if config.method in ("beam", "noised-beam") else 1
-    beam = max(beam, candidates.get("n_best", 1))
-    return Step(
-        step,
-        f"{doing} text by the {said(name)}",
-        joined(settings_of(config, include=_OF_RESULT), candidates),
-        work,
-        after,
-        lambda: model_files(road, name) | shortlists(road, name, changes=config.decoding),
-        _CORPUS,
-        lambda: costs.translating(name, Amounts(road).read(step), beam, road.bulk.processes(*here)),
-        check,
-        machine=partial(_machine, config),
-        done=lambda: lines_done(road.at(step, "corpus"), "filtered", "lines"),
-        is_job=True,
-    )
+    def _bitext(self) -> list[tuple[Path, Path]]:
+        """Return the files of both sides of the bitext, those of the language that the model reads first."""
+        sides = [self._context.sides("clean", "train", corpus) for corpus in self._context.bitext_names()]
+        return [(target, source) for source, target in sides] if self.model == "backward" else sides
 
 
-def _machine(config: TranslationConfig | FilterStepConfig) -> dict[str, Any]:
-    """Return the settings of what computes, with the device that `auto` is here: a job is done by one kind."""
-    found = dict(settings_of(config, include=_OF_MACHINE))
-    if config.device != "auto":
-        return found
-    from ziggurat.model.directory import usable_device
+class BackTranslateStep(_TranslationStep):
+    """The step that translates text of the target language by the backward model."""
 
-    return {**found, "device": f"{AUTO}{usable_device('auto', 'device').type}"}
+    name, section, verb = "backtranslate", "backtranslation", "back-translates"
+    text = ("monolingual", "target.txt")
+
+
+class DistilTextStep(_TranslationStep):
+    """The step that translates text of the source language by the teacher."""
+
+    name, section, model = DISTILLED[1], "distillation", "teacher"
+    text = ("monolingual", "source.txt")
+
+
+class DistilStep(_TranslationStep):
+    """The step that translates the bitext's source side by the teacher, and takes the candidate nearest the target."""
+
+    name, section, model = DISTILLED[0], "distillation", "teacher"
+    text = ("clean", "train/*")
+    _config: DistillationConfig
+
+    def __init__(self, context: PipelineContext, config: DistillationConfig, costs: Costs) -> None:
+        super().__init__(context, config, costs)
+        # Their order is that of the result.
+        self.settings = joined(self.settings, Settings({"corpora": context.bitext_names()}, {}))
+
+    def _texts(self) -> list[Path]:
+        return [source for source, _ in self._bitext()]
+
+    def _references(self) -> list[Path]:
+        return [target for _, target in self._bitext()] if self._config.n_best > 1 else []
+
+    def _candidates(self) -> dict[str, Any]:
+        config = self._config
+        return {"n_best": config.n_best, "nearest": config.nearest} if config.n_best > 1 else {}
 
 
 def _shard_lines(texts: Sequence[Path]) -> int:
-    """Return the lines of a shard, told by the text alone, since the result depends on them.
+    """Return the lines of a shard, a function of the text alone, since the result depends on them.
 
     What an interruption loses is then small beside the whole, and progress is soon seen.
     """
-    from ziggurat.corpora.synthesis.plan import count_lines
-
     there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
     return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
 
 
-def _bitext(road: Road, name: ModelName) -> list[tuple[Path, Path]]:
-    """Return the files of both sides of the bitext, those of the language that a model reads first."""
-    sides = [road.sides("clean", "train", corpus) for corpus in road.bitext_names()]
-    return [(target, source) for source, target in sides] if name == "backward" else sides
+def _vocabularies(context: PipelineContext, name: ModelName) -> Path:
+    return locate_weights(context.model(name))[1]
 
 
-def _vocabularies(road: Road, name: ModelName) -> Path:
-    from ziggurat.model.directory import locate_weights
+class FilterStep(_ModelStep):
+    """The step that drops the distilled pairs whose source the backward model finds least likely."""
 
-    return locate_weights(road.model(name))[1]
+    name, title = "filter", "drops distilled pairs that the backward model finds unlikely"
+    _config: FilterStepConfig
 
+    def __init__(
+        self, context: PipelineContext, config: FilterStepConfig, distilled: DistillationConfig, costs: Costs
+    ) -> None:
+        super().__init__(context, costs)
+        self._config, self._distilled, self._made = config, distilled, Corpora(context).translated()
+        own = settings_of(config, exclude={"workers", *_OF_MACHINE})
+        self.settings = joined(own, settings_of(distilled, include={"max_pieces"}))
+        self.after = {**{step: ["corpus/*.txt"] for step in self._made}, **of_model(context, self.model)}
 
-def _check_decoding(step: str, road: Road, name: ModelName, changes: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a step's changes and the decoding settings of its model contradict each other."""
-    from ziggurat.corpora.jobs.models import job_decoding
+    def cost(self) -> Expected:
+        """Return what scoring takes."""
+        return self._costs.scoring(CorpusSizes(self._context).read(self.name))
 
-    try:
-        job_decoding(decoding_of(road, name), changes)
-    except ConfigError as error:
-        raise ConfigError(f"step {step}, with the {said(name)}: {error}") from None
+    def progress(self) -> StepProgress | None:
+        """Return the share of pairs in finished shards."""
+        return lines_done(self._context.at(self.name, "corpus"), "scored", "pairs")
 
-
-def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
-    """Return the step that drops the distilled pairs whose source the backward model finds least likely."""
-    made, distilled = Corpora(road).translated(), road.config.distillation
-    assert distilled is not None
-    sources, targets = ([road.at(step, "corpus", f"{side}.txt") for step in made] for side in ("source", "target"))
-    here = config.workers, config.threads, config.device
-
-    def check() -> None:
-        road.bulk.check("filter", config.device)
-        _check_decoding("filter", road, "backward", {})
-
-    def work(folder: Path) -> int | None:
-        from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-        from ziggurat.corpora.synthesis.run import dropped_text
-
+    def work(self, folder: Path) -> int | None:
+        """Score all pairs, shard by shard, and write the likely ones."""
+        context, config = self._context, self._config
+        corpora = [context.at(step, "corpus") for step in self._made]
         job = FilterJob(
-            models=(str(road.model("backward")),),
-            sources=tuple(map(str, sources)),
-            targets=tuple(map(str, targets)),
+            models=(str(context.model(self.model)),),
+            sources=tuple(str(corpus / "source.txt") for corpus in corpora),
+            targets=tuple(str(corpus / "target.txt") for corpus in corpora),
             out=folder / "corpus",
             keep=config.keep,
-            max_pieces=distilled.max_pieces,
+            max_pieces=self._distilled.max_pieces,
             reverse=True,
             device=config.device,
             threads=config.threads,
         )
         with in_fresh_state():
-            outcome = filter_pairs(job, road.bulk.work(*here, Progress(road.say, "pairs").show))
+            outcome = filter_pairs(job, self._work("pairs"))
         if (report := outcome.report) is not None:
-            road.say(f"{report.kept:,} of {report.read:,} pairs; dropped: {dropped_text(report.dropped)}")
+            context.say(f"{report.kept:,} of {report.read:,} pairs; dropped: {dropped_text(report.dropped)}")
         return outcome.signal
 
-    return Step(
-        "filter",
-        "drops distilled pairs that the backward model finds unlikely",
-        joined(settings_of(config, exclude={"workers", *_OF_MACHINE}), settings_of(distilled, include={"max_pieces"})),
-        work,
-        {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
-        partial(model_files, road, "backward"),
-        _CORPUS,
-        lambda: costs.scoring(Amounts(road).read("filter")),
-        check,
-        machine=partial(_machine, config),
-        done=lambda: lines_done(road.at("filter", "corpus"), "scored", "pairs"),
-        is_job=True,
-    )
+
+class AlignStep(Step):
+    """The step that aligns the words of the student's corpora.
+
+    It writes `links/CORPUS.links`, a line for each pair, such as `0-0 1-2`.
+    """
+
+    name, title = "align", "aligns the words of the student's corpora"
+    outputs = ("links/*",)
+    is_job = True
+
+    def __init__(self, context: PipelineContext, how: AlignmentStepConfig) -> None:
+        self._context, self._how, corpora = context, how, Corpora(context)
+        self._chosen = corpora.train("student")
+        self.settings = joined(settings_of(how), {"corpora": [corpus.name for corpus in self._chosen]})
+        read = corpora.inputs("student")
+        self.after = {step: patterns for step, patterns in read.items() if step not in (self.name, "sets")}
+
+    def cost(self) -> Expected:
+        """Return what aligning takes."""
+        return by_rate(CorpusSizes(self._context).of("student"), PAIRS_ALIGNED)
+
+    def work(self, folder: Path) -> int | None:
+        """Train one aligner on all corpora, since a small one has few words; align them with it, shard by shard."""
+        context, how = self._context, self._how
+        readers = [CorpusReader.of(one, f"student.{one.name}", context.languages) for one in self._chosen]
+        watch = InputWatch()
+        files = [watch.fingerprint(path) for reader in readers for part in reader.files for path in part]
+
+        def blocks() -> Iterator[PairBlock]:
+            return chain.from_iterable(reader.blocks() for reader in readers)
+
+        def lines() -> Iterator[TextLine]:
+            return (TextLine(source, (target,)) for block in blocks() for source, target in zip(*block, strict=True))
+
+        def count() -> int:
+            return sum(len(block[0]) for block in blocks())
+
+        plan = fix_plan(folder / "job", "align", {**self.settings, "files": files}, watch, _SHARD_PAIRS, count)
+        with made_once(plan, "aligner") as path:
+            if not path.exists():
+                write_atomically(path, self._trained(blocks(), plan.lines).content())
+        merge = partial(_write_links, folder / "links", readers)
+        work = context.execution.work(1, 1, "cpu", Progress(context.say, "pairs").show)
+        outcome = run_text_job(plan, Aligning(str(path), how.symmetrise), lines, merge, work)
+        if outcome.report is not None:
+            discard(plan.folder)
+        return outcome.signal
+
+    def _trained(self, blocks: Iterator[PairBlock], pairs: int) -> Aligner:
+        how, say = self._how, self._context.say
+        options = TrainingOptions(how.model1_iterations, how.hmm_iterations, TrainingOptions().empty)
+
+        def report(direction: str, iteration: int, likelihood: float) -> None:
+            say(f"{direction}, iteration {iteration}: log-likelihood {likelihood:,.0f}")
+
+        return Aligner.train(spread_pairs(blocks, pairs, how.pairs), "split", options, report)
+
+
+def _write_links(folder: Path, readers: list[CorpusReader], shards: Iterator[bytes]) -> None:
+    """Write the links of all pairs, one file for each corpus."""
+    links = (line for content in shards for line in content.decode().splitlines())
+    for reader in readers:
+        found = (list(islice(links, len(source))) for source, _ in reader.blocks())
+        write_side(folder / f"{reader.name}.links", found)
 
 
 _USUALLY_KEPT = 0.9  # of the lines; with less a notice says what may be wrong
@@ -246,7 +371,7 @@ _COMPARED = 20_000
 _OF_LIMITS = ("ratio", "too_long")
 
 
-def dropped_notice(
+def drop_warning(
     report: Report, filters: PairFilter, section: str, bitext: Sequence[tuple[Path, Path]], vocabularies: Path
 ) -> str | None:
     """Return what to say of a corpus where many lines gave no pair; None where that is not so.

@@ -23,7 +23,7 @@ from ziggurat.config.data import FilterConfig
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.models import ModelChoice, opened
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
-from ziggurat.corpora.synthesis.plan import Line, count_lines, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines
 from ziggurat.corpora.synthesis.run import Report, content_of, merged, rows_of, write_corpus
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError

@@ -1,13 +1,15 @@
-"""The common context of the steps of a pipeline: the configuration, the places of their results, and their messages."""
+"""The common context of the steps of a pipeline: its configuration, where results lie, how jobs are done, messages."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -20,11 +22,14 @@ from ziggurat.config.pipeline import (
     ModelName,
     PipelineConfig,
 )
-from ziggurat.corpora.pipeline.bulk import Bulk
-from ziggurat.data.readers import PairBlock
-from ziggurat.system.errors import ConfigError
+from ziggurat.config.pipeline_models import ExportTarget
+from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.files import atomic_file
+from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import duration
+
+if TYPE_CHECKING:
+    from ziggurat.corpora.jobs import run as job_run
 
 DISTILLED = ("distil", "distil-monolingual")
 """Steps that distil the bitext and text of the source language."""
@@ -36,20 +41,72 @@ _MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
 
 
 @dataclass(frozen=True)
-class Road:
+class ExecutionOptions:
+    """How a call does the steps that are jobs (ziggurat.corpora.jobs); no result depends on it.
+
+    Attributes:
+        ray: address of a Ray cluster; None: processes of this machine.
+        workers: number of processes, or of actors on the cluster; None: as the step's section says, or one for each
+            core, on a GPU one; on a cluster as many as its nodes can hold.
+        part: (i, n): only every n-th shard, from shard i, and no merge.
+    """
+
+    ray: str | None = None
+    workers: int | None = None
+    part: tuple[int, int] = (0, 1)
+
+    @property
+    def shared(self) -> bool:
+        """True where more than one process is asked for."""
+        return self.ray is not None or self.workers is not None or self.part[1] > 1
+
+    def processes(self, workers: int | None, threads: int, device: str) -> int:
+        """Return the number of processes on this machine; `workers` is what the section says."""
+        return self.workers or workers or (1 if _on_gpu(device) else max(1, usable_cpus() // threads))
+
+    def check(self, step: str, device: str) -> None:
+        """Raise ConfigError for a device that is not there, or that workers on a cluster cannot have."""
+        if self.ray is not None and ":" in device:
+            raise ConfigError(
+                f"step {step}, `device: {printable(device)}`: Ray chooses the GPU of each worker; write `cuda`"
+            )
+        _on_gpu(device)
+
+    def work(self, workers: int | None, threads: int, device: str, progress: job_run.Progress) -> job_run.Work:
+        """Return the work of this call at a job; see `processes`."""
+        from ziggurat.corpora.jobs.launchers import processes, ray_actors
+        from ziggurat.corpora.jobs.run import Work
+
+        if self.ray is None:
+            launch = partial(processes, self.processes(workers, threads, device))
+        else:
+            launch = partial(ray_actors, self.ray, self.workers, cpus=threads, gpus=int(_on_gpu(device)))
+        return Work(launch, self.part, progress=progress)
+
+
+def _on_gpu(device: str) -> bool:
+    if device == "cpu":
+        return False
+    from ziggurat.model.directory import usable_device
+
+    return usable_device(device, "device").type != "cpu"
+
+
+@dataclass(frozen=True)
+class PipelineContext:
     """The configuration of a pipeline, and what its steps say and where.
 
     Attributes:
         config: the configuration.
         say: takes messages.
         console: takes those of training; None: standard error.
-        bulk: how steps that are jobs are done.
+        execution: how steps that are jobs are done.
     """
 
     config: PipelineConfig
     say: Say = lambda text: None
     console: Console | None = None
-    bulk: Bulk = field(default_factory=Bulk)
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     @property
     def folder(self) -> Path:
@@ -70,6 +127,10 @@ class Road:
         existing = getattr(self.config, name).existing
         return self.at(name, "run") if existing is None else Path(existing).expanduser()
 
+    def exports(self) -> dict[str, ExportTarget]:
+        """Return the targets of the exports, by name."""
+        return {to: target for to, target in self.config.export or () if target is not None}
+
     def bitext_names(self) -> list[str]:
         """Return the names of the training corpora, which are those of their files; no two are the same.
 
@@ -77,7 +138,8 @@ class Road:
         """
         names: list[str] = []
         for place, corpus in enumerate(self.config.bitext.train):
-            given = corpus.name or corpus.fetch or _set_of(corpus.path or corpus.source or "")
+            # `train` of `data/train.de.gz`.
+            given = corpus.name or corpus.fetch or Path(corpus.path or corpus.source or "").name.split(".")[0]
             base = slug(given) or "bitext"
             if base in _MADE:
                 raise ConfigError(f"bitext.train.{place}: a pipeline makes a corpus `{base}`: give another `name`")
@@ -108,9 +170,9 @@ class Road:
 class Corpora:
     """The corpora of each model: what it learns from, and what it is judged by while it does."""
 
-    def __init__(self, road: Road) -> None:
-        self._road = road
-        self._config = road.config
+    def __init__(self, context: PipelineContext) -> None:
+        self._context = context
+        self._config = context.config
 
     def train(self, name: ModelName) -> list[CorpusConfig]:
         """Return the training corpora of a model, with their weights."""
@@ -121,7 +183,7 @@ class Corpora:
 
     def empty(self) -> set[str]:
         """Return the names of the corpora of the bitext of which cleaning has left nothing."""
-        sources = {name: self._road.sides("clean", "train", name)[0] for name in self._road.bitext_names()}
+        sources = {name: self._context.sides("clean", "train", name)[0] for name in self._context.bitext_names()}
         return {name for name, path in sources.items() if path.is_file() and not path.stat().st_size}
 
     def with_pairs(self, name: ModelName) -> list[CorpusConfig]:
@@ -131,7 +193,7 @@ class Corpora:
 
     def keys(self, name: ModelName) -> dict[str, str]:
         """Return the key in the pipeline's file of each corpus of a model's experiment."""
-        bitext = {corpus: f"bitext.train.{number}" for number, corpus in enumerate(self._road.bitext_names())}
+        bitext = {corpus: f"bitext.train.{number}" for number, corpus in enumerate(self._context.bitext_names())}
         keys = {**bitext, BACK_TRANSLATION: "backtranslation", DISTILLATION: "distillation"}
         train = [keys.get(str(corpus.name), "distillation") for corpus in self.with_pairs(name)]
         dev = [*(f"bitext.dev.{number}" for number in range(len(self._config.bitext.dev))), "bitext.hold_out.dev"]
@@ -141,12 +203,12 @@ class Corpora:
         """Return the development corpora of a model, with the tags that its training corpora have, too."""
         learned = {corpus.tag for corpus in self.train(name)}
         sets = [
-            (self._road.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learned else None)
+            (self._context.sides("sets", "dev", str(number)), corpus.tag if corpus.tag in learned else None)
             for number, corpus in enumerate(self._config.bitext.dev)
         ]
         held = self._config.bitext.hold_out
         if held is not None and held.dev:
-            sets.append((self._road.sides("clean", "held-out", "dev"), None))
+            sets.append((self._context.sides("clean", "held-out", "dev"), None))
         return [
             self._turned(CorpusConfig(source=str(source), target=str(target), tag=tag), name)
             for (source, target), tag in sets
@@ -200,12 +262,12 @@ class Corpora:
                 tag=corpus.tag,
                 filters={key: corpus.filters[key] for key in PREPARED_BY if key in corpus.filters},
             )
-            for name, corpus in zip(self._road.bitext_names(), self._config.bitext.train, strict=True)
-            for source, target in [self._road.sides("clean", "train", name)]
+            for name, corpus in zip(self._context.bitext_names(), self._config.bitext.train, strict=True)
+            for source, target in [self._context.sides("clean", "train", name)]
         ]
 
     def _synthetic(self, step: str, name: str, weight: float, tag: str | None) -> CorpusConfig:
-        source, target = (str(self._road.at(step, "corpus", f"{side}.txt")) for side in ("source", "target"))
+        source, target = (str(self._context.at(step, "corpus", f"{side}.txt")) for side in ("source", "target"))
         return CorpusConfig(name=name, source=source, target=target, weight=weight, tag=tag)
 
     def _turned(self, corpus: CorpusConfig, name: ModelName) -> CorpusConfig:
@@ -216,7 +278,9 @@ class Corpora:
         if name == "backward":
             return corpus.model_copy(update={"source": corpus.target, "target": corpus.source, "tag": None})
         if name == "student" and self._config.alignment is not None and corpus.name is not None:
-            return corpus.model_copy(update={"alignment": str(self._road.at("align", "links", f"{corpus.name}.links"))})
+            return corpus.model_copy(
+                update={"alignment": str(self._context.at("align", "links", f"{corpus.name}.links"))}
+            )
         return corpus
 
 
@@ -260,23 +324,12 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "_", name).strip("._")[:100]
 
 
-def _set_of(path: str) -> str:
-    """Return what a corpus file is called without its endings: `train` of `data/train.de.gz`."""
-    return Path(path).name.split(".")[0]
-
-
 def write_side(path: Path, blocks: Iterable[Sequence[str]]) -> int:
     """Write blocks of lines to a file, whole or not at all; return their number."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = 0
-    with atomic_file(path) as file:
-        for block in blocks:
-            file.write("".join(f"{line}\n" for line in block).encode())
-            lines += len(block)
-    return lines
+    return write_sides([path], ([block] for block in blocks))
 
 
-def write_sides(files: tuple[Path, Path], blocks: Iterator[PairBlock] | Iterable[PairBlock]) -> int:
+def write_sides(files: Sequence[Path], blocks: Iterable[Sequence[Sequence[str]]]) -> int:
     """Write blocks of pairs to two files, each whole or not at all; return the number of pairs."""
     pairs = 0
     with ExitStack() as stack:

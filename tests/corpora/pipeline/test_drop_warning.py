@@ -12,11 +12,11 @@ from tests.corpora.pipeline.conftest import parsed, whole
 from ziggurat.corpora.jobs.run import JobOutcome
 from ziggurat.corpora.pipeline import synthesis
 from ziggurat.corpora.pipeline import synthesis as dropped
-from ziggurat.corpora.pipeline.road import Road
-from ziggurat.corpora.pipeline.summary import _notices
-from ziggurat.corpora.pipeline.synthesis import dropped_notice, share_beyond
-from ziggurat.corpora.pipeline.table import steps_of
-from ziggurat.corpora.synthesis.plan import PairFilter
+from ziggurat.corpora.pipeline.context import PipelineContext
+from ziggurat.corpora.pipeline.evaluation import _notices
+from ziggurat.corpora.pipeline.steps import steps_of
+from ziggurat.corpora.pipeline.synthesis import drop_warning, share_beyond
+from ziggurat.corpora.synthesis.lines import PairFilter
 from ziggurat.corpora.synthesis.run import Report
 
 
@@ -62,22 +62,22 @@ def test_what_is_said(
     kept: int, lost: dict[str, int], pairs: list[tuple[int, int]], said: str | None, tmp_path: Path
 ) -> None:
     report = Report(100, kept, lost, {})
-    notice = dropped_notice(report, PairFilter(), "distillation", [bitext(tmp_path, *pairs)], tmp_path)
+    notice = drop_warning(report, PairFilter(), "distillation", [bitext(tmp_path, *pairs)], tmp_path)
     assert notice is None if said is None else notice is not None and notice.endswith(said)
 
 
 def test_the_report_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome: JobOutcome[Any] = JobOutcome(1, Report(100, 50, {"unfinished": 50}, {}))
-    monkeypatch.setattr("ziggurat.corpora.synthesis.run.back_translate", lambda job, work: outcome)
-    monkeypatch.setattr(synthesis, "_vocabularies", lambda road, name: tmp_path)
+    monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", lambda job, work: outcome)
+    monkeypatch.setattr(synthesis, "_vocabularies", lambda context, name: tmp_path)
     told: list[str] = []
-    road = Road(parsed(whole(folder=str(tmp_path))), told.append)
-    step = next(step for step in steps_of(road) if step.name == "distil")
+    context = PipelineContext(parsed(whole(folder=str(tmp_path))), told.append)
+    step = next(step for step in steps_of(context) if step.name == "distil")
     (tmp_path / "distil").mkdir()
     step.work(tmp_path / "distil")
     (tmp_path / "clean").mkdir()
     (tmp_path / "clean" / "report.json").write_text(json.dumps({"notices": ["of cleaning"]}))
     notice = "50.0 % of 100 lines gave no pair (50 unfinished): the model may be weak"
     assert told[-1] == f"warning: {notice}"
-    assert _notices(road, {"distil"}) == ["of cleaning", f"distil: {notice}"]
-    assert _notices(road, set()) == ["of cleaning"]
+    assert _notices(context, {"distil"}) == ["of cleaning", f"distil: {notice}"]
+    assert _notices(context, set()) == ["of cleaning"]

@@ -1,0 +1,173 @@
+"""Lines of text files and the pairs that are made of them: counted, read, and dropped for one reason each.
+
+A line is decoded to text, or to the reason why no pair can be made of it; filters drop pairs of a synthetic corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from pathlib import Path
+from typing import Literal
+
+from ziggurat.config.data import FilterConfig
+from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
+from ziggurat.data.lines import normalise
+from ziggurat.system.compressed import byte_blocks
+from ziggurat.system.errors import DataError
+
+Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy", "cross_entropy"]
+"""Reason why a line gives no pair:
+
+- `encoding`: not valid UTF-8;
+- `nul`: contains U+0000, so it is not text;
+- `empty`: the line, or its translation, is blank;
+- `too_long`: the line or its translation has too many pieces, or the line more than MAX_CHARACTERS;
+- `unfinished`: the translation was cut at the length limit;
+- `ratio`: the sides differ too much in length;
+- `copy`: the translation is the text itself;
+- `cross_entropy`: the pair is among the least likely (ziggurat.corpora.synthesis.cross_entropy).
+"""
+
+MAX_CHARACTERS = FilterConfig().max_characters or 4000
+"""Longest line that is used, as in `prepare`."""
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Reason | None]:
+    """Return the text of a line, trimmed and without its line end, and None; or "" and the reason to drop it.
+
+    Args:
+        raw: the line's bytes; None where there were too many to keep.
+        first_of_file: a byte order mark is removed.
+    """
+    if raw is None:
+        return "", "too_long"
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "", "encoding"
+    (text,) = normalise([text.removeprefix(_BYTE_ORDER_MARK) if first_of_file else text], "none")
+    if "\0" in text:
+        return "", "nul"
+    if not text or text.isspace():
+        return "", "empty"
+    return ("", "too_long") if len(text) > MAX_CHARACTERS else (text, None)
+
+
+@dataclass(frozen=True)
+class PairFilter:
+    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), milder with short sentences; and copies.
+
+    The longer side may have `max_ratio` times the pieces of the shorter one and `ratio_slack` more. The ratio alone is
+    a rule for long sentences: a true translation of four pieces by seven breaks it.
+
+    Attributes:
+        max_pieces: most subword pieces of either side, by the tokenizers of the model that translated.
+        max_ratio: largest ratio of the sides' pieces.
+        ratio_slack: pieces that the longer side may have beyond that.
+    """
+
+    max_pieces: int = FilterConfig().max_pieces or 250
+    max_ratio: float = MAX_RATIO
+    ratio_slack: int = RATIO_SLACK
+
+    def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
+        """Return the first reason, in this order, to drop the pair, or None."""
+        if not translation or translation.isspace():
+            return "empty"
+        if max(text_pieces, translation_pieces) > self.max_pieces:
+            return "too_long"
+        if self.uneven(text_pieces, translation_pieces):
+            return "ratio"
+        return "copy" if text == translation else None
+
+    def uneven(self, pieces: int, others: int) -> bool:
+        """Return whether the sides of a pair differ too much in length."""
+        shorter, longer = sorted((pieces, others))
+        return longer > self.max_ratio * shorter + self.ratio_slack
+
+
+_MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a byte order mark 3, CR and LF 2
+
+
+@dataclass
+class Line:
+    """A line of text as it stands in its file.
+
+    It is decoded, which takes ten times as long as reading it, when its text is asked for: by the worker that has its
+    shard, and not where other calls do the shard.
+    """
+
+    raw: bytes | None
+    """Its bytes; None: too many to keep."""
+    first_of_file: bool = False
+    translation: Line | None = None
+    """Its translation as somebody else has it."""
+
+    @cached_property
+    def _found(self) -> tuple[str, Reason | None]:
+        return readable(self.raw, first_of_file=self.first_of_file)
+
+    @property
+    def text(self) -> str:
+        """The text, or "" where there is a reason."""
+        return self._found[0]
+
+    @property
+    def reason(self) -> Reason | None:
+        """Reason to drop the line, or None."""
+        return self._found[1]
+
+    @property
+    def reference(self) -> str:
+        """The text of its translation; "" where there is none, or none that can be read."""
+        return "" if self.translation is None else self.translation.text
+
+
+def raw_lines(path: Path) -> Iterator[bytes | None]:
+    """Yield the lines of a file as bytes without LF, unpacked by its name's ending; None for a line that is too long.
+
+    Memory does not grow with the file or a line. Raises DataError for a file that cannot be read or unpacked.
+    """
+    begun, too_long = b"", False  # the beginning of a line whose end is in a later block
+    for block in byte_blocks(path):
+        *ended, rest = block.split(b"\n")
+        for piece in ended:
+            whole = begun + piece
+            yield None if too_long or len(whole) > _MAX_BYTES else whole
+            begun, too_long = b"", False
+        begun += rest
+        # Forget the beginning of a line that is too long, so that memory does not grow with it.
+        if len(begun) > _MAX_BYTES:
+            begun, too_long = b"", True
+    if begun or too_long:
+        yield None if too_long else begun
+
+
+def count_lines(files: Sequence[Path]) -> int:
+    """Return the number of lines of all files together. Raises DataError as `raw_lines` does."""
+    return sum(1 for path in files for _ in raw_lines(path))
+
+
+def readable_lines(files: Sequence[Path], references: Sequence[Path] = ()) -> Iterator[Line]:
+    """Yield the lines of all files, in order, with those of `references`, if there are any, as their references.
+
+    Raises DataError as `raw_lines` does, or where there are not as many references as lines.
+    """
+    lines = _lines(files)
+    if not references:
+        yield from lines
+        return
+    for line, reference in zip_longest(lines, _lines(references)):
+        if line is None or reference is None:
+            raise DataError(f"the files became shorter while they were read: {', '.join(map(str, references))} or text")
+        yield Line(line.raw, line.first_of_file, reference)
+
+
+def _lines(files: Sequence[Path]) -> Iterator[Line]:
+    for path in files:
+        for in_file, raw in enumerate(raw_lines(path)):
+            yield Line(raw, in_file == 0)
