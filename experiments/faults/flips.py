@@ -309,9 +309,9 @@ def _read_model(folder: Path) -> Iterator[object]:
 
 
 def _read_ctranslate2(folder: Path) -> Iterator[object]:
-    from ziggurat.translate.served import ServedTranslator
+    from ziggurat.translate.ctranslate2 import CTranslate2Translator
 
-    translator = ServedTranslator(folder, device="cpu", threads=1)
+    translator = CTranslate2Translator(folder, device="cpu", threads=1)
     yield from _translations(translator)
     yield from _tokenizer_parts(translator.source_tokenizer)
 

@@ -31,7 +31,7 @@ from ziggurat.data.babel import generate_aligned
 from ziggurat.evaluate.scores import evaluate
 from ziggurat.serve.text.alignment import control_pieces, rendered
 from ziggurat.serve.text.markup import html
-from ziggurat.serve.text.sentences import Link, Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
 from ziggurat.serve.text.tokens import html_tokens
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1])]
@@ -44,7 +44,7 @@ NAMES = ("b", "i")  # of the tags of a sentence
 LONGEST = 4  # words in a tag
 MODELS = ("none", "hmm")
 
-Translate = Callable[[list[Sentence]], list[Rendered]]
+Translate = Callable[[list[str]], list[SentenceTranslation]]
 
 
 class Pair(NamedTuple):
@@ -73,16 +73,16 @@ class Model:
     def __init__(self, folder: Path) -> None:
         self.translator = ziggurat.load(folder, alignments=True)
         self._control = control_pieces(self.translator.source_tokenizer)
-        self._known: dict[str, Rendered] = {}
+        self._known: dict[str, SentenceTranslation] = {}
 
-    def translate(self, sentences: list[Sentence]) -> list[Rendered]:
+    def translate(self, sentences: list[str]) -> list[SentenceTranslation]:
         """Return the translations, with the links of the model's own attention."""
-        new = list(dict.fromkeys(one.text for one in sentences if one.text not in self._known))
+        new = list(dict.fromkeys(one for one in sentences if one not in self._known))
         for text, found in zip(new, self.translator.translate(new), strict=True):
             self._known[text] = rendered(found, self._control)
-        return [self._known[one.text] for one in sentences]
+        return [self._known[one] for one in sentences]
 
-    def forced(self, pairs: Sequence[Pair]) -> dict[str, Rendered]:
+    def forced(self, pairs: Sequence[Pair]) -> dict[str, SentenceTranslation]:
         """Return the references as translations, with the links of the model's own attention when it is fed them."""
         found = self.translator.translate(
             [pair.source for pair in pairs],
@@ -95,7 +95,7 @@ class Model:
             said = rendered(translation, self._control)
             if said.links is None or not said.text.startswith(pair.target):
                 raise SystemExit(f"{pair.target!r} was not read as it is: {said.text!r}")
-            known[pair.source] = Rendered(
+            known[pair.source] = SentenceTranslation(
                 pair.target, [link for link in said.links if link.target_end <= len(pair.target)]
             )
         return known
@@ -231,7 +231,7 @@ def node_by_node(translate: Translate, marked: str) -> str:
         if token.kind != "text" or not any(letter.isalpha() for letter in bare):
             out.append(token.raw)
             continue
-        (said,) = translate([Sentence(bare)])
+        (said,) = translate([bare])
         begin = token.text.index(bare)
         whole = f"{token.text[:begin]}{said.text.strip()}{token.text[begin + len(bare) :]}"
         out.append(escape(whole, quote=False))
@@ -241,23 +241,23 @@ def node_by_node(translate: Translate, marked: str) -> str:
 def linked_by(aligner: Aligner, translate: Translate) -> Translate:
     """Return the same translations with the links of an aligner."""
 
-    def links(sentences: list[Sentence]) -> list[Rendered]:
+    def links(sentences: list[str]) -> list[SentenceTranslation]:
         said = [one.text for one in translate(sentences)]
-        found = aligner.align([one.text for one in sentences], said)
-        return [in_characters(one.text, text, own) for one, text, own in zip(sentences, said, found, strict=True)]
+        found = aligner.align(sentences, said)
+        return [in_characters(one, text, own) for one, text, own in zip(sentences, said, found, strict=True)]
 
     return links
 
 
-def in_characters(source: str, target: str, links: set[WordLink]) -> Rendered:
+def in_characters(source: str, target: str, links: set[WordLink]) -> SentenceTranslation:
     """Return a translation with links between words."""
     a, b = (word_spans(text, "split") for text in (source, target))
-    return Rendered(target, [Link(*a[i], *b[j]) for i, j in sorted(links)])
+    return SentenceTranslation(target, [Link(*a[i], *b[j]) for i, j in sorted(links)])
 
 
-def known(table: dict[str, Rendered]) -> Translate:
+def known(table: dict[str, SentenceTranslation]) -> Translate:
     """Return a translator that answers from a table."""
-    return lambda sentences: [table[one.text] for one in sentences]
+    return lambda sentences: [table[one] for one in sentences]
 
 
 # What is measured
@@ -266,7 +266,7 @@ def known(table: dict[str, Rendered]) -> Translate:
 def on_references(cases: Sequence[Case], models: dict[str, Model], aligner: Aligner) -> dict[str, Any]:
     """Return the places of tags in the references, as if these were the translations."""
     pairs = [case.pair for case in cases]
-    references = known({pair.source: Rendered(pair.target) for pair in pairs})
+    references = known({pair.source: SentenceTranslation(pair.target) for pair in pairs})
     gold = {pair.source: in_characters(pair.source, pair.target, pair.links or set()) for pair in pairs}
     ways = {
         "attention, not guided": known(models["none"].forced(pairs)),
@@ -283,9 +283,9 @@ def on_translations(
     """Return the places of tags in translations, and the quality of these."""
     results: dict[str, dict[str, Any]] = {}
     for name, model in models.items():
-        model.translate([Sentence(case.pair.source) for case in cases])  # together
+        model.translate([case.pair.source for case in cases])  # together
         nodes = [t.text.strip() for c in cases for t in html_tokens(c.marked) if t.kind == "text"]
-        model.translate([Sentence(text) for text in nodes if any(letter.isalpha() for letter in text)])
+        model.translate([text for text in nodes if any(letter.isalpha() for letter in text)])
         ways: dict[str, Callable[[str], str]] = {
             "attention": lambda marked, model=model: projected(model.translate, marked),  # type: ignore[misc]
             "aligner": lambda marked, model=model: projected(linked_by(aligner, model.translate), marked),  # type: ignore[misc]

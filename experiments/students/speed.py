@@ -18,8 +18,8 @@ from ziggurat.evaluate.scores import evaluate
 from ziggurat.model.build import assemble, count_parameters
 from ziggurat.model.directory import open_model
 from ziggurat.model.fast.packed import available
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.results import TranslationWarning
-from ziggurat.translate.served import ServedTranslator
 
 BEAMS = (1, 4)
 _WARM_UP = 64
@@ -36,7 +36,7 @@ def engines(run: Path, served: Path, shortlist: Path) -> dict[str, Callable[[], 
         if shortlist.exists():
             found["own int8, shortlist"] = partial(own, precision="int8", shortlist=str(shortlist))
     if served.exists():
-        theirs = partial(ServedTranslator, served, threads=threads)
+        theirs = partial(CTranslate2Translator, served, threads=threads)
         found["CTranslate2 int8"] = partial(theirs, shortlist=None)
         found["CTranslate2 int8, shortlist"] = theirs
     return found

@@ -13,7 +13,7 @@ from tests.serve.text.files import docx, members, odt
 from ziggurat.serve.text.alignment import control_pieces, rendered
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.translate.translator import load_translator
 
@@ -38,8 +38,8 @@ def test_a_document_is_what_the_library_makes_of_it(
     translator = load_translator(trained, device="cpu", max_length={"limit": 6}, beam_size=2, alignments=True)
     control = control_pieces(translator.source_tokenizer)
 
-    def translate(sentences: list[Sentence]) -> list[Rendered]:
-        return [rendered(t, control) for t in translator.translate([s.text for s in sentences])]
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        return [rendered(t, control) for t in translator.translate(sentences)]
 
     settings = Settings(Options(sentencex_splitter("qlo")), "qlo", "qhi")
     outcome = run(document(page.read_bytes(), "page.html", settings), translate)
@@ -124,7 +124,7 @@ def test_without_sentencex_the_way_out_is_named(
 def test_a_model_without_attention_weights_goes_by_segments(
     ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ziggurat.translate.served.tells_alignments", lambda translator: False)
+    monkeypatch.setattr("ziggurat.translate.options.tells_alignments", lambda translator: False)
     out = tmp_path / "out.html"
     status, _, errors = ziggurat("translate", trained, *SHORT, "--document", page, "--output", out)
     assert status == 0

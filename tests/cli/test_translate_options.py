@@ -223,6 +223,6 @@ def test_automatic_workers_follow_threads_text_and_memory(trained: Path, monkeyp
 
 
 def test_automatic_workers_of_an_exported_model_need_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("ziggurat.translate.engines.is_served", lambda path: True)
+    monkeypatch.setattr("ziggurat.translate.engines.is_export", lambda path: True)
     monkeypatch.setitem(sys.modules, "torch", None)
     assert worker_count("auto", [str(tmp_path)], ModelOptions(None, "auto", 2), 5_000) == 2

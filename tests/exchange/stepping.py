@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.seq2seq import Seq2Seq
-from ziggurat.translate.state import padded
+from ziggurat.translate.scorers import padded
 
 BOS = 1
 

@@ -31,7 +31,7 @@ from ziggurat.model.directory import open_model, write_model_directory
 from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError
 from ziggurat.system.files import check_folder
-from ziggurat.translate.served import ServedTranslator
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
 
 THEIRS = Path(__file__).resolve().parents[2] / "experiments" / "argos" / "theirs.py"
 NAME = "translate-de_en-1_0"
@@ -70,9 +70,9 @@ def translated(installed: Path, lines: Sequence[str]) -> list[str]:
 def served(model: Path, text: Path, lines: Sequence[str] = SENTENCES) -> list[str]:
     """Translate with the model's export for CTranslate2, under the search of Argos Translate."""
     export_model(model, "ctranslate2", model.with_name("served"), verify=text)
-    translator = ServedTranslator(model.with_name("served"), threads=1)
+    translator = CTranslate2Translator(model.with_name("served"), threads=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ziggurat.translate.served._PATIENCE", 1.0)  # CTranslate2's default: ours goes on for longer
+        patch.setattr("ziggurat.translate.ctranslate2._PATIENCE", 1.0)  # CTranslate2's default: ours goes on for longer
         return [translation.text for translation in translator.translate_stream(lines, **AS_ARGOS)]
 
 

@@ -32,8 +32,8 @@ from ziggurat.model.directory import open_model
 from ziggurat.model.tensors import load_weights, weights
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError
 from ziggurat.system.files import fingerprint
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.results import Translation
-from ziggurat.translate.served import ServedTranslator
 from ziggurat.translate.translator import Translator, load_translator
 
 
@@ -81,9 +81,9 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
         assert (name in told) != own
     if to == "ctranslate2":
         with pytest.raises(ConfigError, match=r"CTranslate2 has no .*endings: fairseq"):
-            ServedTranslator(tmp_path / "out", endings="fairseq")
+            CTranslate2Translator(tmp_path / "out", endings="fairseq")
         with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding.endings: candidates`"):
-            ServedTranslator(tmp_path / "out", endings="candidates")
+            CTranslate2Translator(tmp_path / "out", endings="candidates")
 
 
 @pytest.mark.parametrize("to", ["plain", "ziggurat"])
@@ -217,7 +217,7 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
     assert fp32["quantization"] is None
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("out", "fp32")]
     assert sizes[0] < 0.7 * sizes[1]
-    assert "int8" in ServedTranslator(tmp_path / "out").origin
+    assert "int8" in CTranslate2Translator(tmp_path / "out").origin
 
 
 class Other:
@@ -254,7 +254,7 @@ def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypa
     ours = load_translator(path).translate(SENTENCES)
     reference.write_text("".join(f"{t.text}\n" for t in ours))
     worse = [dataclasses.replace(t, hypotheses=[dataclasses.replace(t.hypotheses[0], text="worse")]) for t in ours]
-    opened = iter([ServedTranslator, lambda folder: Other(worse)])  # verification, then the gate
+    opened = iter([CTranslate2Translator, lambda folder: Other(worse)])  # verification, then the gate
     target = dataclasses.replace(TARGETS["ctranslate2"], translator=lambda folder: next(opened)(folder))
     monkeypatch.setitem(TARGETS, "ctranslate2", target)
     with pytest.raises(ExportError, match=r"BLEU falls from 100\.00 to"):
@@ -420,20 +420,20 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     assert f"--shortlist {listed}" in (tmp_path / "out" / "checksums.json").read_text()
     assert "search_without" not in report
     assert report["verification"]["different"] == 0  # without the list, so that batches do not matter
-    theirs, ours = ServedTranslator(tmp_path / "out"), load_translator(path, shortlist=listed)
+    theirs, ours = CTranslate2Translator(tmp_path / "out"), load_translator(path, shortlist=listed)
     found = [t.text for t in theirs.translate_stream(SENTENCES, window=1)]
     assert found == [t.text for t in ours.translate_stream(SENTENCES, window=1)]
-    free = [t.text for t in ServedTranslator(tmp_path / "out", shortlist=None).translate_stream(SENTENCES)]
+    free = [t.text for t in CTranslate2Translator(tmp_path / "out", shortlist=None).translate_stream(SENTENCES)]
     assert free == [t.text for t in load_translator(path).translate_stream(SENTENCES)]
     assert free != found
     known = ModelChoice((str(tmp_path / "out"),)).identified().settings  # of a job: the list is not in `model.bin`
     assert known["shortlist"] == fingerprint(tmp_path / "out" / "vmap.txt")
     for asked in ({"shortlist": listed}, {"shortlist": "other"}):
         with pytest.raises(ConfigError, match="export the model with it"):
-            ServedTranslator(tmp_path / "out", **asked)
+            CTranslate2Translator(tmp_path / "out", **asked)
     (tmp_path / "out" / "vmap.txt").unlink()
     with pytest.raises(CheckpointError, match=r"vmap\.txt"):
-        ServedTranslator(tmp_path / "out")
+        CTranslate2Translator(tmp_path / "out")
 
 
 @pytest.mark.parametrize(

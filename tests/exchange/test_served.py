@@ -16,10 +16,10 @@ from tests.exchange.examples import SENTENCES
 from ziggurat.cli import main
 from ziggurat.exchange.exporter import export_model
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.translate.engines import unserved
-from ziggurat.translate.next_words import translate_next_words
+from ziggurat.translate.ctranslate2 import CTranslate2Translator, Found, hypothesis_of
+from ziggurat.translate.engines import unsupported_settings
+from ziggurat.translate.options import TranslateOptions, tells_alignments
 from ziggurat.translate.results import begins_word, first_word, side_by_side
-from ziggurat.translate.served import Found, ServedTranslator, hypothesis_of, tells_alignments
 from ziggurat.translate.translator import load_translator
 
 # Without a shortest length: CTranslate2 rules tokens out before it normalises, which shifts its scores.
@@ -50,11 +50,11 @@ def without_torch(*arguments: object, text: str = "") -> subprocess.CompletedPro
 
 @pytest.mark.slow
 def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    ours, theirs = load_translator(exported[0]), CTranslate2Translator(exported[1], threads=1)
     lines = [*SENTENCES, "", "   ", "a\0b", "The little house. " * 12]
     for mine, other in zip(
         ours.translate_stream(lines, max_source_pieces=30),
-        theirs.translate_stream(lines, max_source_pieces=30, token_scores=True),
+        theirs.translate_stream(lines, max_source_pieces=30, scores=True),
         strict=True,
     ):
         assert (mine.source, mine.text, mine.parts) == (other.source, other.text, other.parts)
@@ -90,7 +90,7 @@ def test_alignments_are_those_of_the_same_head(
 ) -> None:
     path = written(decoding=EXACT, guided=guided)
     export_model(path, "ctranslate2", tmp_path / "served", verify=text)
-    ours, theirs = load_translator(path, n_best=2), ServedTranslator(tmp_path / "served", threads=1, n_best=2)
+    ours, theirs = load_translator(path, n_best=2), CTranslate2Translator(tmp_path / "served", threads=1, n_best=2)
     lines, compared = [*SENTENCES, "", "The little house. " * 12], 0
     for tag in (None, "<bt>"):
         options = {"tag": tag, "alignments": True, "max_source_pieces": 30}
@@ -113,7 +113,7 @@ def test_alignments_are_those_of_the_same_head(
 
 @pytest.mark.slow
 def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    ours, theirs = load_translator(exported[0]), CTranslate2Translator(exported[1], threads=1)
     for limit in (1, 2, 5):
         rule = {"ratio": 0.1, "extra": limit, "limit": 9}
         a = [t.text for t in ours.translate_stream(SENTENCES, tag="<bt>", max_length=rule, min_length=2)]
@@ -125,7 +125,7 @@ def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
 
 @pytest.mark.slow
 def test_alignments_are_those_of_our_translator(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    ours, theirs = load_translator(exported[0]), CTranslate2Translator(exported[1], threads=1)
     lines = [*SENTENCES[:6], "", "The little house. " * 12]
     options: dict[str, Any] = {"tag": "<bt>", "alignments": True, "max_source_pieces": 30}
     for mine, other in zip(ours.translate(lines, **options), theirs.translate(lines, **options), strict=True):
@@ -148,7 +148,7 @@ def test_alignments_are_those_of_our_translator(exported: tuple[Path, Path], mon
 
 @pytest.mark.slow
 def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    ours, theirs = load_translator(exported[0]), CTranslate2Translator(exported[1], threads=1)
     lines = [*SENTENCES[:4], "The little house. " * 12, *SENTENCES]
     prefixes = ["the little", "", "  ", "a b c d e", "house", *(["the"] * len(SENTENCES))]
     expected = ours.translate(lines, prefixes=prefixes, n_best=2, max_source_pieces=30)
@@ -177,7 +177,7 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
 
 @pytest.mark.slow
 def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    ours, theirs = load_translator(exported[0]), CTranslate2Translator(exported[1], threads=1)
     for prefix in ("the little", ""):
         begun = len(ours.target_tokenizer.encode([prefix])[0])
         asked = {"prefixes": [prefix], "next_words": True, "complete": True, "n_best": 4, "beam_size": 4}
@@ -187,7 +187,7 @@ def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Pa
         assert all(hypothesis.text.startswith(prefix) for hypothesis in found.hypotheses)
         assert all(begins_word(word[0]) for word in words if prefix)
         # The likeliest piece comes first there; of ours it begins one of the likeliest words.
-        (mine,) = translate_next_words(ours, SENTENCES[:1], [prefix], n_best=16, complete=True)
+        (mine,) = ours.translate(SENTENCES[:1], TranslateOptions(16, prefix=prefix, complete=True, next_words=True))
         assert words[0][0] in {first_word(hypothesis.tokens[begun:])[0] for hypothesis in mine.hypotheses}
         # Scores are those of whole translations, the prefix and the chosen word included, as ours are.
         same = [(a, b) for a in mine.hypotheses for b in found.hypotheses if a.tokens == b.tokens]
@@ -207,7 +207,7 @@ def test_a_translation_of_any_length_has_the_score_of_each_token(written: Writte
     """CTranslate2 would score the first 1,024 only."""
     path = written(decoding={**EXACT, "max_length": {"ratio": 0.0, "extra": 8, "limit": 1200}})
     export_model(path, "ctranslate2", tmp_path / "served", verify=text)
-    theirs = ServedTranslator(tmp_path / "served", threads=1, beam_size=1)
+    theirs = CTranslate2Translator(tmp_path / "served", threads=1, beam_size=1)
     prefix = theirs.target_tokenizer.decode([theirs.target_tokenizer.encode(["the"])[0][0]] * 1100)
     (found,) = theirs.translate(SENTENCES[:1], prefixes=[prefix])
     best = found.hypotheses[0]
@@ -217,7 +217,7 @@ def test_a_translation_of_any_length_has_the_score_of_each_token(written: Writte
 
 @pytest.mark.slow
 def test_a_prefix_may_be_as_long_as_with_our_translator(exported: tuple[Path, Path]) -> None:
-    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    ours, theirs = load_translator(exported[0]), CTranslate2Translator(exported[1], threads=1)
     options: dict[str, Any] = {"max_length": {"limit": 20}, "max_source_pieces": 30, "beam_size": 1}
     piece, most = ours.target_tokenizer.encode(["the"])[0][0], 30
     for translator in (ours, theirs):
@@ -230,7 +230,7 @@ def test_a_prefix_may_be_as_long_as_with_our_translator(exported: tuple[Path, Pa
 
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:
-    theirs = ServedTranslator(exported[1])
+    theirs = CTranslate2Translator(exported[1])
     for beam_size in (4, 1):  # greedy, the text would be the same, but its score another one
         with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
             theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0}, beam_size=beam_size)
@@ -238,14 +238,14 @@ def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no `decoding\.(search|diverse_groups): "):
             theirs.translate(["a"], **asked)
         with pytest.raises(ConfigError, match=r"^CTranslate2 has no"):
-            ServedTranslator(exported[1], **asked)
+            CTranslate2Translator(exported[1], **asked)
     for asked in ({"precision": "int8"}, {"precision": "auto"}):
         with pytest.raises(ConfigError, match=r"precision: (int8|auto)`: this export is float32.*--quantization"):
             theirs.translate(["a"], **asked)
         with pytest.raises(ConfigError, match="this export is float32"):
-            ServedTranslator(exported[1], **asked)
+            CTranslate2Translator(exported[1], **asked)
     assert theirs.translate(["a"], precision="float32")
-    assert unserved(theirs.decoding) == []
+    assert unsupported_settings(theirs.decoding) == []
     assert max(len(t.hypotheses) for t in theirs.translate(SENTENCES, n_best=2)) == 2
     with pytest.raises(TypeError, match="list of texts"):
         theirs.translate("a")
@@ -254,7 +254,7 @@ def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]
     with pytest.raises(ConfigError, match="`window` must be at least 1"):
         theirs.translate_stream(["a"], window=0)
     with pytest.raises(CheckpointError, match="not a CTranslate2 directory"):
-        ServedTranslator(exported[0])
+        CTranslate2Translator(exported[0])
 
 
 def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) -> None:

@@ -27,7 +27,7 @@ from ziggurat.system.files import CHECKSUMS_FORMAT
 from ziggurat.train.diagnosis.records import read_records
 from ziggurat.train.loop import train
 from ziggurat.train.run import reopen_run
-from ziggurat.translate.served import ServedTranslator
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.translator import load_translator
 
 SETS = sorted(path for path in Path(__file__).parent.glob("v*") if path.is_dir())
@@ -94,7 +94,7 @@ def test_a_shortlist(folder: Path) -> None:
 
 
 def test_an_export_to_ctranslate2(folder: Path) -> None:
-    assert_translates(ServedTranslator("ctranslate2", device="cpu", threads=1), folder, "ctranslate2")
+    assert_translates(CTranslate2Translator("ctranslate2", device="cpu", threads=1), folder, "ctranslate2")
 
 
 def test_an_export_to_onnx(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_word_alignments(folder: Path) -> None:
     assert Store.open("store").train.has_links
     expected = json.loads(Path("expected/alignments.json").read_text())
     sources = Path("expected/sources.txt").read_text().splitlines()
-    served = ServedTranslator("ctranslate2", device="cpu", threads=1)
+    served = CTranslate2Translator("ctranslate2", device="cpu", threads=1)
     for name, model in (("run", load_translator("run")), ("ctranslate2", served), ("run", load_onnx("onnx"))):
         for translation, line in zip(model.translate(sources, alignments=True), expected[name], strict=True):
             alignment = translation.hypotheses[0].alignment

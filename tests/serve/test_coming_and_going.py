@@ -34,9 +34,10 @@ from ziggurat.serve import engine as batches
 from ziggurat.serve.access import new_key
 from ziggurat.serve.config import ServeConfig
 from ziggurat.serve.pool import ModelPool, ModelSource
-from ziggurat.serve.queue import QueuedLine, SearchOptions
+from ziggurat.serve.queue import QueuedLine
 from ziggurat.serve.server import app_of
 from ziggurat.serve.translations import Detector
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.translator import load_translator
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -70,7 +71,7 @@ def test_lines_of_a_client_that_has_gone_leave_the_search(
     folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The search is one that never ends by itself."""
-    monkeypatch.setattr(batches.LiveBatch, "step", lambda self: (time.sleep(0.005), {})[1])
+    monkeypatch.setattr(batches.LineBatch, "step", lambda self: (time.sleep(0.005), {})[1])
     app = app_of(ServeConfig.model_validate({"models": [{"path": str(folders["de", "en"])}]}), lambda text: None)
 
     async def figures() -> str:
@@ -331,9 +332,9 @@ def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Pat
     """Twenty requests are under way when it is told to end."""
     program = """
 import sys, time
-from ziggurat.serve import batches
-step = batches.LiveBatch.step
-batches.LiveBatch.step = lambda self: (time.sleep(0.1), step(self))[1]
+from ziggurat.serve import engine as batches
+step = batches.LineBatch.step
+batches.LineBatch.step = lambda self: (time.sleep(0.1), step(self))[1]
 from ziggurat.cli import main
 sys.argv = ["ziggurat", "serve", sys.argv[1], "--port", "0", "--threads", "1"]
 main()
@@ -361,8 +362,8 @@ def test_what_is_not_done_in_time_is_refused_at_the_end(folders: dict[tuple[str,
     """Searches that never end, documents of such sentences or that take long to read, a body that stops coming."""
     program = """
 import sys, time
-from ziggurat.serve import batches, documents
-batches.LiveBatch.step = lambda self: (time.sleep(0.02), {})[1]
+from ziggurat.serve import documents, engine as batches
+batches.LineBatch.step = lambda self: (time.sleep(0.02), {})[1]
 read = documents.read_bounded
 documents.read_bounded = lambda path, most: (b"long" in read(path, most) and time.sleep(100), read(path, most))[1]
 from ziggurat.cli import main
@@ -439,7 +440,7 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
     for _ in range(3):
         before = len(done)
         for model in pool.models.values():
-            line = QueuedLine(LINES[0], "c", SearchOptions(), time.monotonic() + 60, done.append)
+            line = QueuedLine(LINES[0], "c", TranslateOptions(), time.monotonic() + 60, done.append)
             model.engine.queue.put([line])
         until(lambda before=before: len(done) == before + 3)
     assert pool.close(30)

@@ -20,7 +20,7 @@ from ziggurat.serve.glossaries import Glossaries, read_entries
 from ziggurat.serve.interfaces.deepl import _xml_rules
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.markup import xml, xml_tokens
-from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import ConfigError
 from ziggurat.translate.translator import load_translator
@@ -203,9 +203,9 @@ def asked(text: str, **settings: Any) -> tuple[list[str], str]:
     """The sentences that XML is cut into, and what comes of it in capitals."""
     seen: list[str] = []
 
-    def upper(sentences: list[Sentence]) -> list[Rendered]:
-        seen.extend(sentence.text for sentence in sentences)
-        return [Rendered(sentence.text.upper()) for sentence in sentences]
+    def upper(sentences: list[str]) -> list[SentenceTranslation]:
+        seen.extend(sentences)
+        return [SentenceTranslation(sentence.upper()) for sentence in sentences]
 
     named = [frozenset(settings.pop(name, ())) for name in ("ignored", "splitting", "non_splitting")]
     rules = _xml_rules([xml_tokens(text)], *named, outline=settings.pop("outline", True))

@@ -20,8 +20,7 @@ from ziggurat.cli import main
 from ziggurat.exchange.exporter import export_model
 from ziggurat.serve.app import CLOSING
 from ziggurat.serve.config import ServeConfig
-from ziggurat.serve.connections import ANSWERING
-from ziggurat.serve.server import app_of
+from ziggurat.serve.server import ANSWERING, app_of
 from ziggurat.system.yaml_text import parse_yaml
 
 ROOT = Path(__file__).resolve().parents[2]

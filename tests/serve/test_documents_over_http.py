@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from tests.serve.conftest import Serve
 from tests.vocabulary import SENTENCES
-from ziggurat.serve.access import Access, Places, new_key
+from ziggurat.serve.access import Access, ConcurrencyLimit, new_key
 from ziggurat.serve.config import DocumentsConfig, LimitsConfig
 from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.pool import ModelSource
@@ -184,7 +184,7 @@ def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch
     """Strangers hold at most their part of them, so that whoever has a key still has a place."""
     key = new_key(tmp_path / "keys", "a")
     many = [("", "a"), ("x", "b"), ("", "c")]  # keys that are none, from anywhere
-    places, access = Places(4, 2), Access(LimitsConfig(), tmp_path / "keys")
+    places, access = ConcurrencyLimit(4, 2), Access(LimitsConfig(), tmp_path / "keys")
     with ExitStack() as held:
         for wrong, address in many[:2]:
             held.enter_context(places.held(access.holder(wrong, address), "full"))

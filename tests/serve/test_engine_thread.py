@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.serve import engine as engine_module
 from ziggurat.serve.engine import Engine, ModelFailed, Opened
-from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions
+from ziggurat.serve.queue import DeadlineExceeded, FairQueue, QueuedLine
 from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Translation
 from ziggurat.translate.translator import Translator
 
@@ -55,7 +57,7 @@ class Asker:
                 self.all.notify_all()
 
         queued = QueuedLine(
-            text, client, more.pop("options", SearchOptions()), time.monotonic() + seconds, done, **more
+            text, client, more.pop("options", TranslateOptions()), time.monotonic() + seconds, done, **more
         )
         self.engine.queue.put([queued])
         return queued
@@ -110,7 +112,7 @@ def test_options_are_kept_apart(make: Make) -> None:
     asker = make()
     for n in range(12):
         phrase = (LINES[0].split()[0],) if n % 3 == 2 else ()
-        options = (SearchOptions(), SearchOptions(n_best=2), SearchOptions(constrained=True))[n % 3]
+        options = (TranslateOptions(), TranslateOptions(n_best=2), TranslateOptions(constrained=True))[n % 3]
         asker.ask(LINES[n % 2], options=options, constraints=phrase)
     results = asker.wait()
     for n, result in enumerate(results):
@@ -129,12 +131,12 @@ def test_what_is_cancelled_or_late_gets_nothing(make: Make, monkeypatch: pytest.
     gate.set()
     results = asker.wait(3)
     assert sorted(asker.results) == [0, 1, 3]
-    assert [type(result) for result in results] == [Translation, Late, Translation]
+    assert [type(result) for result in results] == [Translation, DeadlineExceeded, Translation]
 
 
 def test_a_line_at_fault_does_not_harm_others(make: Make) -> None:
     asker = make()
-    asker.ask("a", options=SearchOptions(tag="<no>"))
+    asker.ask("a", options=TranslateOptions(tag="<no>"))
     asker.ask(LINES[0])
     failed, done = asker.wait()
     assert isinstance(failed, ConfigError)
@@ -145,19 +147,20 @@ def test_a_line_at_fault_does_not_harm_others(make: Make) -> None:
 @pytest.mark.parametrize(
     ("options", "asked"),
     [
-        (SearchOptions(n_best=2, prefixed=True, next_words=True), "prefix"),
-        (SearchOptions(constrained=True), "constraints"),
+        (TranslateOptions(n_best=2, next_words=True), "prefix"),
+        (TranslateOptions(constrained=True), "constraints"),
     ],
     ids=["next words", "soft terms"],
 )
 def test_a_line_at_fault_does_not_harm_others_of_its_batch(
-    options: SearchOptions, asked: str, make: Make, copying: Translator
+    options: TranslateOptions, asked: str, make: Make, copying: Translator
 ) -> None:
     gate = threading.Event()
     asker = make(lambda: (gate.wait(30), Opened(copying, 1))[1])
     good = LINES[0].split()[0]
     for client, phrase in (("a", good), ("b", good * 3000), ("c", good)):
-        more: dict[str, Any] = {"options": options, asked: phrase if asked == "prefix" else (phrase,)}
+        wanted = replace(options, prefix=phrase) if asked == "prefix" else options
+        more: dict[str, Any] = {"options": wanted, **({"constraints": (phrase,)} if asked == "constraints" else {})}
         asker.ask(LINES[0], client, **more)
     gate.set()
     first, failed, last = asker.wait()

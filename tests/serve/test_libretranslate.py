@@ -19,8 +19,8 @@ from ziggurat.serve.config import ModelConfigEntry, ServeConfig
 from ziggurat.serve.pool import ModelSource
 from ziggurat.serve.server import app_of
 from ziggurat.system.errors import ConfigError
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
 from ziggurat.translate.results import Translation
-from ziggurat.translate.served import ServedTranslator
 from ziggurat.translate.translator import Translator, load_translator
 
 LINES = list(SENTENCES)
@@ -202,19 +202,19 @@ def test_keys_and_limits(serve: Serve, tmp_path: Path) -> None:
 
 def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     served = exported("de", "en")
-    client, alone = serve(models=[{"path": str(served), "threads": 1}]), ServedTranslator(served)
+    client, alone = serve(models=[{"path": str(served), "threads": 1}]), CTranslate2Translator(served)
     found = client.post("/translate", json={"q": LINES, **DE_EN}).json()["translatedText"]
     whole = [number for number, line in enumerate(LINES) if line.count(".") + line.count("?") < 2]
     expected = [translation.text for translation in alone.translate([LINES[number] for number in whole])]
     assert [found[number] for number in whole] == expected
-    aligned, translate = [], ServedTranslator.translate
+    aligned, translate = [], CTranslate2Translator.translate
 
-    def noted(translator: ServedTranslator, *texts: Any, **options: Any) -> list[Translation]:
+    def noted(translator: CTranslate2Translator, *texts: Any, **options: Any) -> list[Translation]:
         results = translate(translator, *texts, **options)
         aligned.extend(result.hypotheses[0].alignment for result in results)
         return results
 
-    monkeypatch.setattr(ServedTranslator, "translate", noted)
+    monkeypatch.setattr(CTranslate2Translator, "translate", noted)
     marked = client.post("/translate", json={"q": "<p>A <b>dog</b> runs.</p>", "format": "html", **DE_EN})
     assert aligned
     assert None not in aligned  # tags are placed by them

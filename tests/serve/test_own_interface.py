@@ -12,7 +12,7 @@ from tests.serve.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.translate.next_words import translate_next_words
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import begins_word, first_word
 from ziggurat.translate.translator import Translator, load_translator
 
@@ -169,7 +169,7 @@ def test_alternatives_after_a_prefix_differ_in_the_next_word(
         assert len(set(words(**asked))) == 4, asked
     assert all(begins_word(word[0]) for word in words("the dog", complete=True) if word)
     if engine == "ours":
-        best = translate_next_words(german, [LINES[0]], ["the dog"], n_best=4, complete=True)[0]
+        best = german.translate([LINES[0]], TranslateOptions(4, prefix="the dog", complete=True, next_words=True))[0]
         found = one(client.post("/v1/translate", json={
             "text": LINES[0], "prefix": "the dog", "complete": True, "alternatives": 3, "alignments": True, **DE_EN
         }))  # fmt: skip

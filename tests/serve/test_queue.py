@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.serve.queue import FairQueue, Late, QueuedLine, QueueFull, SearchOptions
+from ziggurat.serve.queue import DeadlineExceeded, FairQueue, QueuedLine, QueueFull
+from ziggurat.translate.options import TranslateOptions
 
-PLAIN = SearchOptions()
+PLAIN = TranslateOptions()
 
 
 def queued(
@@ -78,14 +79,14 @@ def test_nobody_waits_for_what_is_late_or_cancelled() -> None:
     lines[1].cancel()
     taken = queue.take(PLAIN)
     assert taken is lines[2]
-    assert [type(result) for result in told] == [Late]
-    lines[1].finish(Late(""))
+    assert [type(result) for result in told] == [DeadlineExceeded]
+    lines[1].finish(DeadlineExceeded(""))
     assert len(told) == 1
     assert (queue.first(), queue.take(PLAIN), len(queue)) == (None, None, 0)
 
 
 def test_lines_with_other_options_stay() -> None:
-    queue, other = FairQueue(10), SearchOptions(n_best=3)
+    queue, other = FairQueue(10), TranslateOptions(n_best=3)
     queue.put([queued("1", options=other), queued("2")])
     queue.put([queued("3", "d")])
     assert queue.oldest(other_than=other) is not None
@@ -102,7 +103,7 @@ def test_lines_with_other_options_stay() -> None:
 def test_all_fail_at_once() -> None:
     queue, told = FairQueue(10), list[Any]()
     queue.put([queued(client=client, done=told.append) for client in "abc"])
-    why = Late("over")
+    why = DeadlineExceeded("over")
     queue.clear(why)
     assert told == [why] * 3
     assert len(queue) == 0

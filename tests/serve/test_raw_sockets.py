@@ -14,7 +14,7 @@ import pytest
 
 from tests.serve.programs import Server, head, served, statuses
 from ziggurat.serve.app import LINGER
-from ziggurat.serve.connections import HEAD
+from ziggurat.serve.server import HEAD
 
 HURRY = 2.0
 """Seconds that this server waits for a head or a body."""

@@ -11,9 +11,8 @@ import pytest
 
 from tests.serve.conftest import Serve
 from tests.vocabulary import SENTENCES
-from ziggurat.serve import soft_terms
-from ziggurat.serve.soft_terms import MOST_TERMS, constrained, loss
-from ziggurat.serve.text.glossary import Term
+from ziggurat.serve.text import glossary
+from ziggurat.serve.text.glossary import MOST_TERMS, Term, constrained, loss
 from ziggurat.translate.results import Hypothesis, Translation
 from ziggurat.translate.translator import load_translator
 
@@ -116,7 +115,7 @@ def test_over_http(serve: Serve, folders: dict[tuple[str, str], Path], monkeypat
     wanted = translator.translate([text], constraints=[[target]], endings="candidates")[0].text
 
     def ask(most: float) -> dict[str, object]:
-        monkeypatch.setattr(soft_terms, "MOST_LOSS", most)
+        monkeypatch.setattr(glossary, "MOST_LOSS", most)
         asked = {"text": [text, "17"], "source": "de", "target": "en", "glossary": {source: target}}
         first, second = client.post("/v1/translate", json=asked).json()["translations"]
         assert second["glossary"][0]["found"] == 0

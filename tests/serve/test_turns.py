@@ -11,14 +11,15 @@ import pytest
 from tests.translate.doubles import CopyModel
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import DecodingConfig
-from ziggurat.serve.engine import SLOTS, Engine, Opened, WholeBatch
-from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions, Turns
+from ziggurat.serve.engine import SLOTS, Engine, LineBatch, Opened
+from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Translation
 from ziggurat.translate.translator import Translator
 
 
 def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
-    turns, order = Turns(), list[int]()
+    turns, order = FairLock(), list[int]()
     threads: list[threading.Thread] = []
 
     def take(number: int) -> None:
@@ -38,7 +39,7 @@ def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
 
 
 def test_two_that_want_it_again_and_again_take_turns() -> None:
-    turns, order = Turns(), list[str]()
+    turns, order = FairLock(), list[str]()
     both = threading.Barrier(2)
 
     def work(name: str) -> None:
@@ -76,7 +77,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
             if len(order) == 403:
                 done.set()
 
-        return QueuedLine(SENTENCES[0], client, SearchOptions(), time.monotonic() + 120, finish)
+        return QueuedLine(SENTENCES[0], client, TranslateOptions(), time.monotonic() + 120, finish)
 
     engine.queue.put([queued("long") for _ in range(400)])
     engine.queue.put([queued("short") for _ in range(3)])
@@ -88,7 +89,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
 
 def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Translator) -> None:
     def queued(deadline: float = 60.0) -> QueuedLine:
-        return QueuedLine(SENTENCES[0], "c", SearchOptions(), time.monotonic() + deadline, results.append)
+        return QueuedLine(SENTENCES[0], "c", TranslateOptions(), time.monotonic() + deadline, results.append)
 
     results: list[Translation | Exception] = []
     queue, lines = FairQueue(4), [queued() for _ in range(4)]
@@ -98,8 +99,8 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
     queue.put([queued(), queued(-1.0)])
     queue.check("other", 1)  # the late one gives its place up
     assert len(queue) == 3
-    assert [type(result) for result in results] == [Late]
-    batch = WholeBatch(copying, SearchOptions(), 8)
+    assert [type(result) for result in results] == [DeadlineExceeded]
+    batch = LineBatch(copying, TranslateOptions(next_words=True), 8)
     batch.add(lines[0])
     batch.add(lines[3])
     batch.cancel([0])
@@ -107,16 +108,16 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
 
 
 def test_a_constrained_search_is_bounded_and_ends_when_nobody_waits(copying: Translator) -> None:
-    options = SearchOptions(constrained=True)
-    assert WholeBatch(copying, options, 64).slots == 8
+    options = TranslateOptions(constrained=True)
+    assert LineBatch(copying, options, 64).slots == 8
     results: list[Translation | Exception] = []
-    batch = WholeBatch(copying, options, 64)
+    batch = LineBatch(copying, options, 64)
     late = QueuedLine(SENTENCES[0], "c", options, time.monotonic() - 1, results.append, ("dog",))
     batch.add(late)
     began = time.monotonic()
     assert batch.step() == {}
     assert time.monotonic() - began < 5
-    assert [type(result) for result in results] == [Late]
+    assert [type(result) for result in results] == [DeadlineExceeded]
     assert batch.lines == {}
     batch.add(QueuedLine(SENTENCES[0], "c", options, time.monotonic() + 60, results.append, ("dog",)))
     assert list(batch.step()) == [1]

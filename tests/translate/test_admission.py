@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from ziggurat.translate.state import Admission
+from ziggurat.translate.search import BatchAdmission
 
 
 def test_sentences_enter_in_groups_that_are_worth_a_batch() -> None:
-    waiting = Admission([10] * 20, 80, 100)
+    waiting = BatchAdmission([10] * 20, 80, 100)
     assert waiting.slots == 8
     assert waiting.group([]) == list(range(8))
     assert waiting.group([10] * 8) == []
@@ -16,13 +16,13 @@ def test_sentences_enter_in_groups_that_are_worth_a_batch() -> None:
 
 
 def test_the_last_ones_enter_however_few_they_are() -> None:
-    waiting = Admission([10] * 9, 80, 100)
+    waiting = BatchAdmission([10] * 9, 80, 100)
     assert waiting.group([]) == list(range(8))
     assert waiting.group([10] * 7) == list(range(8, 9))
 
 
 def test_budgets_count_padding_and_a_long_sentence_is_alone() -> None:
-    waiting = Admission([50, 9, 9, 3, 3, 3, 3], 20, 3)
+    waiting = BatchAdmission([50, 9, 9, 3, 3, 3, 3], 20, 3)
     assert waiting.slots == 3
     assert waiting.group([]) == list(range(1))
     assert waiting.group([50]) == []

@@ -35,10 +35,10 @@ from ziggurat.translate.scorers import (
     force_score,
     log_mean_probability,
     log_probabilities,
+    padded,
     scorer_of,
 )
 from ziggurat.translate.search import search
-from ziggurat.translate.state import padded
 from ziggurat.translate.translator import Translator, load_translator
 
 PAD, BOS, EOS, VOCABULARY = 0, 2, 3, 7

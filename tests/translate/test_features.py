@@ -22,7 +22,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.hypotheses import mean_chrf
 from ziggurat.translate.results import Translation, TranslationWarning
-from ziggurat.translate.terminology import Terminology, read_constraints, read_terminology, unmet
+from ziggurat.translate.terminology import Terms, read_constraints, read_terminology, unmet
 from ziggurat.translate.translator import Translator
 
 TEXTS = ["A dog runs!", "The little house stands by the river.", "", "Where is the old bridge?", "17 apples;"]
@@ -161,11 +161,11 @@ def test_terms_of_the_source_appear_in_the_output(translator: Translator) -> Non
 
 
 def test_terms_are_whole_words_and_the_longest_wins() -> None:
-    terms = Terminology({"house": "A", "house boat": "B", "C++": "C", "家": "D", "Bus": "E"})
+    terms = Terms.of({"house": "A", "house boat": "B", "C++": "C", "家": "D", "Bus": "E"})
     assert terms.wanted("a house boat, a house, houses, C++! 大家好 Busse bus") == ["B", "A", "C", "D"]
-    assert Terminology({}).wanted("a") == []
+    assert Terms.of({}).wanted("a") == []
     with pytest.raises(ConfigError, match="empty"):
-        Terminology({"a": " "})
+        Terms.of({"a": " "})
 
 
 def test_files_of_terms_and_constraints() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,17 +15,18 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import DataError
+from ziggurat.translate.call import ContinuousTranslation
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.live import LiveTranslation
-from ziggurat.translate.next_words import translate_next_words
+from ziggurat.translate.ctranslate2 import Call, Found, by_next_word, heads_of
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis, begins_word, boundary_ids, ends_in_word, first_word
 from ziggurat.translate.search import search
-from ziggurat.translate.served import Call, Found, by_next_word, heads_of
 from ziggurat.translate.translator import Translator
 
 BOUNDARY = (EOS, 2, 3)
 GOES_ON = (4, 5)
 LONGEST = 3
+WORDS = TranslateOptions(6, next_words=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -78,7 +80,7 @@ def next_words(translator: Translator, hypotheses: list[Hypothesis], prefix: str
 
 def test_translations_differ_in_the_next_word(untrained: Translator) -> None:
     texts, prefixes = [*SENTENCES[:2], ""], ["the dog", "", ""]
-    found = translate_next_words(untrained, texts, prefixes, n_best=6, complete=True)
+    found = untrained.translate(texts, replace(WORDS, complete=True), prefixes=prefixes)
     assert found[2].text == ""
     for each, prefix in zip(found[:2], prefixes, strict=False):
         words = next_words(untrained, each.hypotheses, prefix)
@@ -86,14 +88,14 @@ def test_translations_differ_in_the_next_word(untrained: Translator) -> None:
         assert all(begins_word(word) for word in words if prefix), "the prefix ends with a whole word"
         usual = untrained.translate([each.source], prefixes=[prefix], n_best=6, beam_size=6)[0]
         assert len(set(next_words(untrained, usual.hypotheses, prefix))) < 6, "or there would be nothing to see"
-    bracket = translate_next_words(untrained, texts[:1], ["the ("], n_best=16, complete=True)[0]
+    bracket = untrained.translate(texts[:1], TranslateOptions(16, prefix="the (", complete=True, next_words=True))[0]
     assert not all(begins_word(word) for word in next_words(untrained, bracket.hypotheses, "the ("))
-    inside = translate_next_words(untrained, texts[:1], ["the d"], n_best=6)[0]
+    inside = untrained.translate(texts[:1], replace(WORDS, prefix="the d"))[0]
     assert not all(begins_word(word) for word in next_words(untrained, inside.hypotheses, "the d"))
 
 
 def test_a_whole_word_is_not_gone_on_with(untrained: Translator) -> None:
-    live = {whole: LiveTranslation(untrained, slots=4, complete=whole) for whole in (False, True)}
+    live = {whole: ContinuousTranslation(untrained, slots=4, complete=whole) for whole in (False, True)}
     said: dict[bool, list[str]] = {False: [], True: []}
     for whole, running in live.items():
         for text in SENTENCES[:6]:
@@ -109,14 +111,15 @@ def test_results_of_ctranslate2_are_told_apart_by_their_words() -> None:
     def found(*said: str) -> list[Found]:
         return [Found(each.split(), -1.0, ended=not each.endswith("~")) for each in said]
 
-    call = Call(DecodingConfig(n_best=3), [], False, ["▁a"], words=True)
+    call = Call(DecodingConfig(n_best=3), TranslateOptions(next_words=True), ["▁a"])
+    whole = call._replace(options=replace(call.options, complete=True))
     pieces = found("▁a s ~", "▁a", "▁a ▁d ~", "▁a . ~")
     next_pieces = [each._replace(pieces=[piece for piece in each.pieces if piece != "~"]) for each in pieces]
     assert heads_of(next_pieces, call) == [["▁a", "s"], ["▁a", "▁d"], ["▁a", "."]]
-    assert heads_of(next_pieces, call._replace(complete=True)) == [["▁a", "▁d"], ["▁a", "."]]
-    assert heads_of(next_pieces[:1], call._replace(complete=True, forced=[])) == [["▁a", "s"]]
+    assert heads_of(next_pieces, whole) == [["▁a", "▁d"], ["▁a", "."]]
+    assert heads_of(next_pieces[:1], whole._replace(forced=[])) == [["▁a", "s"]]
     with pytest.raises(DataError, match="as a whole word"):
-        heads_of(next_pieces[:2], call._replace(complete=True))
+        heads_of(next_pieces[:2], whole)
     every = [[each] for each in found("▁a ▁d og", "▁a ▁d og ▁x", "▁a ▁d ot", "▁a ▁cat ▁x", "▁a s")]
     best = by_next_word(every, call, 3)
     assert [" ".join(each.pieces) for each in best] == ["▁a ▁d og", "▁a ▁d ot", "▁a ▁cat ▁x"]

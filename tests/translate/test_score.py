@@ -12,9 +12,8 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.translate.choice import SearchSettings, Sentence
 from ziggurat.translate.hypotheses import IdHypothesis
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.scorers import ForcedScore, ModelScorer, force_score
+from ziggurat.translate.scorers import ForcedScore, ModelScorer, force_score, length_batches
 from ziggurat.translate.search import search
-from ziggurat.translate.state import length_batches
 
 SOURCES = [[20, 21, 22], [30], [25, 60, 70, 80, 90, 100, 31], [40, 41]]
 

@@ -21,8 +21,8 @@ from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import importing
 
 if TYPE_CHECKING:
-    from ziggurat.translate.served import ServedTranslator
-    from ziggurat.translate.translator import Translator, WorkerTranslator
+    from ziggurat.translate.options import StreamTranslator
+    from ziggurat.translate.translator import Translator
 
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
@@ -77,7 +77,7 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
     return translator
 
 
-def _introduce(translator: Translator | WorkerTranslator, lines: int | None) -> None:
+def _introduce(translator: StreamTranslator, lines: int | None) -> None:
     """Print which weights are used, and for a text of HINT_LINES or more whether another precision would be faster.
 
     In fewer lines it saves a few seconds at most, and whoever translates many short texts would read it each time.
@@ -87,10 +87,10 @@ def _introduce(translator: Translator | WorkerTranslator, lines: int | None) -> 
         say(about)
 
 
-def say_hint(translator: Translator | ServedTranslator | WorkerTranslator) -> None:
+def say_hint(translator: StreamTranslator) -> None:
     """Print whether another precision would be faster, once a text of unknown length has turned out to be long."""
-    about = getattr(translator, "about_precision", None)  # CTranslate2's has none: it is set at the export
-    if about is not None and (said := about(True)) != about(False):
+    about = translator.about_precision
+    if (said := about(True)) != about(False):
         say(said)
 
 
@@ -102,7 +102,7 @@ def open_engine(
     workers: int = 1,
     beside_lines: bool = False,
     lines: int | None = None,
-) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
+) -> Iterator[StreamTranslator]:
     """Context with a translator; prints which weights it has, and ends its worker processes.
 
     Args:
@@ -115,16 +115,19 @@ def open_engine(
     Raises ConfigError for anything that the engine cannot do.
     """
     _refuse_missing(paths)
-    from ziggurat.translate.engines import served_folder
+    from ziggurat.translate.engines import NO_LINE_INPUTS, export_folder
 
-    folder = served_folder(options.engine, paths, which=options.which, without_layers=options.without_layers)
+    folder = export_folder(options.engine, paths, which=options.which, without_layers=options.without_layers)
     if folder is not None:
         if beside_lines:
-            raise ConfigError(
-                "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported "
-                "from"
-            )
-        yield _open_served(folder, options, workers)
+            raise ConfigError(NO_LINE_INPUTS)
+        from ziggurat.translate.ctranslate2 import CTranslate2Translator
+
+        export = CTranslate2Translator(
+            folder, device=options.device, threads=options.threads, workers=workers, **options.settings
+        )
+        _introduce(export, lines)
+        yield export
         return
     with _open_torch(paths, options, workers, lines) as translator:
         yield translator
@@ -133,7 +136,7 @@ def open_engine(
 @contextlib.contextmanager
 def _open_torch(
     paths: Sequence[str], options: ModelOptions, workers: int, lines: int | None
-) -> Iterator[Translator | WorkerTranslator]:
+) -> Iterator[StreamTranslator]:
     """Context with a translator by PyTorch, in this process or in several."""
     if workers == 1:
         yield open_model(paths, options, lines=lines)
@@ -170,9 +173,9 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     most = min(options.threads or usable_cpus(), (lines or 0) // _LINES_PER_WORKER)
     if most < 2 or options.device.partition(":")[0] not in ("auto", "cpu"):
         return 1
-    from ziggurat.translate.engines import is_served
+    from ziggurat.translate.engines import is_export
 
-    if any(is_served(path) for path in paths):  # its workers share one model, and may not need PyTorch
+    if any(is_export(path) for path in paths):  # its workers share one model, and may not need PyTorch
         return most
     with importing():
         import torch
@@ -183,21 +186,6 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
         return 1
     free = available_memory()
     return most if free is None else max(1, min(most, free // _BYTES_PER_WORKER))
-
-
-def _open_served(folder: Path, options: ModelOptions, workers: int) -> ServedTranslator:
-    """Return a CTranslate2 translator; prints which weights it has."""
-    from ziggurat.translate.served import ServedTranslator
-
-    translator = ServedTranslator(
-        folder,
-        device=options.device,
-        threads=options.threads,
-        workers=workers,
-        **options.settings,
-    )
-    say(translator.origin)
-    return translator
 
 
 def _refuse_missing(paths: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ziggurat.corpora.jobs.models import Identified, ModelChoice
     from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work
     from ziggurat.corpora.jobs.tasks import Line, Merged, Task
+    from ziggurat.translate.options import TranslateOptions
 
 Report = TypeVar("Report")
 
@@ -259,20 +260,22 @@ def translation_job(
     take: Callable[[Iterator[bytes]], Any],
     *,
     form: Literal["text", "best", "quality", "json"] = "text",
-    tag: str | None = None,
-    terminology: dict[str, str] | None = None,
+    asked: TranslateOptions | None = None,
     shard_lines: int | None = None,
 ) -> Merged | None:
     """Translate the file `inputs["lines"]` as a job; see line_job.
 
-    `inputs` may also have `prefixes` and `constraints`, line by line, and the file that `terminology` was read from.
+    `inputs` may also have `prefixes` and `constraints`, line by line, and the file that the `terminology` of `asked`,
+    what is asked of the translations, was read from.
     """
     from ziggurat.corpora.jobs.tasks import Translating
+    from ziggurat.translate.options import TranslateOptions
 
     files = {name: path for name, path in inputs.items() if path is not None}
     beside = tuple(name for name in ("prefixes", "constraints") if name in files)
-    task = Translating(models.choice, form, tag, beside, terminology)
+    asked = asked or TranslateOptions()
+    task = Translating(models.choice, form, asked, beside)
     task.check()
-    settings = {**models.settings, "form": form, "tag": tag, "files": list(files)}
+    settings = {**models.settings, "form": form, "tag": asked.tag, "files": list(files)}
     lines = partial(lines_beside, files["lines"], *(files[name] for name in beside))
     return line_job(options, verb, task, settings, list(files.values()), lines, take, shard_lines)

@@ -139,9 +139,9 @@ def _source_language(path: str, opening: ModelOptions) -> str:
     """Return the source language of a model, by which capitals are chosen: the Turkish one of `i` has a dot."""
     from ziggurat.config import load_experiment
     from ziggurat.model.run_folder import config_file
-    from ziggurat.translate.engines import served_folder
+    from ziggurat.translate.engines import export_folder
 
-    served = served_folder(opening.engine, [path], which=opening.which, without_layers=opening.without_layers)
+    served = export_folder(opening.engine, [path], which=opening.which, without_layers=opening.without_layers)
     return load_experiment(config_file(served or Path(path).expanduser())).data.source_language
 
 

@@ -34,10 +34,7 @@ from ziggurat.system.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.evaluate.metrics import CometEnvironment, TestSet
     from ziggurat.evaluate.scores import Metric, Score
-    from ziggurat.translate.served import ServedTranslator
-    from ziggurat.translate.translator import Translator, WorkerTranslator
-
-    AnyTranslator = Translator | ServedTranslator | WorkerTranslator
+    from ziggurat.translate.options import StreamTranslator
 
 
 COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
@@ -172,7 +169,7 @@ def check_test_set(
 
 
 def translated(
-    translator: AnyTranslator,
+    translator: StreamTranslator,
     sources: list[str],
     output: str | None,
     tag: str | None = None,
@@ -233,7 +230,7 @@ def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOption
     return scores
 
 
-def model_scores(translator: AnyTranslator, texts: Texts, output: str | None, scoring: ScoreOptions) -> list[Score]:
+def model_scores(translator: StreamTranslator, texts: Texts, output: str | None, scoring: ScoreOptions) -> list[Score]:
     """Return the scores of a model: of its translations, which go into the file `output` too, and of the reference."""
     scores: list[Score] = []
     if scoring.of_outputs:
@@ -245,7 +242,7 @@ def model_scores(translator: AnyTranslator, texts: Texts, output: str | None, sc
     return scores
 
 
-def _perplexity(translator: AnyTranslator, texts: Texts, tag: str | None) -> Score:
+def _perplexity(translator: StreamTranslator, texts: Texts, tag: str | None) -> Score:
     """Return the perplexity of the reference under the model. Raises ConfigError where the engine has none."""
     from ziggurat.evaluate.metrics import Likelihood
     from ziggurat.translate.translator import Translator
@@ -332,13 +329,17 @@ def _scores_of_job(
     options: JobOptions,
 ) -> list[Score] | None:
     """Return the scores of translations that a job makes; None where this process has done a part of it."""
+    from ziggurat.translate.options import TranslateOptions
+
     with warnings_shown():
         found = model_choice(models, opening).identified()  # which names the language
         test_set = scoring.test_set(texts.references, texts.sources, found.experiment.data.target_language)
         check_test_set(test_set, scoring.metrics, scoring.comet)
         # The best of each line: with `n_best` above 1, also the model's own, `text` has several lines and columns.
         inputs: dict[str, str | None] = {"lines": texts.paths[0]}
-        merged = translation_job(options, "evaluate", found, inputs, b"".join, form="best", tag=scoring.tag)
+        merged = translation_job(
+            options, "evaluate", found, inputs, b"".join, form="best", asked=TranslateOptions(tag=scoring.tag)
+        )
     if merged is None:
         return None
     if output is not None:

@@ -9,9 +9,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -64,10 +65,9 @@ from ziggurat.system.small_files import read_bounded
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
-    from ziggurat.serve.text.sentences import Rendered, Sentence
+    from ziggurat.serve.text.sentences import SentenceTranslation
+    from ziggurat.translate.options import StreamTranslator, TextTranslator, TranslateOptions
     from ziggurat.translate.results import Translation
-    from ziggurat.translate.served import ServedTranslator
-    from ziggurat.translate.translator import Translator, WorkerTranslator
 
 
 _NOTICES = {
@@ -85,13 +85,12 @@ def refuse_for_documents(given: Mapping[str, bool]) -> None:
 
 
 def translate_documents(
-    models: Sequence[str], opening: ModelOptions, paths: Sequence[str], output: str, **extras: Any
+    models: Sequence[str], opening: ModelOptions, paths: Sequence[str], output: str, asked: TranslateOptions
 ) -> None:
     """Translate documents; `output` is a file, or a folder in which they keep their names.
 
-    A folder is made where several documents, or one and a name that ends in `/`, find none.
-
-    `extras` are further arguments of the translator: `tag`, `terminology`.
+    A folder is made where several documents, or one and a name that ends in `/`, find none. `asked` is what is asked of
+    the translations.
     """
     from ziggurat.serve.text.documents.archive import Settings
     from ziggurat.serve.text.documents.kinds import document, document_kind
@@ -109,10 +108,10 @@ def translate_documents(
         next(document(contents[path], path, Settings(Options(split), source, target)), None)
     with (
         warnings_shown(),
-        open_engine(models, opening, beside_lines="terminology" in extras) as engine,
+        open_engine(models, opening, beside_lines=asked.terms is not None) as engine,
     ):
-        translator: Any = engine
-        from ziggurat.translate.served import tells_alignments
+        translator = cast("TextTranslator", engine)  # it is in this process
+        from ziggurat.translate.options import tells_alignments
 
         aligned = tells_alignments(translator)
         if not aligned:
@@ -122,10 +121,10 @@ def translate_documents(
             began, sentences = time.perf_counter(), Counter[str]()
 
             def translate(
-                asked: list[Sentence], sentences: Counter[str] = sentences, path: str = path
-            ) -> list[Rendered]:
-                sentences["asked"] += len(asked)
-                return _rendered(translator, asked, Path(path).name, aligned=aligned, extras=extras)
+                wanted: list[str], sentences: Counter[str] = sentences, path: str = path
+            ) -> list[SentenceTranslation]:
+                sentences["asked"] += len(wanted)
+                return _rendered(translator, wanted, Path(path).name, replace(asked, alignments=aligned))
 
             outcome = run(document(contents[path], path, settings), translate)
             if _is_folder(paths, output):  # made now, so that whatever went wrong before leaves none behind
@@ -176,16 +175,15 @@ def _languages(model: str) -> tuple[str, str]:
 
 
 def _rendered(
-    translator: Any, asked: Sequence[Sentence], name: str, *, aligned: bool, extras: Mapping[str, Any]
-) -> list[Rendered]:
+    translator: TextTranslator, sentences: Sequence[str], name: str, asked: TranslateOptions
+) -> list[SentenceTranslation]:
     """Return the translations of sentences, under a progress bar."""
     from ziggurat.serve.text.alignment import control_pieces, rendered
 
     control = control_pieces(translator.source_tokenizer)
-    options = {"alignments": True} if aligned else {}
-    with line_progress(name, len(asked)) as advance:
+    with line_progress(name, len(sentences)) as advance:
         translator.on_finished = advance
-        lines = translator.translate_stream([sentence.text for sentence in asked], **options, **extras)
+        lines = translator.translate_stream(sentences, asked)
         return [rendered(translation, control) for translation in lines]
 
 
@@ -279,7 +277,6 @@ def translate(
     Example: `ziggurat translate runs/a < test.de > output.en`
     """
     from ziggurat.translate.results import WINDOW_LINES, read_lines
-    from ziggurat.translate.served import ServedTranslator
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
@@ -288,8 +285,7 @@ def translate(
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
         refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
-        terms = _inputs_beside_lines(None, None, terminology)
-        translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
+        translate_documents([model, *(ensemble or [])], opening, document, output, _asked(tag, terminology))
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     check_one_stream(input, *beside)
@@ -304,7 +300,8 @@ def translate(
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
         shown = "json" if json else "quality" if quality else "text"
         size = window or WINDOW_LINES
-        _translate_job(options, models, opening, inputs, output, form=shown, tag=tag, shard_lines=size)
+        wanted = _asked(tag, terminology, scores=json)
+        _translate_job(options, models, opening, inputs, output, form=shown, asked=wanted, shard_lines=size)
         return
     interactive = input == "-" and sys.stdin.isatty()
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
@@ -315,14 +312,14 @@ def translate(
     if processes > 1 and lines_ahead == 1:
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
     # (2) Files beside the lines are opened; a model is loaded.
-    extras = _inputs_beside_lines(prefix, constraints, terminology)
+    wanted, columns = _asked(tag, terminology, scores=json), _columns(prefix, constraints)
     with (
         warnings_shown(),
         open_engine(
             models,
             opening,
             workers=processes,
-            beside_lines=bool(extras),
+            beside_lines=bool(columns) or wanted.terms is not None,
             lines=total,
         ) as translator,
     ):
@@ -333,9 +330,8 @@ def translate(
             say("One sentence a line; Ctrl-D ends.")
         # (3) Translations are written while later lines are still being read.
         began = time.perf_counter()
-        extras |= {"token_scores": json} if isinstance(translator, ServedTranslator) else {}
         lines = read_lines(*input_stream(input))
-        translations = translator.translate_stream(lines, window=lines_ahead, tag=tag, **extras)
+        translations = translator.translate_stream(lines, wanted, window=lines_ahead, **columns)
 
         def form(translation: Translation, number: int) -> str:
             return translation.to_json() if json else translation.to_text(number, n_best, quality=quality)
@@ -358,32 +354,41 @@ def _translate_job(
     **how: Any,
 ) -> None:
     """Translate in bulk; `how` are further arguments of translation_job."""
-    terms = _inputs_beside_lines(None, None, inputs["terminology"])
     with warnings_shown():
         chosen = model_choice(models, opening).identified()
-        merged = translation_job(options, "translate", chosen, inputs, partial(write_parts, output), **how, **terms)
+        merged = translation_job(options, "translate", chosen, inputs, partial(write_parts, output), **how)
     if merged is not None:
         say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
 
 
-def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
-    """Return the content of the files beside the lines, as arguments of `translate_stream`; a path may be `-`."""
+def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:
+    """Return what is asked of all translations; the path of a terminology may be `-`."""
+    from ziggurat.translate.options import TranslateOptions
     from ziggurat.translate.results import read_lines
-    from ziggurat.translate.terminology import read_constraints, read_terminology
+    from ziggurat.translate.terminology import Terms, read_terminology
 
-    inputs: dict[str, Any] = {}
-    if prefix is not None:
-        inputs["prefixes"] = read_lines(*input_stream(prefix))
-    if constraints is not None:
-        inputs["constraints"] = read_constraints(read_lines(*input_stream(constraints)))
+    terms = None
     if terminology is not None:
         stream, name = input_stream(terminology)
-        inputs["terminology"] = read_terminology(read_lines(stream, name), name)
-    return inputs
+        terms = Terms.of(read_terminology(read_lines(stream, name), name))
+    return TranslateOptions(tag=tag, terms=terms, scores=scores)
+
+
+def _columns(prefix: str | None, constraints: str | None) -> dict[str, Any]:
+    """Return the files with a line for each line, as arguments of `translate_stream`; a path may be `-`."""
+    from ziggurat.translate.results import read_lines
+    from ziggurat.translate.terminology import read_constraints
+
+    columns: dict[str, Any] = {}
+    if prefix is not None:
+        columns["prefixes"] = read_lines(*input_stream(prefix))
+    if constraints is not None:
+        columns["constraints"] = read_constraints(read_lines(*input_stream(constraints)))
+    return columns
 
 
 def _write(
-    translator: Translator | ServedTranslator | WorkerTranslator,
+    translator: StreamTranslator,
     translations: Iterable[Translation],
     form: Callable[[Translation, int], str],
     output: str,

@@ -47,8 +47,8 @@ from ziggurat.exchange.plain import ExportedModel
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
 from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import check_name, check_regular
+from ziggurat.translate.ctranslate2 import ctranslate2_module
 from ziggurat.translate.results import Hypothesis, Translation, one_line
-from ziggurat.translate.served import ctranslate2_module
 
 _ARGOS_VERSION = "1.10"
 """First version of Argos Translate that joins pieces by SentencePiece: earlier ones show bytes as `<0xC3>`."""

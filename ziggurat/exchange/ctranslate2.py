@@ -20,7 +20,7 @@ from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerM
 from ziggurat.exchange.plain import with_epsilon
 from ziggurat.model.seq2seq import AlignmentHead
 from ziggurat.system.files import write_atomically
-from ziggurat.translate.served import ctranslate2_module
+from ziggurat.translate.ctranslate2 import ctranslate2_module
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 """Types besides fp32 in which CTranslate2 can store matrices."""

@@ -32,7 +32,7 @@ from ziggurat.model.tensors import write_tensors
 from ziggurat.system.errors import ConfigError, ExportError
 from ziggurat.system.files import check_folder
 from ziggurat.translate.results import Hypothesis, Translation
-from ziggurat.translate.state import length_batches
+from ziggurat.translate.scorers import length_batches
 
 MAX_NEW_TOKENS = 256
 """Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""

@@ -26,7 +26,7 @@ from ziggurat.model.build import assemble, build_model
 from ziggurat.model.directory import OpenedModel
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights
-from ziggurat.translate.engines import own_settings, positions_for
+from ziggurat.translate.engines import positions_for, unsupported_keys
 
 
 def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
@@ -145,7 +145,7 @@ class ExportedModel:
         decoding, usual = self.experiment.decoding, DecodingConfig()
         kept = also(decoding)
         changes: dict[str, object] = {"endings": "beam", "shortlist": None}
-        changes |= {key: getattr(usual, key) for key in own_settings(dict(decoding)) if key not in kept}
+        changes |= {key: getattr(usual, key) for key in unsupported_keys(dict(decoding)) if key not in kept}
         if decoding.search == "sample":  # of samples there may be more than the beam has hypotheses
             changes["n_best"] = 1
         if decoding.length_penalty.kind != "power":
@@ -157,7 +157,7 @@ class ExportedModel:
         """Return the model's own search settings that a toolkit lacks, for messages; `also` as above."""
         decoding = self.experiment.decoding
         penalty, kept = decoding.length_penalty, also(decoding)
-        found = [text for key, text in own_settings(dict(decoding)).items() if key not in kept]
+        found = [text for key, text in unsupported_keys(dict(decoding)).items() if key not in kept]
         if decoding.shortlist is not None and "shortlist" not in kept:
             found.append(f"`decoding.shortlist: {decoding.shortlist}`")
         if decoding.endings == "fairseq":

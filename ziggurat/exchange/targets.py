@@ -28,9 +28,9 @@ from ziggurat.model.directory import fill_model_directory
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
-from ziggurat.translate.engines import SERVED_SHORTLIST
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
+from ziggurat.translate.engines import EXPORT_SHORTLIST
 from ziggurat.translate.results import Translation
-from ziggurat.translate.served import ServedTranslator
 from ziggurat.translate.translator import Translator, load_translator
 
 
@@ -109,8 +109,8 @@ def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | N
     copy_tokenizers(model.directory, folder)
     experiment, tokenizers = model.searching_as_others(), (model.source, model.target)
     if (listed := model.experiment.decoding.shortlist) is not None:
-        write_shortlist_map(folder / SERVED_SHORTLIST, read_shortlist(listed, *tokenizers), tokenizers)
-        decoding = change_section(experiment.decoding, {"shortlist": SERVED_SHORTLIST}, "decoding")
+        write_shortlist_map(folder / EXPORT_SHORTLIST, read_shortlist(listed, *tokenizers), tokenizers)
+        decoding = change_section(experiment.decoding, {"shortlist": EXPORT_SHORTLIST}, "decoding")
         experiment = experiment.model_copy(update={"decoding": decoding})
     write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
     write_ctranslate2(folder, model.anatomy(), tokenizers, model.positions, quantization, aligned=model.aligned)
@@ -146,7 +146,7 @@ TARGETS: dict[str, ExportTarget] = {
     "ctranslate2": ExportTarget(
         _ctranslate2_reasons,
         _write_ctranslate2,
-        ServedTranslator,
+        CTranslate2Translator,
         QUANTIZATIONS,
         own_search=True,
         rules=lambda _: ("shortlist",),

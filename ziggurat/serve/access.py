@@ -70,8 +70,8 @@ def new_key(path: Path, name: str) -> str:
     return key
 
 
-class Places:
-    """Places of which one client may hold a part.
+class ConcurrencyLimit:
+    """A limit on what is held at the same time, of which one client may hold a part.
 
     Args:
         all_: how many there are.

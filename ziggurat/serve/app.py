@@ -50,11 +50,11 @@ from ziggurat.serve.interfaces.description import (
 )
 from ziggurat.serve.interfaces.files import Files
 from ziggurat.serve.interfaces.libretranslate import LibreTranslate
+from ziggurat.serve.interfaces.native import NativeApi
 from ziggurat.serve.interfaces.openai import OpenAI
-from ziggurat.serve.interfaces.own import Own
 from ziggurat.serve.interfaces.page import page_routes
 from ziggurat.serve.pool import ModelPool
-from ziggurat.serve.queue import Late, QueueFull
+from ziggurat.serve.queue import DeadlineExceeded, QueueFull
 from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import ZigguratError, printable
@@ -130,7 +130,7 @@ def answer(path: str, status: int, text: str, headers: Mapping[str, str] | None 
     return JSONResponse(content, status, headers=dict(headers or {}))
 
 
-class Underway:
+class InFlight:
     """The requests that have no answer yet."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class Underway:
             task.cancel()
 
 
-class Seen:
+class RequestLog:
     """Middleware that names requests, counts them, and answers for faults and for the server's end.
 
     Args:
@@ -163,7 +163,7 @@ class Seen:
         app: ASGIApp,
         metrics: Metrics,
         routes: Sequence[Route],
-        underway: Underway,
+        underway: InFlight,
         *,
         proxied: bool,
         logged: bool,
@@ -235,7 +235,7 @@ class Seen:
         return uuid.uuid4().hex
 
 
-class OwnPages:
+class SameOriginOnly:
     """Middleware that keeps pages of other origins from what clients keep here, where no key does (403).
 
     Translations are for pages of any origin (CORS). Glossaries are kept, and without keys they are everybody's who
@@ -437,7 +437,7 @@ def build_app(
         *DeepLGlossaries(translations, account).routes(),
         *DeepLDocuments(account, documents).routes(),
         *OpenAI(translations).routes(),
-        *Own(translations, files=documents.config.enabled).routes(),
+        *NativeApi(translations, files=documents.config.enabled).routes(),
         *(page_routes() if page else []),
         Described("/health", health, HEALTH),
         Described("/metrics", figures, FIGURES),
@@ -446,7 +446,7 @@ def build_app(
     # A form has more than its file: names, boundaries, a glossary.
     uploads = [route.path for route in routes if route.operation.file]
     files = dict.fromkeys(uploads, translations.limits.file_bytes + translations.limits.body_bytes)
-    underway = Underway()
+    underway = InFlight()
     app = Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -460,9 +460,9 @@ def build_app(
                 expose_headers=["Authorization", "X-Request-ID"],
             ),
             Middleware(
-                Seen, metrics=metrics, routes=routes, underway=underway, proxied=proxied, logged=logged, say=say
+                RequestLog, metrics=metrics, routes=routes, underway=underway, proxied=proxied, logged=logged, say=say
             ),
-            Middleware(OwnPages, access=translations.access, path="/v2/glossaries", hosts=hosts),
+            Middleware(SameOriginOnly, access=translations.access, path="/v2/glossaries", hosts=hosts),
             Middleware(
                 BodyLimit,
                 most=translations.limits.body_bytes,
@@ -493,7 +493,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     """Answer for what a translation ran into; a client learns what it can do about it."""
     if isinstance(error, QueueFull):
         return answer(request.url.path, 429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
-    if isinstance(error, Late):
+    if isinstance(error, DeadlineExceeded):
         return answer(request.url.path, 504, str(error))
     if isinstance(error, ModelFailed):
         return answer(request.url.path, 503, str(error), {"Retry-After": "10"})

@@ -26,21 +26,21 @@ from typing import Any, BinaryIO
 import regex
 from starlette.requests import Request
 
-from ziggurat.serve.access import Places
-from ziggurat.serve.asking import Asking, Recorded
+from ziggurat.serve.access import ConcurrencyLimit
 from ziggurat.serve.config import DocumentsConfig
-from ziggurat.serve.pool import Asked
-from ziggurat.serve.queue import Late, SearchOptions
+from ziggurat.serve.queue import DeadlineExceeded
 from ziggurat.serve.requests import REQUEST, Refused
 from ziggurat.serve.text.documents.archive import Limits, Settings
 from ziggurat.serve.text.documents.kinds import document, document_kind
-from ziggurat.serve.text.glossary import Tally, Terms
-from ziggurat.serve.text.sentences import Options, Outcome, Work
+from ziggurat.serve.text.glossary import Tally
+from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
+from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.serve.translations import Translations
 from ziggurat.system.errors import DataError, ZigguratError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.staging import is_same, try_lock
+from ziggurat.translate.terminology import Terms
 
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
 _PLAIN = ("text/plain", "text/markdown")  # files that are text and little else
@@ -109,7 +109,7 @@ async def translated(
 
     Its characters count against the client's limit as soon as they are known. Raises DataError for a damaged, hostile
     or too long document, Refused where no model translates its language or beyond the client's limit (429; 413 where
-    no minute has room for it), Late after `config.seconds`, ModelFailed.
+    no minute has room for it), DeadlineExceeded after `config.seconds`, ModelFailed.
     """
     # Told before it is decoded: a character has four bytes at most.
     if document_kind(given.name).media_type in _PLAIN and len(content) > 4 * config.characters:
@@ -123,19 +123,12 @@ async def translated(
     route = server.route(given.source, given.target)
     if not route:
         raise Refused(400, f"no model translates from {given.source} into {given.target}")
-    terms = given.terms
-    asked = Asked(
-        given.client,
-        time.monotonic() + config.seconds,
-        SearchOptions(alignments=True),
-        terms=terms if terms is not None and terms.soft else None,
-        patient=True,
-    )
+    options, deadline = replace(PLAIN, alignments=True, terms=given.terms), time.monotonic() + config.seconds
 
     def progress(done: int, total: int) -> None:
         given.done, given.total = done, total
 
-    cut = replace(server.cut(given.source, route, terms, given.tally), admit=_Bound(given.name, config).admit)
+    cut = replace(server.cut(given.source, route, given.terms, given.tally), admit=_Bound(given.name, config).admit)
     settings = Settings(cut, given.source, given.target, limits=limits)
 
     def counted(characters: int) -> None:
@@ -143,7 +136,8 @@ async def translated(
         given.characters = characters
 
     work = _counted(document(content, given.name, settings), counted)
-    (outcome,) = await Asking(asked, run, progress).results([work], [Recorded(route)])
+    request = TranslationRequest(given.client, deadline, options, run, progress, patient=True)
+    (outcome,) = await request.results([work], [TextTranslation(route)])
     server.used[server.access.account(given.client)] += given.characters
     return outcome.value
 
@@ -167,15 +161,15 @@ class _Bound:
                 raise DataError(f"{self._name}: more than {most:,} {kind}; divide it")
 
 
-def _counted(work: Work[Outcome[bytes]], counted: Callable[[int], None]) -> Work[Outcome[bytes]]:
+def _counted(work: SentenceRequests[Result[bytes]], counted: Callable[[int], None]) -> SentenceRequests[Result[bytes]]:
     """Return the same work, which tells the characters of all sentences before the first of them is translated."""
     try:
         asked = next(work)
-        counted(sum(len(sentence.text) for sentence in asked))
+        counted(sum(map(len, asked)))
         while True:
             asked = work.send((yield asked))
     except StopIteration as ended:
-        outcome: Outcome[bytes] = ended.value
+        outcome: Result[bytes] = ended.value
         return outcome
     finally:
         work.close()
@@ -223,7 +217,7 @@ class Documents:
         self._folder: Path | None = None
         self._lock = -1
         self._turns = asyncio.Semaphore(config.at_once)
-        self._uploads = Places(config.uploads, config.uploads_of_client)
+        self._uploads = ConcurrencyLimit(config.uploads, config.uploads_of_client)
 
     # What is kept
 
@@ -365,7 +359,7 @@ class Documents:
                 async with asyncio.timeout(self.config.seconds):
                     await self._translated(given, threads.run)
             except TimeoutError:
-                raise Late("the deadline passed") from None
+                raise DeadlineExceeded("the deadline passed") from None
             finally:
                 threads.then(self._turns.release)
             given.status = "done"

@@ -1,9 +1,7 @@
-"""The thread that translates the lines of one model, of all requests together.
+"""The thread that translates the lines of one model, of all requests together: in a search that they join, or at once.
 
-Lines of one model that are translated together: in a search that they join, or all at once.
-
-With PyTorch lines join the search that is running (ziggurat.translate.live); CTranslate2 gets whole batches, and so
-does the constrained search, whose size depends on the phrases.
+With PyTorch lines join the search that is running; CTranslate2 gets whole batches, and so does the constrained search,
+whose size depends on the phrases.
 """
 
 from __future__ import annotations
@@ -13,14 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
 
-from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions, Turns
+from ziggurat.serve.queue import DeadlineExceeded, FairLock, FairQueue, QueuedLine
 from ziggurat.system.errors import ConfigError, ZigguratError, out_of_memory, printable
+from ziggurat.translate.options import TextTranslator, TranslateOptions
 from ziggurat.translate.results import Translation
-from ziggurat.translate.served import ServedTranslator
 
 if TYPE_CHECKING:
+    from ziggurat.translate.call import ContinuousTranslation
     from ziggurat.translate.translator import Translator
 
 
@@ -28,71 +28,55 @@ CONSTRAINED = 8
 """Most lines of a constrained search: its candidates are compared with each other, by the square of their number."""
 
 
-class LineBatch(Protocol):
-    """Lines under way in one search."""
+class LineBatch:
+    """Lines under way in one search, by ticket.
 
-    slots: int
+    They join it while it runs, token by token; by CTranslate2, with phrases or by next word, they are translated
+    together in one step.
 
-    @property
-    def lines(self) -> dict[int, QueuedLine]:
-        """The lines under way, by ticket."""
+    Args:
+        translator: by which.
+        options: those of the first line; what is shared of them holds for all (`TranslateOptions.key`).
+        slots: most lines at a time.
 
-    def add(self, line: QueuedLine) -> None:
-        """Let a line join. Raises ZigguratError for one that cannot be translated."""
+    Raises ConfigError where the translator cannot do what is asked.
+    """
 
-    def step(self) -> dict[int, Translation]:
-        """Go on; return what is done by ticket, whose lines stay in `lines`. Those at fault get an error and leave."""
-
-    def cancel(self, tickets: list[int]) -> None:
-        """Take lines out."""
-
-
-class LiveBatch:
-    """Lines in a search of ours, token by token."""
-
-    def __init__(self, translator: Translator, options: SearchOptions, slots: int) -> None:
-        from ziggurat.translate.live import LiveTranslation
-
-        self.slots = slots
+    def __init__(self, translator: TextTranslator, options: TranslateOptions, slots: int) -> None:
+        few = options.constrained or options.next_words
+        self.slots = min(slots, CONSTRAINED) if few else slots
         self.lines: dict[int, QueuedLine] = {}
-        more = _changes(translator, options)
-        self._live = LiveTranslation(translator, slots=slots, tag=options.tag, complete=options.complete, **more)
-
-    def add(self, line: QueuedLine) -> None:
-        """Add a line."""
-        self.lines[self._live.add(line.text, line.prefix)] = line
-
-    def step(self) -> dict[int, Translation]:
-        """Go on by a step; return the translations that it ended, by ticket."""
-        return self._live.step()
-
-    def cancel(self, tickets: list[int]) -> None:
-        """Drop lines that nobody waits for."""
-        self._live.cancel(tickets)
-
-
-class WholeBatch:
-    """Lines that are translated together in one step: by CTranslate2, with phrases, or by next word."""
-
-    def __init__(self, translator: Translator | ServedTranslator, options: SearchOptions, slots: int) -> None:
-        self.slots = min(slots, CONSTRAINED) if options.constrained or options.next_words else slots
-        self.lines: dict[int, QueuedLine] = {}
-        self._translator, self._options, self._next = translator, options, 0
+        self._translator, self._options, self._tickets = translator, options, count()
+        self._running: ContinuousTranslation | None = None
         if options.constrained:
-            if isinstance(translator, ServedTranslator):
+            if not translator.capabilities.constraints:
                 raise ConfigError(
                     "an exported model cannot search for soft terms; ask for them with `mode: hard`, or serve the "
                     "model that was exported"
                 )
-            translator.call_of(options.tag, constrained=True, **_changes(translator, options))  # a shortlist forbids it
+            translator.translate([], options, constraints=[])  # a shortlist forbids it
+        if translator.capabilities.continuous and not few:
+            from ziggurat.translate.call import ContinuousTranslation
+
+            self._running = ContinuousTranslation(cast("Translator", translator), options, slots=slots)
 
     def add(self, line: QueuedLine) -> None:
-        """Add a line."""
-        self.lines[self._next] = line
-        self._next += 1
+        """Let a line join. Raises ZigguratError for one that cannot be translated."""
+        running = self._running
+        ticket = next(self._tickets) if running is None else running.add(line.text, line.options.prefix)
+        self.lines[ticket] = line
+
+    def cancel(self, tickets: list[int]) -> None:
+        """Take lines out."""
+        for ticket in tickets:
+            self.lines.pop(ticket, None)
+        if self._running is not None:
+            self._running.cancel(tickets)
 
     def step(self) -> dict[int, Translation]:
-        """Go on by a step; return the translations that it ended, by ticket."""
+        """Continue; return what is done, by ticket; these lines stay. Those at fault get an error and leave."""
+        if self._running is not None:
+            return self._running.step()
         tickets = list(self.lines)
         try:
             return dict(zip(tickets, self._found([self.lines[ticket] for ticket in tickets]), strict=True))
@@ -109,71 +93,27 @@ class WholeBatch:
         return done
 
     def _found(self, lines: list[QueuedLine]) -> list[Translation]:
-        """Return the translation of each line. Raises ZigguratError for one at fault, Late where nobody waits."""
-        options = self._options
-        more = _changes(self._translator, options)
-        if options.prefixed:
-            more["prefixes"] = [line.prefix for line in lines]
-        if isinstance(self._translator, ServedTranslator):
-            more |= {"token_scores": options.scores, "next_words": options.next_words, "complete": options.complete}
-        else:
-            self._translator.before_step = lambda: _refuse_unwanted(lines)
-        if options.constrained:
-            more["constraints"] = [line.constraints for line in lines]
+        """Return the translation of each line.
+
+        Raises ZigguratError for one at fault, DeadlineExceeded where nobody waits.
+        """
+        columns: dict[str, Any] = {}
+        if self._options.prefix:
+            columns["prefixes"] = [line.options.prefix for line in lines]
+        if self._options.constrained:
+            columns["constraints"] = [line.constraints for line in lines]
+        self._translator.before_step = lambda: _refuse_unwanted(lines)
         try:
-            return self._translate([line.text for line in lines], [line.prefix for line in lines], more)
+            return self._translator.translate([line.text for line in lines], self._options, **columns)
         finally:
-            if not isinstance(self._translator, ServedTranslator):
-                self._translator.before_step = lambda: None
-
-    def _translate(self, texts: list[str], prefixes: list[str], more: dict[str, Any]) -> list[Translation]:
-        translator, options = self._translator, self._options
-        if options.next_words and not isinstance(translator, ServedTranslator):
-            from ziggurat.translate.next_words import translate_next_words
-
-            return translate_next_words(
-                translator, texts, tag=options.tag, complete=options.complete, **{**more, "prefixes": prefixes}
-            )
-        return translator.translate(texts, tag=options.tag, **more)
-
-    def cancel(self, tickets: list[int]) -> None:
-        """Drop lines that nobody waits for."""
-        for ticket in tickets:
-            self.lines.pop(ticket, None)
+            self._translator.before_step = lambda: None
 
 
 def _refuse_unwanted(lines: Sequence[QueuedLine]) -> None:
-    """Raise Late where all lines are cancelled or late; called before each step of a search."""
+    """Raise DeadlineExceeded where all lines are cancelled or late; called before each step of a search."""
     now = time.monotonic()
     if all(line.cancelled or now > line.deadline for line in lines):
-        raise Late("the deadline passed while the line was translated")
-
-
-def _changes(translator: Translator | ServedTranslator, options: SearchOptions) -> dict[str, Any]:
-    """Return the keys of the `decoding` section that these options change."""
-    changes: dict[str, Any] = {"n_best": options.n_best}
-    if options.n_best > translator.decoding.beam_size:
-        changes["beam_size"] = options.n_best
-    if options.constrained:  # what a constrained search needs, whatever the model's own search is
-        changes["beam_size"] = max(2, options.n_best, translator.decoding.beam_size)
-        changes |= {"search": "beam", "endings": "candidates", "diverse_groups": 1, "mbr": 0}
-    if options.alignments:
-        changes["alignments"] = True
-    return changes
-
-
-def batch_of(
-    translator: Translator | ServedTranslator, options: SearchOptions, slots: int, *, aligned: bool = True
-) -> LineBatch:
-    """Return an empty batch for lines with these options, `slots` of them at a time.
-
-    Where the translator does not tell alignments (not `aligned`), the translations have none.
-    """
-    if options.alignments and not aligned:
-        options = replace(options, alignments=False)
-    if isinstance(translator, ServedTranslator) or options.constrained or options.next_words:
-        return WholeBatch(translator, options, slots)
-    return LiveBatch(translator, options, slots)
+        raise DeadlineExceeded("the deadline passed while the line was translated")
 
 
 SLOTS = 64
@@ -190,7 +130,7 @@ _CHANGED = 2.0
 """Seconds between two looks at whether the files of a model have changed."""
 _FAILED = "failed while it translated"
 
-_COMPUTING = Turns()
+_COMPUTING = FairLock()
 """Held for a step: models that compute at the same time would share the same cores, each more slowly."""
 
 
@@ -208,7 +148,7 @@ class Opened:
         aligned: whether it tells alignments; where it does not, text with tags is translated without.
     """
 
-    translator: Translator | ServedTranslator
+    translator: TextTranslator
     version: object
     aligned: bool = False
 
@@ -257,7 +197,7 @@ class Engine:
         self._opening, self._version, self._say, self._closed = opening, version, say, closed
         self._opened: Opened | None = None
         self._batch: LineBatch | None = None
-        self._options = SearchOptions()
+        self._options = TranslateOptions()
         self._retry, self._retry_at, self._looked, self._in_a_row = _RETRY[0], 0.0, 0.0, 0
         self._unload = self._closing = self._stale = False
         self._slots = SLOTS
@@ -391,10 +331,12 @@ class Engine:
         if first is None or self._opened is None:
             return
         translator, self._options = self._opened.translator, first.options
-        if isinstance(translator, ServedTranslator):
+        if not translator.capabilities.continuous:
             time.sleep(_COLLECT)
         try:
-            self._batch = batch_of(translator, self._options, self._slots, aligned=self._opened.aligned)
+            # Where the translator tells no alignments, the translations have none.
+            aligned = self._options.alignments and self._opened.aligned
+            self._batch = LineBatch(translator, replace(self._options, alignments=aligned), self._slots)
         except ZigguratError as error:  # what its request asks for
             if (taken := self.queue.take(self._options)) is not None:
                 taken.finish(error)
@@ -407,12 +349,10 @@ class Engine:
         gone = [ticket for ticket, line in batch.lines.items() if line.cancelled or now > line.deadline]
         for ticket in gone:
             line = batch.lines[ticket]
-            line.finish(Late("the deadline passed while the line was translated"))
+            line.finish(DeadlineExceeded("the deadline passed while the line was translated"))
             line.cancel()
         if gone:
             batch.cancel(gone)
-            for ticket in gone:
-                batch.lines.pop(ticket, None)
         room = batch.slots - len(batch.lines)
         waited = self.queue.oldest(other_than=self._options)
         if batch.lines and (self._stale or (waited is not None and now - waited > _PATIENCE)):

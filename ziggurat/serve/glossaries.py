@@ -16,10 +16,10 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from ziggurat.serve.requests import Refused
-from ziggurat.serve.text.glossary import Term, Terms
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import MAX_BYTES, JsonForm, read_json
+from ziggurat.translate.terminology import Term, Terms
 
 MOST_GLOSSARIES = 1000
 """Glossaries of one client; and of a server without keys."""
@@ -157,7 +157,7 @@ def _built(
     id: str, owner: str, name: str, source: str, target: str, created: float, entries: Iterable[Sequence[str]]
 ) -> Glossary:
     soft = Terms(Term(entry[0], entry[1]) for entry in entries)
-    hard = Terms(term._replace(hard=True) for term in soft.terms)
+    hard = Terms(term._replace(mode="hard") for term in soft.terms)
     return Glossary(id, owner, name, source, target, created, soft, hard)
 
 
@@ -204,5 +204,5 @@ def terms_of(given: Any, most: int) -> Terms | None:
             raise Refused(
                 400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
             )
-        terms.append(Term(str(values[0]), str(values[1]), mode == "hard"))
+        terms.append(Term(str(values[0]), str(values[1]), mode))
     return Terms(terms)

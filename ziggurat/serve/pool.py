@@ -1,17 +1,13 @@
-"""The models of a server: which languages each translates, and by which of them a text gets from one to another.
-
-Lines of a request in the queue of one model, awaited on the event loop.
-"""
+"""The models of a server: which languages each translates, and by which of them a text gets from one to another."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +16,12 @@ from ziggurat.config.languages import language_name
 from ziggurat.config.load import change_section
 from ziggurat.model.run_folder import BASE, MODEL_FILE, config_file
 from ziggurat.serve.engine import Engine, Opened
-from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions
-from ziggurat.serve.text.glossary import Terms
+from ziggurat.serve.queue import FairQueue
 from ziggurat.system.errors import CheckpointError, ConfigError
 from ziggurat.system.processes import usable_cpus
-from ziggurat.translate.engines import SERVED_FILE, is_served, read_report, refuse_unserved
-from ziggurat.translate.results import Notices, Translation
-from ziggurat.translate.served import tells_alignments
+from ziggurat.translate.engines import EXPORT_FILE, is_export, read_report, refuse_unsupported
+from ziggurat.translate.options import tells_alignments
+from ziggurat.translate.results import Notices
 
 _COPIES = 3
 """Times the size of its weights that a model takes with PyTorch.
@@ -65,7 +60,7 @@ class ModelSource:
         if self.is_exported:
             if self.which is not None:
                 raise ConfigError(f"{self.path}: an exported model has one set of weights; leave out `which`")
-            return self.path / SERVED_FILE, self.path
+            return self.path / EXPORT_FILE, self.path
         from ziggurat.model.directory import locate_weights
 
         return locate_weights(self.path, self.which)
@@ -81,7 +76,7 @@ class ModelSource:
         found = load_experiment(config_file(self.path))
         try:
             if self.is_exported:
-                refuse_unserved(self.decoding, read_report(self.path))
+                refuse_unsupported(self.decoding, read_report(self.path))
             change_section(found.decoding, self.decoding, "decoding")
         except ConfigError as error:
             raise ConfigError(f"{self.path}: {error}") from None
@@ -90,7 +85,7 @@ class ModelSource:
     @property
     def is_exported(self) -> bool:
         """Whether CTranslate2 translates with it."""
-        return is_served(self.path)
+        return is_export(self.path)
 
     def shortlist(self) -> Path | None:
         """Return the file of the shortlist that the search goes by; None: it has none."""
@@ -125,12 +120,12 @@ class ModelSource:
         """Open the model, in the thread that will use it."""
         version = self.version()
         if self.is_exported:
-            from ziggurat.translate.served import ServedTranslator
+            from ziggurat.translate.ctranslate2 import CTranslate2Translator
 
             # CTranslate2's threads spin between two steps: one on every core keeps out those that take and answer
             # requests (2 cores, a small model: 60 requests a second with two threads, 370 with one).
             threads = self.threads or max(1, usable_cpus() // 2)
-            served = ServedTranslator(self.path, device=self.device, threads=threads, **self.decoding)
+            served = CTranslate2Translator(self.path, device=self.device, threads=threads, **self.decoding)
             _silence(served.notices)
             return Opened(served, version, True)
         import torch
@@ -297,84 +292,3 @@ class ModelPool:
             time.sleep(_POLL)
         if not fits:
             self._say(f"{name}: opened beyond the limit of memory: nothing else could be closed")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Who asks, and how.
-
-    Attributes:
-        client: takes turns with others: the name of a key, or an address.
-        deadline: `time.monotonic()` after which nobody waits for the answer any more.
-        options: of the translations.
-        prefix: what the translation of the first sentence must begin with.
-        terms: a glossary, whose soft terms are searched for.
-        patient: whether to wait for room in a full queue, in small groups, instead of being refused.
-    """
-
-    client: str
-    deadline: float
-    options: SearchOptions = field(default_factory=SearchOptions)
-    prefix: str = ""
-    terms: Terms | None = None
-    patient: bool = False
-
-
-class Lines:
-    """Lines in the queue of one model, and their translations to come.
-
-    Raises QueueFull unless they are `admitted`.
-    """
-
-    def __init__(
-        self,
-        model: Model,
-        texts: Sequence[str],
-        asked: Asked,
-        constraints: Sequence[Sequence[str]] | None,
-        prefix: str,
-        *,
-        admitted: bool,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self._queue, self._deadline = model.engine.queue, asked.deadline
-        self._futures: list[asyncio.Future[Translation]] = [loop.create_future() for _ in texts]
-
-        def deliver(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
-            if future.done():  # the request was cancelled meanwhile
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
-
-        def done(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
-            loop.call_soon_threadsafe(deliver, future, result)
-
-        options = asked.options if prefix else replace(asked.options, prefixed=False, complete=False)
-        phrases = constraints or [()] * len(texts)
-        self._jobs = [
-            QueuedLine(text, asked.client, options, asked.deadline, partial(done, future), tuple(own), prefix)
-            for text, future, own in zip(texts, self._futures, phrases, strict=True)
-        ]
-        self._queue.put(self._jobs, admitted=admitted)
-
-    async def results(self) -> list[Translation]:
-        """Return the translations. Raises Late, ModelFailed."""
-        try:
-            # The engine looks at deadlines between two steps; a model that takes minutes to open has none.
-            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
-                return list(await asyncio.gather(*self._futures))
-        except TimeoutError:
-            raise Late("the deadline passed") from None
-        finally:
-            self.give_up()
-
-    def give_up(self) -> None:
-        """Take what is not done out of the queue and the search."""
-        # Whoever is cancelled while it awaits them all has cancelled them all.
-        if any(not future.done() or future.cancelled() for future in self._futures):
-            self._queue.remove(self._jobs)
-        for future in self._futures:
-            if future.done() and not future.cancelled():
-                future.exception()  # looked at: one failure is enough to tell

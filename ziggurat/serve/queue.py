@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ziggurat.system.errors import ZigguratError
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Translation
 
 _MEMORY = 0.999  # of a step: a few hundred steps count
@@ -27,33 +28,8 @@ class QueueFull(ZigguratError):  # noqa: N818 - a state, not a fault
         self.seconds = seconds
 
 
-class Late(ZigguratError):  # noqa: N818 - likewise
+class DeadlineExceeded(ZigguratError):  # noqa: N818 - likewise
     """A line was not translated before its deadline."""
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """Settings that lines must have in common to be translated together.
-
-    Attributes:
-        n_best: translations of a line.
-        alignments: with the alignment of tokens.
-        scores: with the log-probability of each token.
-        constrained: lines have phrases that their translations must contain.
-        prefixed: lines have a beginning that their translations must have.
-        complete: that beginning ends with a whole word.
-        next_words: the translations of a line differ in the word after it.
-        tag: put before every source sentence; None: no tag.
-    """
-
-    n_best: int = 1
-    alignments: bool = False
-    scores: bool = False
-    constrained: bool = False
-    prefixed: bool = False
-    complete: bool = False
-    next_words: bool = False
-    tag: str | None = None
 
 
 @dataclass(eq=False)
@@ -63,20 +39,18 @@ class QueuedLine:
     Attributes:
         text: the line.
         client: who asked; clients take turns.
-        options: see SearchOptions.
+        options: what is asked of the translation; lines of one `TranslateOptions.key` are translated together.
         deadline: `time.monotonic()` after which nobody wants the translation.
         done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
-        prefix: what the translation must begin with.
     """
 
     text: str
     client: str
-    options: SearchOptions
+    options: TranslateOptions
     deadline: float
     done: Callable[[Translation | Exception], Any]
     constraints: tuple[str, ...] = ()
-    prefix: str = ""
     came: float = field(default_factory=time.monotonic)
     cancelled: bool = False
 
@@ -189,24 +163,26 @@ class FairQueue:
                 self._pop(client)
             return None
 
-    def take(self, options: SearchOptions) -> QueuedLine | None:
+    def take(self, options: TranslateOptions) -> QueuedLine | None:
         """Take the next line with these options, the client after the last one first; None: there is none."""
         with self.changed:
             for client in list(self._clients):
                 lines = self._clients[client]
                 while lines and not self._wanted(lines[0]):
                     self._pop(client)
-                if lines and lines[0].options == options:
+                if lines and lines[0].options.key == options.key:
                     line = self._pop(client)
                     if client in self._clients:
                         self._clients.move_to_end(client)
                     return line
             return None
 
-    def oldest(self, other_than: SearchOptions) -> float | None:
+    def oldest(self, other_than: TranslateOptions) -> float | None:
         """Return when the oldest of the lines whose turn it is came, of those with other options; None: none waits."""
         with self.changed:
-            came = [lines[0].came for lines in self._clients.values() if lines and lines[0].options != other_than]
+            came = [
+                lines[0].came for lines in self._clients.values() if lines and lines[0].options.key != other_than.key
+            ]
             return min(came, default=None)
 
     def clear(self, why: Exception) -> None:
@@ -229,12 +205,12 @@ class FairQueue:
     def _wanted(self, line: QueuedLine) -> bool:
         """Return whether somebody still waits for it; a late one fails now."""
         if not line.cancelled and time.monotonic() > line.deadline:
-            line.finish(Late("the deadline passed while the request waited for its turn"))
+            line.finish(DeadlineExceeded("the deadline passed while the request waited for its turn"))
             line.cancel()
         return not line.cancelled
 
 
-class Turns:
+class FairLock:
     """A lock for `with`, fair between threads.
 
     A thread that lets `threading.Lock` go and wants it again at once mostly gets it again, so that of two models that

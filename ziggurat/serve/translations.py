@@ -1,8 +1,6 @@
 """Services behind every interface of a server: translations of texts, the language of a text, who may ask.
 
 Detection of the language of a text, among those that a server translates.
-
-What a request wants of the translations of its texts, and what it gets.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from starlette.requests import Request
@@ -20,17 +18,18 @@ from starlette.requests import Request
 from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.filters import MOST_CHARACTERS, identifier
 from ziggurat.serve.access import Access
-from ziggurat.serve.asking import Asking, Recorded
 from ziggurat.serve.config import LimitsConfig
-from ziggurat.serve.pool import Asked, Model, ModelPool
-from ziggurat.serve.queue import SearchOptions
+from ziggurat.serve.pool import Model, ModelPool
 from ziggurat.serve.requests import Refused
-from ziggurat.serve.text.glossary import Tally, Terms
+from ziggurat.serve.text.glossary import Tally
 from ziggurat.serve.text.markup import Rules, html, xml
 from ziggurat.serve.text.paragraphs import AlignedText, aligned_text, sentence_count
-from ziggurat.serve.text.sentences import Options, Outcome, Work
+from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.serve.translation_request import PLAIN, TextTranslation, TranslationRequest
 from ziggurat.system.errors import DataError
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.terminology import Terms
 
 _SURE = 50.0  # per cent
 
@@ -79,82 +78,19 @@ class Detector:
         return next((code, share) for code, share in ranks if code != target or share >= _SURE)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Wishes of a request beside the best translations.
-
-    Attributes:
-        markup: the rules of its tags; None: plain text.
-        more: further translations of each text; none of markup.
-        alignments: links between the words of text and translation.
-        scores: the log-probability of each token.
-        prefix: what the translation must begin with; of one sentence.
-        complete: the prefix ends with a whole word.
-        next_words: further translations differ in the word after the prefix; of one sentence.
-        terms: a glossary.
-        split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never (`none`).
-    """
-
-    markup: Rules | None = None
-    more: int = 0
-    alignments: bool = False
-    scores: bool = False
-    prefix: str = ""
-    complete: bool = False
-    next_words: bool = False
-    terms: Terms | None = None
-    split: Literal["lines", "sentences", "none"] = "lines"
-
-    @property
-    def begun(self) -> bool:
-        """Whether it is about one sentence and how its translation begins."""
-        return bool(self.prefix) or self.next_words
-
-    @property
-    def options(self) -> SearchOptions:
-        """The options of its sentences."""
-        return SearchOptions(
-            n_best=self.more + 1,
-            # Hard terms are put back by the alignment where a translation has lost them.
-            alignments=self.alignments or self.markup is not None or (self.terms is not None and self.terms.hard),
-            scores=self.scores,
-            prefixed=bool(self.prefix),
-            complete=self.complete and bool(self.prefix),
-            next_words=self.next_words,
-        )
-
-
-@dataclass(frozen=True)
-class TextTranslation:
-    """The translation of a text.
-
-    Attributes:
-        source: the text.
-        best: the translation; of markup without sentences.
-        others: further ones, none like the best or like each other.
-        ranks: which of its sentences' translations, from 1, each of `others` is made of.
-        recorded: the translations of its sentences; None: it is in the target language already.
-        tally: what came of the glossary.
-    """
-
-    source: str
-    best: AlignedText
-    others: list[AlignedText] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    recorded: Recorded | None = None
-    tally: Tally = field(default_factory=Tally)
-
-
-def work_of(text: str, options: Options, wanted: Wanted) -> Work[AlignedText]:
+def work_of(text: str, options: Options, markup: Rules | None, *, lines: bool) -> SentenceRequests[AlignedText]:
     """Return the work of translating a text; of markup the result has no sentences."""
-    if wanted.markup is None:
-        outcome: Outcome[AlignedText] = yield from aligned_text(text, options, lines=wanted.split == "lines")
+    if markup is None:
+        outcome: Result[AlignedText] = yield from aligned_text(text, options, lines=lines)
         return outcome.value
-    marked = yield from (xml if wanted.markup.xml else html)(text, options, wanted.markup)
+    marked = yield from (xml if markup.xml else html)(text, options, markup)
     return AlignedText(marked.value, [], [])
 
 
 Value = TypeVar("Value")
+
+Split = Literal["lines", "sentences", "none"]
+"""Split is where text ends a sentence: at the ends of lines too, only where sentences end, or never."""
 
 ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
 """Codes that older programs send, and those that they stand for where a model has these."""
@@ -291,7 +227,7 @@ class Translations:
     def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
         """Raise Refused (400) for soft terms where a model cannot be told to search for them."""
         sources = list(self._languages) if source == "auto" else [source]
-        for route in (self.route(each, target) for each in sources if terms is not None and terms.soft):
+        for route in (self.route(each, target) for each in sources if terms is not None and terms.has("soft")):
             if why := self.never_softens(route):
                 raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`")
 
@@ -305,58 +241,62 @@ class Translations:
         sources: Sequence[str],
         target: str,
         client: str,
-        wanted: Wanted | None = None,
+        options: TranslateOptions = PLAIN,
+        markup: Rules | None = None,
+        split: Split = "lines",
         model: Model | None = None,
     ) -> list[TextTranslation]:
-        """Return the translation of each text, by `model` or else the one of its languages.
+        """Return the translation of each text; a text in the target language comes back as it is.
 
-        A text in the target language comes back as it is.
+        Args:
+            texts: the texts.
+            sources: the language of each.
+            target: that of the translations.
+            client: who asks.
+            options: what is asked of the translations; its further ones (`n_best`) are of plain text alone.
+            markup: the rules of the texts' tags; None: plain text.
+            split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never.
+            model: by which all are translated; None: the one of their languages.
 
-        All sentences of a request are let into the queues, or none. Raises QueueFull, Late, ModelFailed, ConfigError
-        and DataError; where the caller is cancelled, so are the sentences.
+        All sentences of a request are let into the queues, or none. Raises QueueFull, DeadlineExceeded, ModelFailed,
+        ConfigError and DataError; where the caller is cancelled, so are the sentences.
         """
-        wanted = wanted or Wanted()
-        terms = wanted.terms
-        # A search for terms would not know of words that are to be different.
-        soft = terms if terms is not None and terms.soft and not wanted.next_words else None
-        deadline = time.monotonic() + self.limits.seconds
+        # Hard terms are put back by the alignment where a translation has lost them.
+        aligned = markup is not None or (options.terms is not None and options.terms.has("hard"))
         long = sum(map(len, texts)) > _SHORT
-        asking = Asking(
-            Asked(client, deadline, wanted.options, wanted.prefix, soft),
+        asking = TranslationRequest(
+            client,
+            time.monotonic() + self.limits.seconds,
+            replace(options, alignments=options.alignments or aligned),
             self.in_thread if long else _at_once,
         )
-        found = [TextTranslation(text, AlignedText(text, [], [])) for text in texts]
         routes = [self.route(source, target) if model is None else [model] for source in sources]
-        places = [n for n, route in enumerate(routes) if route]
-        recorded = [Recorded(routes[n]) for n in places]
+        found = [TextTranslation(route, text) for text, route in zip(texts, routes, strict=True)]
+        led = [(text, code) for text, code in zip(found, sources, strict=True) if text.route]
         cuts = [
-            replace(
-                self.cut(sources[n], record.route, terms, split=wanted.split != "none"),
-                again=not wanted.begun,
-            )
-            for n, record in zip(places, recorded, strict=True)
+            replace(self.cut(code, text.route, options.terms, split=split != "none"), again=not options.begun)
+            for text, code in led
         ]
-        if wanted.begun:
-            self._refuse_several([texts[n] for n in places], cuts, wanted)
-        tallies = [Tally() for _ in places]
-        works = [work_of(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
-        best = await asking.results(works, recorded)
-        for n, outcome, record, tally in zip(places, best, recorded, tallies, strict=True):
-            found[n] = TextTranslation(texts[n], outcome, recorded=record, tally=tally)
+        routed, lines = [text for text, _ in led], split == "lines"
+        if options.begun:
+            self._refuse_several([text.source for text in routed], cuts, lines=lines)
+        pairs = list(zip(routed, cuts, strict=True))
+        works = [work_of(text.source, replace(cut, tally=text.tally), markup, lines=lines) for text, cut in pairs]
+        for text, best in zip(routed, await asking.results(works, routed), strict=True):
+            text.best = best
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
-        for rank in range(1, wanted.more + 1 if wanted.markup is None else 1):
-            works = [work_of(texts[n], cut, wanted) for n, cut in zip(places, cuts, strict=True)]
-            for n, other in zip(places, await asking.results(works, recorded, rank), strict=True):
-                if other.text not in (found[n].best.text, *(each.text for each in found[n].others)):
-                    found[n].others.append(other)
-                    found[n].ranks.append(rank)
+        for rank in range(1, options.more + 1 if markup is None else 1):
+            works = [work_of(text.source, cut, markup, lines=lines) for text, cut in pairs]
+            for text, other in zip(routed, await asking.results(works, routed, rank), strict=True):
+                if other.text not in (text.best.text, *(each.text for each in text.others)):
+                    text.others.append(other)
+                    text.ranks.append(rank)
         self.used[self.access.account(client)] += sum(map(len, texts))
         return found
 
     @staticmethod
-    def _refuse_several(texts: Sequence[str], cuts: Sequence[Options], wanted: Wanted) -> None:
+    def _refuse_several(texts: Sequence[str], cuts: Sequence[Options], *, lines: bool) -> None:
         """Raise DataError unless the texts have one sentence, even where the second says the same as the first."""
-        lines = wanted.split == "lines"
         sentences = sum(sentence_count(text, cut, lines=lines) for text, cut in zip(texts, cuts, strict=True))
         if sentences != 1:
             raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")

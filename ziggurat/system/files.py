@@ -351,7 +351,8 @@ MANIFEST = "manifest.json"
 
 _READ_BY = {
     "ctranslate2": "an export for CTranslate2, which `ziggurat translate {0}` reads, in Python "
-    'ziggurat.translate.served.ServedTranslator("{0}"); `ziggurat evaluate --hypothesis` scores its translations',
+    'ziggurat.translate.ctranslate2.CTranslate2Translator("{0}"); `ziggurat evaluate --hypothesis` scores its '
+    "translations",
     "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
     "makes a model directory of it",
     "argos": "an export for Argos Translate and LibreTranslate, which install the .argosmodel file in it",

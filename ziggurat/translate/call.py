@@ -1,18 +1,21 @@
-"""One call of a translator: its settings, and its lines of text as sentences of a search.
+"""One call of a translator: its settings, its lines of text as sentences of a search, and their results.
 
-Words in pieces: where one ends and another may begin.
+With `next_words` a line's translations differ in the word at the first free place. The n best hypotheses of a beam
+search are mostly alike up to their last words; a user who chooses the next word of a translation wants the likeliest
+words instead. They are found in two steps: first by a beam search whose hypotheses end where their word does, with the
+probability that it ends there; then each word becomes part of the prefix, and the usual search continues from there.
 
-SentencePiece marks the beginning of a word with `▁`; punctuation and scripts without blanks have no such mark. Of text
-that was segmented before, each piece counts as a word. Neither PyTorch nor CTranslate2 is needed here.
+Of a ContinuousTranslation lines come while others are under way, as a server gets them: a line joins the search that is
+running as soon as there is room, and does not wait for the end of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from itertools import islice
-from typing import Any
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,14 +23,30 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
 from ziggurat.translate.choice import RuleOptions, SamplingOptions, SearchSettings, Sentence
-from ziggurat.translate.hypotheses import IdHypothesis, SourcePart
+from ziggurat.translate.hypotheses import Assembler, SourcePart
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.results import Notices, boundary_ids, check_tag, count_untagged, ends_in_word, in_parts
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import (
+    Notices,
+    Translation,
+    boundary_ids,
+    check_tag,
+    count_untagged,
+    ends_in_word,
+    in_parts,
+)
 from ziggurat.translate.scorers import Scorer
-from ziggurat.translate.search import search_by_steps
-from ziggurat.translate.terminology import Terminology, phrase_ids
+from ziggurat.translate.search import Search, search, search_by_steps
+from ziggurat.translate.terminology import phrase_ids
 
-# A byte may be part of a letter, a mark belongs to the letter before it.
+if TYPE_CHECKING:
+    from ziggurat.translate.translator import Translator
+
+_LONGEST_WORD = 16
+"""_LONGEST_WORD is the most tokens of a next word."""
+_WORD_BEAM = 16
+"""_WORD_BEAM is the fewest beams of the search for next words: several pieces may begin the same word, or be the
+beginnings of many."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +111,13 @@ class TranslationCall:
     """Settings of one call of a translator, checked, and the search's settings that follow from them.
 
     Args:
-        decoding: the settings.
+        decoding: the settings, those that `options` change included.
+        options: what is asked of the translations.
         source, target: the tokenizers.
         vocabulary_size: rows of the model's output; those beyond the tokenizer's ids only fill up the matrix.
         max_positions: most positions of either side, where the model has such a limit.
         device: where the model is.
         before_step: called before every step of a search.
-        tag: put before every source sentence.
-        terminology: source terms and their translations.
         constrained: lines have constraints.
 
     Raises ConfigError for an unknown tag, constraints in a search that cannot meet them, or a banned phrase that is
@@ -109,6 +127,7 @@ class TranslationCall:
     def __init__(
         self,
         decoding: DecodingConfig,
+        options: TranslateOptions,
         source: Tokenizer,
         target: Tokenizer,
         *,
@@ -116,20 +135,19 @@ class TranslationCall:
         max_positions: int | None,
         device: torch.device | str,
         before_step: Callable[[], None],
-        tag: str | None,
-        terminology: Mapping[str, str] | None,
         constrained: bool,
     ) -> None:
+        self.n_best = decoding.n_best
+        """Results of a line."""
+        if options.next_words:
+            decoding = decoding.model_copy(update={"n_best": 1})
         self.decoding = decoding
+        self.options = options
         self.source = source
         self.target = target
-        self._complete = False
-        self.tag: tuple[int, ...] = ()
-        check_tag(tag, source.tags)
-        if tag is not None:
-            self.tag = (source.tags[tag],)
-        self.terminology = Terminology(terminology or {})
-        if constrained or terminology:
+        check_tag(options.tag, source.tags)
+        self.tag = () if options.tag is None else (source.tags[options.tag],)
+        if constrained or (options.terms is not None and options.terms.terms):
             self._check_constraints()
         self.source_limit = decoding.max_source_pieces
         """Most pieces of a source that is translated in one go."""
@@ -164,39 +182,75 @@ class TranslationCall:
             before_step=before_step,
         )
 
-    def end_words(self, *, complete: bool) -> None:
-        """Let the search know where words end; with `complete`, let each prefix end with a whole one."""
-        rules = replace(self.settings.rules, boundary=boundary_ids(self.target))
-        self.settings = replace(self.settings, rules=rules)
-        self._complete = complete
-
     def search(
         self,
         scorer: Callable[[], Scorer],
-        sentences: Sequence[Sentence],
+        parts: Sequence[SourcePart],
         notices: Notices,
         on_finished: Callable[[int], object],
-    ) -> list[list[IdHypothesis]]:
-        """Return the results of each sentence, in the order of the input.
+    ) -> None:
+        """Find the results of each part.
 
         Where memory runs out, what is left is searched for again, from then on half as much at a time; `notices` counts
         it. The results are the same, up to rounding. Raises as `search_by_steps`, and where one sentence is too much.
         """
         # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
-        left = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        found: dict[int, list[IdHypothesis]] = {}
+        left = sorted(parts, key=lambda part: -len(part.sentence.source))
         while left:
             try:
-                for settled in search_by_steps(scorer(), [sentences[i] for i in left], self.settings):
-                    found.update((left[place], results) for place, results in settled.items())
+                for settled in search_by_steps(scorer(), [part.sentence for part in left], self.settings):
+                    for place, results in settled.items():
+                        left[place].found = results
                     on_finished(len(settled))
             except Exception as error:  # PyTorch's CPU allocator raises RuntimeError
-                longest = max(len(sentences[i].source) for i in left if i not in found)
-                if not out_of_memory(error) or not self._halve(len(left) - len(found), longest, notices):
+                lengths = [len(part.sentence.source) for part in left if not part.found]
+                if not out_of_memory(error) or not self._halve(len(lengths), max(lengths), notices):
                     raise
             # Out here nothing holds the error any more, in whose frames are the tensors of that search.
-            left = [i for i in left if i not in found]
-        return [found[i] for i in range(len(sentences))]
+            left = [part for part in left if not part.found]
+
+    def search_next_words(self, scorer: Callable[[], Scorer], lines: Sequence[Sequence[SourcePart]]) -> None:
+        """Find the results of the parts of each line; of its first part up to `n_best`, whose next words differ.
+
+        They are in the order of the words' probabilities.
+        """
+        # (1) The next words of the first part of each line.
+        beginnings = [line[0] for line in lines if line]
+        words = self._next_words(scorer(), [part.sentence for part in beginnings])
+        # (2) What follows each; other parts as usual.
+        wanted = [(part, each) for part, own in zip(beginnings, words, strict=True) for each in own]
+        wanted += [(part, part.sentence) for line in lines for part in line[1:]]
+        results = search(scorer(), [sentence for _, sentence in wanted], self.settings)
+        for (part, _), (best, *_) in zip(wanted, results, strict=True):
+            part.found.append(best)
+
+    def _next_words(self, scorer: Scorer, sentences: Sequence[Sentence]) -> list[list[Sentence]]:
+        """Return each sentence with up to `n_best` longer prefixes, which differ in one word, the likeliest first."""
+        beams = max(_WORD_BEAM, 2 * self.n_best)
+        settings = replace(
+            self.settings,
+            beam_size=beams,
+            n_best=beams,
+            rules=replace(self.settings.rules, one_word=True, prune=None, eos_margin=None),
+            penalty=LengthPenalty(),
+            endings="candidates",
+            keep_attention=False,
+        )
+        asked = [
+            replace(each, max_length=min(each.max_length, len(each.prefix) + _LONGEST_WORD), min_length=0)
+            for each in sentences
+        ]
+        listed = []
+        for sentence, results in zip(sentences, search(scorer, asked, settings), strict=True):
+            by_text = {
+                self.target.decode(result.tokens): replace(
+                    sentence, prefix=tuple(result.tokens), complete=result.finished
+                )
+                for result in reversed(results)  # of the same word in other pieces the likeliest stays
+            }
+            order = dict.fromkeys(self.target.decode(result.tokens) for result in results)
+            listed.append([by_text[text] for text in islice(order, self.n_best)])
+        return listed
 
     def _halve(self, count: int, longest: int, notices: Notices) -> bool:
         """Let the search take half as many of `count` sentences at a time; return whether that is possible."""
@@ -209,64 +263,58 @@ class TranslationCall:
         notices.add("too_large", f"memory ran out; the search goes on with `decoding.batch_tokens={tokens}`")
         return True
 
-    def segmented(
-        self, texts: Sequence[str], extras: LineExtras, notices: Notices
-    ) -> tuple[list[range], list[SourcePart], list[Sentence]]:
-        """Return which parts each line has (none: it is blank), all parts, and each as a sentence of a search.
+    def segmented(self, texts: Sequence[str], extras: LineExtras, notices: Notices) -> list[list[SourcePart]]:
+        """Return the parts of each line, as sentences of a search; a blank one has none.
 
-        `notices` counts blank and long lines. Raises the DataError of `sentences`.
+        The line's prefix and constraints go to its first part, terms to the parts whose source has them. `notices`
+        counts blank and long lines. Raises DataError where they have more tokens than the model has positions.
         """
-        owned, parts, sentences = [], list[SourcePart](), list[Sentence]()
         count_untagged(bool(self.tag), texts, self.source.tags, notices)
-        for place, (text, new) in enumerate(in_parts(texts, self.source.encode, self.source_limit, notices)):
-            owned.append(range(len(parts), len(parts) + len(new)))
-            for part, sentence in self.sentences(text, new, place, extras):
-                parts.append(part)
-                sentences.append(sentence)
-        return owned, parts, sentences
+        rows = enumerate(in_parts(texts, self.source.encode, self.source_limit, notices))
+        return [
+            [
+                self._part(text if len(parts) == 1 else self.source.decode(ids), ids, place, number, extras)
+                for number, ids in enumerate(parts)
+            ]
+            for place, (text, parts) in rows
+        ]
 
-    def sentences(
-        self, text: str, parts: Sequence[list[int]], place: int, extras: LineExtras
-    ) -> Iterator[tuple[SourcePart, Sentence]]:
-        """Yield the parts of the line at `place` of the window as sentences of a search.
-
-        The line's prefix and constraints go to the first part, terms to the parts whose source has them. Raises
-        DataError where they have more tokens than the model has positions.
-        """
-        for number, ids in enumerate(parts):
-            source = text if len(parts) == 1 else self.source.decode(ids)
-            phrases = self.terminology.wanted(source)
-            if number == 0:
-                phrases = list(dict.fromkeys([*extras.asked(place), *phrases]))
-            prefix: tuple[int, ...] = ()
-            if number == 0 and extras.prefixes and extras.prefixes[place].strip():
+    def _part(self, text: str, ids: list[int], place: int, number: int, extras: LineExtras) -> SourcePart:
+        """Return the part `number` of the line at `place` of the window."""
+        phrases = [] if self.options.terms is None else self.options.terms.wanted(text)
+        prefix: tuple[int, ...] = ()
+        if number == 0:
+            phrases = list(dict.fromkeys([*extras.asked(place), *phrases]))
+            if extras.prefixes and extras.prefixes[place].strip():
                 self._refuse_shortlist("prefixes")
                 prefix = tuple(self.target.encode([extras.prefixes[place].replace("\0", " ")])[0])
-            line = extras.first + place
-            # A hash of seed, line and part: samples must not depend on windows, batches or processes.
-            digest = blake2b(f"{self.decoding.seed} {line} {number}".encode(), digest_size=8).digest()
-            part = SourcePart(source, self.tag, ids, tuple(phrases))
-            limit = extras.longest[place] if extras.longest else self.target_limit
-            told = line if extras.numbered else None
-            yield part, self._sentence(part, prefix, int.from_bytes(digest, "little"), told, limit)
-
-    def _sentence(self, part: SourcePart, prefix: tuple[int, ...], key: int, line: int | None, limit: int) -> Sentence:
-        constraints = tuple(ids for ids in phrase_ids(part.constraints, self.target) if ids) if part.constraints else ()
-        rule = self.decoding.max_length
-        longest = min(int(rule.ratio * len(part.ids) + rule.extra), self.target_limit, limit)
+        constraints = tuple(ids for ids in phrase_ids(phrases, self.target) if ids) if phrases else ()
+        rule, line = self.decoding.max_length, extras.first + place
+        limit = extras.longest[place] if extras.longest else self.target_limit
+        longest = min(int(rule.ratio * len(ids) + rule.extra), self.target_limit, limit)
         needed = len(prefix) + sum(map(len, constraints))
-        asked = f"{'the' if line is None else f'line {line + 1}: its'} prefix and constraints have {needed} tokens"
+        whose = f"line {line + 1}: its" if extras.numbered else "the"
+        asked = f"{whose} prefix and constraints have {needed} tokens"
         if self._positions is not None and needed >= self._positions:
             raise DataError(f"{asked}, but the model has {self._positions} positions")
         most = max(rule.limit, self.decoding.max_source_pieces)
         # Prefix and constraints raise the sentence's own limit, and each token is a step: without a bound one line
         # could keep a search busy for ever.
         if needed > most:
-            way = "" if line is None else ", or raise `decoding.max_length.limit`"
+            way = ", or raise `decoding.max_length.limit`" if extras.numbered else ""
             raise DataError(f"{asked}, but at most {most} can be asked for; shorten them{way}")
-        source = [*self.tag, *part.ids, self.source.eos]
-        whole = self._complete and bool(prefix) and ends_in_word(self.target.pieces(prefix[-1:])[0])
-        return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key, whole)
+        # A hash of seed, line and part: samples must not depend on windows, batches or processes.
+        digest = blake2b(f"{self.decoding.seed} {line} {number}".encode(), digest_size=8).digest()
+        sentence = Sentence(
+            [*self.tag, *ids, self.source.eos],
+            max(longest, needed),
+            self.decoding.min_length,
+            prefix,
+            constraints,
+            int.from_bytes(digest, "little"),
+            self.options.complete and bool(prefix) and ends_in_word(self.target.pieces(prefix[-1:])[0]),
+        )
+        return SourcePart(text, self.tag, ids, sentence, tuple(phrases))
 
     def _check_constraints(self) -> None:
         decoding = self.decoding
@@ -288,7 +336,8 @@ class TranslationCall:
     def _rules(self) -> RuleOptions:
         decoding = self.decoding
         banned = []
-        for phrase, ids in zip(decoding.banned, phrase_ids(decoding.banned, self.target), strict=True):
+        spelt = phrase_ids(decoding.banned, self.target) if decoding.banned else []
+        for phrase, ids in zip(decoding.banned, spelt, strict=True):
             if not ids:
                 raise ConfigError(
                     f"`decoding.banned`: {printable(phrase)!r} is blank, or the vocabulary cannot spell it: it would "
@@ -296,10 +345,86 @@ class TranslationCall:
                     key="decoding.banned",
                 )
             banned.append(ids)
+        ending = self.options.complete or self.options.next_words
         return RuleOptions(
+            boundary=boundary_ids(self.target) if ending else (),
             banned=tuple(banned),
             no_repeat_ngram_size=decoding.no_repeat_ngram_size,
             repetition_penalty=decoding.repetition_penalty,
             eos_margin=decoding.eos_margin,
             prune=decoding.prune,
         )
+
+
+class ContinuousTranslation:
+    """Translation by one model, or an ensemble, of lines that come and go, all with the same settings.
+
+    Results are those of `Translator.translate`, up to the rounding that depends on which sentences are live together.
+    Nothing here is thread-safe: one thread adds, steps and cancels.
+
+    Args:
+        translator: the translator.
+        options: what is asked of all lines.
+        slots: most sentences that are live at a time.
+        asked: keywords, as of `Translator.translate`.
+
+    Raises ConfigError as `Translator.translate` does.
+    """
+
+    def __init__(
+        self, translator: Translator, options: TranslateOptions | None = None, *, slots: int, **asked: Any
+    ) -> None:
+        self._call = translator.call_of(TranslateOptions.of(options, asked))
+        self._notices = translator.notices
+        self._assembler = Assembler(translator.source_tokenizer, translator.target_tokenizer, self._call.decoding)
+        self._search = Search(translator.scorer(), [], self._call.settings, slots)
+        self._tickets, self._numbers = count(), count()
+        self._lines: dict[int, tuple[str, list[SourcePart]]] = {}  # by ticket
+        self._owners: dict[int, tuple[int, SourcePart]] = {}  # number of a sentence -> ticket, part
+        self._blank: list[int] = []
+
+    @property
+    def lines(self) -> int:
+        """Number of lines under way."""
+        return len(self._lines)
+
+    def add(self, text: str, prefix: str = "") -> int:
+        """Let a line join, whose translation begins with `prefix`; return its ticket.
+
+        Raises DataError for a line that cannot be translated, ConfigError for a prefix beside a shortlist.
+        """
+        ticket = next(self._tickets)
+        extras = LineExtras(first=ticket, prefixes=[prefix], numbered=False)
+        (parts,) = self._call.segmented([text], extras, self._notices)
+        for part in parts:
+            number = next(self._numbers)
+            self._search.add(number, part.sentence)
+            self._owners[number] = (ticket, part)
+        self._lines[ticket] = (text, parts)
+        if not parts:
+            self._blank.append(ticket)
+        return ticket
+
+    @torch.inference_mode()
+    def cancel(self, tickets: Collection[int]) -> None:
+        """Take lines out, whose translations nobody wants any more; unknown tickets do not matter."""
+        for ticket in tickets:
+            self._lines.pop(ticket, None)
+        numbers = {number for number, (ticket, _) in self._owners.items() if ticket in tickets}
+        for number in numbers:
+            del self._owners[number]
+        if numbers:
+            self._search.remove(numbers)
+
+    @torch.inference_mode()
+    def step(self) -> dict[int, Translation]:
+        """Extend every live hypothesis by one token; return the translations that this completes, by ticket."""
+        ended = [ticket for ticket in self._blank if ticket in self._lines]
+        self._blank.clear()
+        if self._owners:
+            for number, results in self._search.step().items():
+                ticket, part = self._owners.pop(number)
+                part.found = results
+                if all(each.found for each in self._lines[ticket][1]):
+                    ended.append(ticket)
+        return {ticket: self._assembler.line(*self._lines.pop(ticket)) for ticket in ended}

@@ -19,9 +19,9 @@ from ziggurat.system.staging import recover
 
 ENGINES = ("auto", "torch", "ctranslate2")
 
-SERVED_FILE = "model.bin"
+EXPORT_FILE = "model.bin"
 """The weights in a CTranslate2 directory."""
-SERVED_SHORTLIST = "vmap.txt"
+EXPORT_SHORTLIST = "vmap.txt"
 """A lexical shortlist in there, which `decoding.shortlist` names without a folder."""
 
 _SUPPORTED = {
@@ -30,19 +30,24 @@ _SUPPORTED = {
 }
 _IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # CTranslate2 does not read them when it translates
 
+NO_LINE_INPUTS = (
+    "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
+)
+"""NO_LINE_INPUTS is the refusal of what stands next to the lines, where an export is to translate."""
+
 _EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goes into the folder"
 
 _EXPORT_INSIDE = "ctranslate2"
 """Folder of a run or model directory where its own export is looked for."""
 
 
-def is_served(path: str | Path) -> bool:
+def is_export(path: str | Path) -> bool:
     """Return whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
     recover(path)
-    return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
+    return (Path(path) / EXPORT_FILE).is_file() and (Path(path) / "config.yaml").is_file()
 
 
-def own_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+def unsupported_keys(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return which of these keys of the `decoding` section ask for what only our search has, as text for messages."""
     defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
     return {
@@ -52,12 +57,12 @@ def own_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def unserved(decoding: DecodingConfig) -> list[str]:
+def unsupported_settings(decoding: DecodingConfig) -> list[str]:
     """Return the settings of the search that CTranslate2 does not have."""
-    found = list(own_settings(dict(decoding)).values())
+    found = list(unsupported_keys(dict(decoding)).values())
     if decoding.endings == "fairseq":
         found.append("`decoding.endings: fairseq` (take `beam`)")
-    if decoding.shortlist not in (None, SERVED_SHORTLIST):
+    if decoding.shortlist not in (None, EXPORT_SHORTLIST):
         found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
     if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
@@ -65,15 +70,15 @@ def unserved(decoding: DecodingConfig) -> list[str]:
     return found
 
 
-def refuse_unserved(asked: Mapping[str, Any], made: ExportReport) -> None:
+def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport) -> None:
     """Raise ConfigError where a setting that was asked for is one that CTranslate2, or this export, does not have.
 
     Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
     hide this reason.
     """
-    if asked.get("shortlist") not in (None, SERVED_SHORTLIST):
+    if asked.get("shortlist") not in (None, EXPORT_SHORTLIST):
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
-    if missing := ", ".join(own_settings(asked).values()):
+    if missing := ", ".join(unsupported_keys(asked).values()):
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
     if asked.get("endings") == "candidates":  # exports are written with `beam`, which is how it ends
         raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (take `beam`)")
@@ -84,7 +89,7 @@ def refuse_unserved(asked: Mapping[str, Any], made: ExportReport) -> None:
         )
 
 
-def served_folder(
+def export_folder(
     engine: str, paths: Sequence[str], *, which: str | None = None, without_layers: str | None = None
 ) -> Path | None:
     """Return the folder that CTranslate2 is to translate with; None where PyTorch is to translate.
@@ -97,21 +102,21 @@ def served_folder(
     """
     if engine not in ENGINES:
         raise ConfigError(f"`--engine {printable(engine)}`: choose one of {', '.join(ENGINES)}")
-    exported = [path for path in paths if is_served(path)]
+    exported = [path for path in paths if is_export(path)]
     inside = Path(paths[0]) / _EXPORT_INSIDE
     if engine == "torch" or (engine == "auto" and not exported):
         if exported:
             raise ConfigError(
                 f"{exported[0]}: exported for CTranslate2; PyTorch translates with the run it was made of"
             )
-        if engine == "torch" or importlib.util.find_spec("torch") is not None or not is_served(inside):
+        if engine == "torch" or importlib.util.find_spec("torch") is not None or not is_export(inside):
             return None
     if len(paths) > 1 or which is not None or without_layers is not None:
         raise ConfigError(
             "CTranslate2 translates with one exported model as it is: leave out `--ensemble`, `--which` and "
             "`--without-layers` (which `ziggurat export` takes, too)"
         )
-    if not exported and not is_served(inside):
+    if not exported and not is_export(inside):
         raise ConfigError(
             f"{paths[0]}: no export for CTranslate2; this makes one: "
             f"`ziggurat export {paths[0]} --to ctranslate2 --out {inside}`"

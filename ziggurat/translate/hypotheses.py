@@ -18,7 +18,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy.typing as npt
 import torch
@@ -28,6 +28,9 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.translate.results import Alignment, Hypothesis, Translation, join_parts, one_line, side_by_side
 from ziggurat.translate.terminology import unmet
+
+if TYPE_CHECKING:
+    from ziggurat.translate.choice import Sentence
 
 NEVER = -torch.inf
 """Score of a hypothesis that does not exist."""
@@ -239,9 +242,9 @@ _WORD_START = "\u2581"  # SentencePiece
 _CONTINUES = "@@"  # subword-nmt
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class SourcePart:
-    """A line, or a part of a very long one, as the model reads it."""
+    """A line, or a part of a very long one, as the model reads it, with the results of its search."""
 
     text: str
     """The source; for a part of a line, as the tokenizer decodes it."""
@@ -249,8 +252,12 @@ class SourcePart:
     """Ids before the source's own."""
     ids: list[int]
     """Ids of the source, without tag and end-of-sentence."""
+    sentence: Sentence
+    """What the search is given."""
     constraints: tuple[str, ...] = ()
     """Phrases that its translation should contain."""
+    found: list[IdHypothesis] = field(default_factory=list)
+    """The results, at least one once the search has settled it."""
 
 
 class Assembler:
@@ -258,29 +265,30 @@ class Assembler:
 
     Args:
         source, target: the tokenizers.
-        decoding: settings: what the results contain, and how many there are.
+        decoding: settings: what the results contain.
+        n_best: most results of a line; None: as many as the settings say.
     """
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, decoding: DecodingConfig) -> None:
+    def __init__(
+        self, source: Tokenizer, target: Tokenizer, decoding: DecodingConfig, n_best: int | None = None
+    ) -> None:
         self.source = source
         self.target = target
         self.decoding = decoding
+        self.n_best = n_best or decoding.n_best
 
-    def line(
-        self, text: str, parts: Sequence[SourcePart], found: Sequence[list[IdHypothesis]], *, asked: Sequence[str] = ()
-    ) -> Translation:
-        """Return the translation of a line, given the search's results for each of its parts.
+    def line(self, text: str, parts: Sequence[SourcePart], *, asked: Sequence[str] = ()) -> Translation:
+        """Return the translation of a line, whose parts have the results of their search.
 
         A blank line has no parts; its empty translation lacks all phrases that were `asked` for.
         """
         if not parts:
             return Translation(text, [Hypothesis("", 0.0, 0.0, [], [], True, unmet_constraints=list(asked) or None)], 0)
-        of_parts = [self._ranked(part, results) for part, results in zip(parts, found, strict=True)]
-        return side_by_side(text, of_parts, self.decoding.n_best, mean_score=self.decoding.mbr > 0)
+        return side_by_side(text, list(map(self._ranked, parts)), self.n_best, mean_score=self.decoding.mbr > 0)
 
-    def _ranked(self, part: SourcePart, results: Sequence[IdHypothesis]) -> list[Hypothesis]:
+    def _ranked(self, part: SourcePart) -> list[Hypothesis]:
         """Return the results of a part, best first: as the search ranks them, or with `mbr` the most typical first."""
-        hypotheses = [self._hypothesis(part, result) for result in results]
+        hypotheses = [self._hypothesis(part, result) for result in part.found]
         if not self.decoding.mbr:
             return hypotheses
         utilities = mean_chrf([h.text for h in hypotheses])

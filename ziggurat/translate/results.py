@@ -1,6 +1,6 @@
 """Results of a translator: translations with their hypotheses, scores of given targets, and their JSON lines.
 
-This module does not need PyTorch: an exported model gives the same results (ziggurat.translate.served).
+This module does not need PyTorch: an exported model gives the same results (ziggurat.translate.ctranslate2).
 
 Lines of text on their way into and out of translation: one line in, exactly one line out.
 

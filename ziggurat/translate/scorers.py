@@ -10,7 +10,7 @@ Shapes: n new sentences, N live ones, K beams, S source, V vocabulary, U columns
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,7 +25,6 @@ from ziggurat.model.fast.packed import PackedOutput
 from ziggurat.model.run_folder import CHECKPOINTS
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
-from ziggurat.translate.state import length_batches, padded
 
 
 class Shortlist:
@@ -361,3 +360,28 @@ def _of_targets(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
     for states, wanted in zip(hidden.split(_LOGIT_ROWS), target.split(_LOGIT_ROWS), strict=True):
         chunks.append(log_probabilities(model.logits(states)).gather(-1, wanted[:, None])[:, 0])
     return torch.cat(chunks)
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield batches of indices into `lengths`, longest first; sentences x longest <= `batch_tokens`.
+
+    A sentence longer than `batch_tokens` is a batch alone. Longest first, so that a batch that does not fit into memory
+    fails at once and not after an hour. Equal lengths keep their order.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Return ids [rows, longest] filled up with `pad` on the right, and their mask, True for real tokens."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(longest) < lengths[:, None]
+    return ids.to(device), mask.to(device)

@@ -7,16 +7,18 @@ score.
 A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
 log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
 stopping there changes no result (unlike stopping at the first K finished, which `endings: fairseq` asks for). A settled
-sentence leaves at once, and waiting ones enter as soon as there is room for a group of them (ziggurat.translate.state).
-Each sentence is at its own position. Results do not depend on the other sentences of the batch, up to the scorer's own
-rounding.
+sentence leaves at once, and a row from the end fills its hole (`compacted`); waiting ones enter as soon as there is
+room for a group of them (`BatchAdmission`). Each sentence is at its own position. Results do not depend on the other
+sentences of the batch, up to the scorer's own rounding.
 
 Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,12 +27,127 @@ from ziggurat.system.errors import ConfigError, ZigguratError
 from ziggurat.translate.choice import SearchSettings, Sentence, choice_of, searched_together
 from ziggurat.translate.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
 from ziggurat.translate.rules import Rules
-from ziggurat.translate.scorers import Scorer
-from ziggurat.translate.state import Admission, LiveSentence, SearchState, holes_filled, padded
+from ziggurat.translate.scorers import Scorer, padded
 
 
 class NonFiniteScoreError(ZigguratError):
     """The model gave NaN (or no finite score at all) for the next token: its weights or its input are broken."""
+
+
+class LiveSentence(NamedTuple):
+    """A sentence in the search."""
+
+    number: int
+    """Its number in the input."""
+    sentence: Sentence
+    track: RowTrack
+
+
+class SearchState(NamedTuple):
+    """Hypotheses of the live sentences, one row for each sentence."""
+
+    tokens: Tensor  # [N, K] last tokens
+    total: Tensor  # [N, K] log-probabilities of the beams, float64
+    score: Tensor  # [N, G, R] penalised scores of finished hypotheses, best first
+    ticket: Tensor  # [N, G, R] where they ended: position * C + candidate
+    best: Tensor  # [N] highest log-probability of a finished hypothesis; kept up for pruning alone
+    ended: Tensor  # [N] hypotheses that have ended so far, those that are not kept included
+    position: Tensor  # [N] tokens so far
+    max_length: Tensor  # [N]
+    min_length: Tensor  # [N]
+    source_length: Tensor  # [N]
+
+    @classmethod
+    def entering(cls, sentences: Sequence[Sentence], settings: SearchSettings, groups: int) -> SearchState:
+        """Return the rows of sentences before their first step.
+
+        All beams of a group start from one token: only the first is alive, or each hypothesis would appear K times.
+        """
+        count, beams, device = len(sentences), settings.beam_size, settings.device
+        total = torch.full((count, beams), NEVER, dtype=torch.float64, device=device)
+        total[:, :: beams // groups] = 0.0
+        kept = (count, groups, -(-settings.n_best // groups))
+        limits = [(0, s.max_length, min(s.min_length, s.max_length), len(s.source)) for s in sentences]
+        return cls(
+            torch.full((count, beams), settings.bos, device=device),
+            total,
+            torch.full(kept, NEVER, dtype=torch.float64, device=device),
+            torch.zeros(kept, dtype=torch.int64, device=device),
+            torch.full((count,), NEVER, dtype=torch.float64, device=device),
+            torch.zeros(count, dtype=torch.int64, device=device),
+            *torch.tensor(limits, dtype=torch.int64, device=device).view(-1, 4).unbind(1),
+        )
+
+    def joined(self, others: SearchState) -> SearchState:
+        """Return these rows, followed by those of `others`."""
+        return SearchState(*(torch.cat(pair) for pair in zip(self, others, strict=True)))
+
+    def rows(self, index: Tensor) -> SearchState:
+        """Return the rows `index` [N']."""
+        return SearchState(*(t.index_select(0, index) for t in self))
+
+
+def compacted(done: Sequence[bool]) -> list[int]:
+    """Return the rows that stay when those that are `done` leave; rows from the end fill the holes."""
+    stay = [row for row, is_done in enumerate(done) if not is_done]
+    fill = (row for row in reversed(stay) if row >= len(stay))
+    return [next(fill) if done[row] else row for row in range(len(stay))]
+
+
+_GROUP_PART = 4
+"""New sentences enter once they are one in so many of the sentences then live.
+
+Each admission is a pass of the encoder, which a single sentence fills badly; but the longer a group is waited for, the
+more rows of the search stay empty.
+"""
+
+
+class BatchAdmission:
+    """Sentences that wait, in the order of `lengths`, and enter in groups.
+
+    Args:
+        lengths: source tokens of each sentence.
+        batch_tokens: most source tokens that are live at a time, padding counted: sentences x the longest of them.
+            A sentence longer than that is live alone.
+        batch_sentences: most sentences that are live at a time.
+        slots: the same where more sentences will come; None: no more than `lengths` can need.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], batch_tokens: int, batch_sentences: int, slots: int | None = None
+    ) -> None:
+        self.batch_tokens = batch_tokens
+        fit = max(1, batch_tokens // min(lengths, default=1))
+        self.slots = slots or max(1, min(len(lengths), batch_sentences, fit))
+        """Sentences that can be live at a time."""
+        self._waiting = deque(enumerate(lengths))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, number: int, length: int) -> None:
+        """Let one more sentence wait behind the others."""
+        self._waiting.append((number, length))
+
+    def remove(self, numbers: Container[int]) -> None:
+        """Let the sentences with these numbers wait no longer."""
+        self._waiting = deque(pair for pair in self._waiting if pair[0] not in numbers)
+
+    def group(self, live: Sequence[int]) -> list[int]:
+        """Return the numbers of the sentences that enter now, when those of the lengths `live` are in the search.
+
+        None enter until there is room for a group that is worth a pass of the encoder, or for all that wait.
+        """
+        longest, count = max(live, default=0), 0
+        for _, length in self._waiting:
+            together = len(live) + count + 1
+            longest = max(longest, length)
+            if together > self.slots or (together > 1 and together * longest > self.batch_tokens):
+                break
+            count += 1
+        if count < len(self._waiting) and count * _GROUP_PART < len(live) + count:
+            count = 0
+        return [self._waiting.popleft()[0] for _ in range(count)]
 
 
 def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings) -> list[list[IdHypothesis]]:
@@ -82,7 +199,7 @@ class Search:
         self.state = SearchState.entering([], settings, self.choice.groups)
         self.attended: Tensor | None = None  # [N, K, S] attention summed over steps
         lengths = [len(s.source) for s in sentences]
-        self.waiting = Admission(lengths, settings.batch_tokens, settings.batch_sentences, slots)
+        self.waiting = BatchAdmission(lengths, settings.batch_tokens, settings.batch_sentences, slots)
         keep_attention = settings.keep_attention or settings.penalty.coverage > 0
         scorer.start(settings.beam_size, self.waiting.slots, keep_attention=keep_attention)
 
@@ -152,6 +269,19 @@ class Search:
         if self.choice.groups < self.choice.beam_size and len(parents):
             self.scorer.follow(parents)
         return settled
+
+    def add(self, number: int, sentence: Sentence) -> None:
+        """Let a sentence without constraints wait behind the others; its `number` must be new."""
+        self.sentences[number] = sentence
+        self.waiting.add(number, len(sentence.source))
+
+    def remove(self, numbers: Container[int]) -> None:
+        """Take sentences out, waiting or live, without results."""
+        self.waiting.remove(numbers)
+        self.sentences = {number: each for number, each in self.sentences.items() if number not in numbers}
+        done = [each.number in numbers for each in self.live]
+        if any(done):
+            self._leave(done, self.state.tokens)
 
     def _admit(self, numbers: Sequence[int]) -> None:
         """Let the sentences `numbers` in, behind the live ones."""
@@ -272,7 +402,7 @@ class Search:
 
     def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
         """Take out the sentences that are `done`; return the rows of `parents` [N, K] that stay."""
-        kept = holes_filled(done)
+        kept = compacted(done)
         self.live = [self.live[row] for row in kept]
         for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):
             if row != old:

@@ -1,4 +1,8 @@
-"""Phrases that a translation must contain: terminologies, and constraints of single lines.
+"""Terms: source phrases and what they are to become in a translation; and phrases that a translation must contain.
+
+A term has a mode. One of a `constraint` is given to a constrained search. Terms of a glossary are `soft`, left to the
+search, which may inflect them, or `hard`, letter by letter (ziggurat.serve.text.glossary). Looking terms up takes time
+that does not grow with their number.
 
 This module does not need PyTorch, nor does a command that reads such files.
 """
@@ -6,6 +10,7 @@ This module does not need PyTorch, nor does a command that reads such files.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import regex
 
@@ -13,33 +18,109 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.translate.results import UNSPACED_SCRIPTS
 
-# In scripts without blanks a term may begin and end next to another letter.
-_LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
+MAX_TERM = 200
+"""MAX_TERM is the most characters of a glossary's term, in either language."""
+
+LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
+"""LETTER is a letter of a word; in scripts without blanks a term may begin and end next to another letter."""
+_WORD = regex.compile(r"\w")
 
 
-class Terminology:
-    """Source terms and their translations.
+class Term(NamedTuple):
+    """A term and what it is to become."""
+
+    source: str
+    target: str
+    mode: Literal["soft", "hard", "constraint"] = "soft"
+
+    @property
+    def hard(self) -> bool:
+        """Whether it must come out letter by letter."""
+        return self.mode == "hard"
+
+
+class Found(NamedTuple):
+    """A term in a text, from character `start` to the exclusive `end`."""
+
+    start: int
+    end: int
+    term: Term
+
+
+class Terms:
+    """The terms of a glossary or a terminology.
+
+    A term is found as whole words. One in small letters is found in any letter case, one with capitals, and each of a
+    terminology, as it is written. Of terms that overlap the first in the text counts, and of those that begin at the
+    same place the longest.
 
     Args:
-        terms: source term -> target term. Case counts. A term matches whole words only; of terms that overlap, the
-            first counts, and of those that begin at the same place the longest.
+        terms: the terms; white space at their ends does not count.
 
-    Raises ConfigError for an empty term.
+    Raises ConfigError for a constraint that is empty; DataError for a term of a glossary that is empty, longer than
+    MAX_TERM, of several lines, or there twice.
     """
 
-    def __init__(self, terms: Mapping[str, str]) -> None:
-        self.terms = {source.strip(): target.strip() for source, target in terms.items()}
-        if not all(self.terms.keys()) or not all(self.terms.values()):
-            raise ConfigError("a terminology has terms that are empty")
-        # A regular expression takes the first alternative that matches.
-        longest_first = sorted(self.terms, key=len, reverse=True)
-        self._pattern = regex.compile("|".join(map(_bounded, longest_first))) if self.terms else None
+    def __init__(self, terms: Iterable[Term]) -> None:
+        self.terms = [Term(term.source.strip(), term.target.strip(), term.mode) for term in terms]
+        self._exact: dict[str, Term] = {}
+        self._any_case: dict[str, Term] = {}
+        self._beside = LETTER
+        for term in self.terms:
+            if term.mode == "constraint":
+                if not term.source or not term.target:
+                    raise ConfigError("a terminology has terms that are empty")
+                self._beside = _WORD
+                self._exact[term.source] = term
+                continue
+            for text in term[:2]:
+                if not text or len(text) > MAX_TERM or len(text.splitlines()) > 1 or "\0" in text:
+                    raise DataError(
+                        f"the glossary's term {printable(text, 60)!r} is empty, longer than {MAX_TERM} characters or "
+                        "has several lines"
+                    )
+            known = self._any_case if term.source == term.source.lower() else self._exact
+            if known.setdefault(term.source, term) is not term:
+                raise DataError(f"the glossary has the term {printable(term.source, 60)!r} twice")
+        self._lengths = sorted({len(term.source) for term in self.terms}, reverse=True)
 
-    def wanted(self, source: str) -> list[str]:
-        """Return the target terms of the terms in `source`, each once, in the order of the source."""
-        if self._pattern is None:
-            return []
-        return list(dict.fromkeys(self.terms[found[0]] for found in self._pattern.finditer(source)))
+    @classmethod
+    def of(cls, terminology: Mapping[str, str]) -> Terms:
+        """Return source term -> target term as constraints."""
+        return cls(Term(source, target, "constraint") for source, target in terminology.items())
+
+    def has(self, mode: str) -> bool:
+        """Return whether there are terms of this mode."""
+        return any(term.mode == mode for term in self.terms)
+
+    def found(self, text: str) -> list[Found]:
+        """Return the terms in `text`, in order; they do not overlap."""
+        lowered = text.lower()
+        if len(lowered) != len(text):  # İ becomes two characters: the places would differ
+            lowered = text
+        found: list[Found] = []
+        end = 0
+        for start in range(len(text)):
+            if start < end or text[start].isspace() or (start and self._inside(text[start], text[start - 1])):
+                continue
+            for length in self._lengths:
+                stop = start + length
+                if stop > len(text) or (stop < len(text) and self._inside(text[stop - 1], text[stop])):
+                    continue
+                term = self._exact.get(text[start:stop]) or self._any_case.get(lowered[start:stop])
+                if term is not None:
+                    found.append(Found(start, stop, term))
+                    end = stop
+                    break
+        return found
+
+    def wanted(self, text: str) -> list[str]:
+        """Return the target terms of the constraints in `text`, each once, in the order of the text."""
+        return list(dict.fromkeys(each.term.target for each in self.found(text) if each.term.mode == "constraint"))
+
+    def _inside(self, own: str, beside: str) -> bool:
+        """Return whether a term that begins or ends with the character `own` would be part of a longer word."""
+        return bool(LETTER.match(own) and self._beside.match(beside))
 
 
 def phrase_ids(phrases: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
@@ -85,6 +166,6 @@ def read_terminology(lines: Iterable[str], name: str) -> dict[str, str]:
 
 def _bounded(term: str) -> str:
     """Return a pattern for `term` that does not match inside a longer word."""
-    before = r"(?<!\w)" if _LETTER.match(term[0]) else ""
-    after = r"(?!\w)" if _LETTER.match(term[-1]) else ""
+    before = r"(?<!\w)" if LETTER.match(term[0]) else ""
+    after = r"(?!\w)" if LETTER.match(term[-1]) else ""
     return before + regex.escape(term) + after

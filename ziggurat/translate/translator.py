@@ -35,6 +35,7 @@ from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.call import LineExtras, TranslationCall, line_extras
 from ziggurat.translate.hypotheses import Assembler
 from ziggurat.translate.length import LengthPenalty
+from ziggurat.translate.options import Capabilities, TranslateOptions
 from ziggurat.translate.results import (
     WINDOW_LINES,
     Notices,
@@ -100,6 +101,7 @@ class Translator:
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         self.about_precision: Callable[[bool], str] = lambda hints: ""
+        self.capabilities = Capabilities(scoring=bool(self.models), constraints=True, line_inputs=True, continuous=True)
 
     @property
     def model(self) -> Seq2Seq:
@@ -109,28 +111,30 @@ class Translator:
     def translate(
         self,
         texts: Sequence[str],
+        options: TranslateOptions | None = None,
         *,
-        tag: str | None = None,
         first: int = 0,
         prefixes: Sequence[str] | None = None,
         constraints: Sequence[Sequence[str]] | None = None,
-        terminology: Mapping[str, str] | None = None,
         longest: Sequence[int] | None = None,
-        **decoding: Any,
+        **asked: Any,
     ) -> list[Translation]:
         """Return one Translation per text, in the same order.
 
         Args:
             texts: lines; a line end inside a text counts as a blank.
-            tag: a token such as `<bt>` of the training data, put before every source sentence.
+            options: what is asked of all of them; most calls give keywords instead.
             first: the number of the first text, on which the random numbers of sampling depend.
             prefixes: beginning of each translation; an empty one leaves it free.
             constraints: phrases that each translation must contain; the result lists those that it lacks.
-            terminology: source terms and their translations, for texts that contain the terms.
             longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
                 a text is translated in parts.
-            decoding: keys of the `decoding` section in place of the configured ones, but for `precision` and
-                `shortlist`, which belong to the opening of the model; None leaves one as it is.
+            asked: `tag`: a token such as `<bt>` of the training data, put before every source sentence; `terminology`:
+                source terms and their translations, for texts that contain the terms; `next_words`: the n best differ
+                in the word after the prefix, or in the first part of a text that is translated in parts; `complete`:
+                prefixes end with a whole word, otherwise the next word may be the rest of their last one; others are
+                keys of the `decoding` section in place of the configured ones, but for `precision` and `shortlist`,
+                which belong to the opening of the model; None leaves one as it is.
 
         Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
         prefixes, constraints or limits than texts, TypeError for a single string.
@@ -140,21 +144,22 @@ class Translator:
         for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
-        call = self.call_of(tag, terminology, constraints is not None, **decoding)
+        call = self.call_of(TranslateOptions.of(options, asked), constrained=constraints is not None)
+        if prefixes is None and call.options.prefix:
+            prefixes = [call.options.prefix] * len(texts)
         extras = LineExtras(first, prefixes or (), constraints or (), longest or (), numbered=len(texts) > 1)
         return self._translate_window(texts, call, extras)
 
     def translate_stream(
         self,
         lines: Iterable[str],
+        options: TranslateOptions | None = None,
         *,
         window: int = WINDOW_LINES,
-        tag: str | None = None,
         first: int = 0,
         prefixes: Iterable[str] | None = None,
         constraints: Iterable[Sequence[str]] | None = None,
-        terminology: Mapping[str, str] | None = None,
-        **decoding: Any,
+        **asked: Any,
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
 
@@ -163,7 +168,7 @@ class Translator:
         Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
         """
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
-        call = self.call_of(tag, terminology, constraints is not None, **decoding)
+        call = self.call_of(TranslateOptions.of(options, asked), constrained=constraints is not None)
         pairs = line_extras(windows(lines, window), first, prefixes, constraints)
         return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
 
@@ -181,7 +186,7 @@ class Translator:
             raise DataError(f"lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up")
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
-        call, reader = self.call_of(tag), self.source_tokenizer
+        call, reader = self.call_of(TranslateOptions(tag=tag)), self.source_tokenizer
         source_ids = [[*call.tag, *ids, reader.eos] for ids in reader.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=first + 1):
@@ -210,48 +215,44 @@ class Translator:
             for ids, score in zip(target_ids, scores, strict=True)
         ]
 
-    def call_of(
-        self,
-        tag: str | None,
-        terminology: Mapping[str, str] | None = None,
-        constrained: bool = False,
-        **changes: Any,
-    ) -> TranslationCall:
+    def call_of(self, options: TranslateOptions, *, constrained: bool = False) -> TranslationCall:
         """Return the settings of a call; raises ConfigError where they contradict each other."""
+        changes = options.changes(self.decoding)
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
         for key in ("shortlist", "precision"):
             if getattr(decoding, key) != getattr(self.decoding, key):
                 raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
         return TranslationCall(
             decoding,
+            options,
             self.source_tokenizer,
             self.target_tokenizer,
             vocabulary_size=self.scorer().vocabulary_size,
             max_positions=self.max_positions,
             device=self.device,
             before_step=self.before_step,
-            tag=tag,
-            terminology=terminology,
             constrained=constrained,
         )
 
     def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
         """Translate `texts`, all in memory at once."""
-        # (1) Segment the lines; `owned` are the parts of each, none for a blank line.
-        owned, parts, sentences = call.segmented(texts, extras, self.notices)
+        # (1) Segment the lines; a blank one has no parts.
+        lines = call.segmented(texts, extras, self.notices)
         # (2) Search.
-        found = call.search(self.scorer, sentences, self.notices, self.on_finished)
+        if call.options.next_words:
+            call.search_next_words(self.scorer, lines)
+        else:
+            call.search(self.scorer, [part for line in lines for part in line], self.notices, self.on_finished)
         # (3) Join the parts of each line.
-        assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
+        assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding, call.n_best)
         translations = []
-        for place, (text, own) in enumerate(zip(texts, owned, strict=True)):
-            its, results_of_it = [parts[i] for i in own], [found[i] for i in own]
-            translation = assembler.line(text, its, results_of_it, asked=extras.asked(place))
+        for place, (text, parts) in enumerate(zip(texts, lines, strict=True)):
+            translation = assembler.line(text, parts, asked=extras.asked(place))
             translations.append(translation)
             best = translation.hypotheses[0]
             if not best.finished:
                 self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
-            if own and best.unmet_constraints:
+            if parts and best.unmet_constraints:
                 self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
         return translations
 
@@ -368,12 +369,13 @@ class WorkerTranslator:
     def translate_stream(
         self,
         lines: Iterable[str],
+        options: TranslateOptions | None = None,
         *,
         window: int = WINDOW_LINES,
         first: int = 0,
         prefixes: Iterable[str] | None = None,
         constraints: Iterable[Sequence[str]] | None = None,
-        **options: Any,
+        **asked: Any,
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
 
@@ -381,6 +383,7 @@ class WorkerTranslator:
         first translation is yielded. Other arguments are as in Translator.translate_stream.
         """
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
+        options = TranslateOptions.of(options, asked)
 
         def start(texts: list[str], extras: LineExtras) -> Future[_TranslatedWindow]:
             of_lines = {
@@ -388,7 +391,7 @@ class WorkerTranslator:
                 "prefixes": None if prefixes is None else extras.prefixes,
                 "constraints": None if constraints is None else extras.constraints,
             }
-            return self._submit(_translate, self._opening, texts, {**options, **of_lines})
+            return self._submit(_translate, self._opening, texts, options, of_lines)
 
         start([], LineExtras()).result()  # refuses settings before any text is read
         tasks = line_extras(windows(lines, window), first, prefixes, constraints)
@@ -455,10 +458,12 @@ def _introduce(opening: _Opening) -> _ModelFacts:
     return _ModelFacts(translator.decoding, translator.origin, translator.target_language, about)
 
 
-def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _TranslatedWindow:
+def _translate(
+    opening: _Opening, texts: list[str], options: TranslateOptions, of_lines: dict[str, Any]
+) -> _TranslatedWindow:
     translator = _opened(opening)
     translator.notices = Notices()
     # Notices.merge gives these warnings in the parent, each kind once for all workers.
     with warnings.catch_warnings(action="ignore", category=TranslationWarning):
-        translations = translator.translate(texts, **options)
+        translations = translator.translate(texts, options, **of_lines)
     return _TranslatedWindow(translations, dict(translator.notices), translator.notices.told)

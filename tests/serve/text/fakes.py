@@ -8,18 +8,18 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from ziggurat.serve.text.sentences import Link, Rendered, Sentence
+from ziggurat.serve.text.sentences import Link, SentenceTranslation
 
-Translate = Callable[[list[Sentence]], list[Rendered]]
+Translate = Callable[[list[str]], list[SentenceTranslation]]
 
 PART = re.compile(r"\w+|[^\w\s]")
 WORD = re.compile(r"\S+")
 
 
-def identity(sentences: list[Sentence]) -> list[Rendered]:
+def identity(sentences: list[str]) -> list[SentenceTranslation]:
     """Every sentence is its own translation; characters are linked to themselves."""
     return [
-        Rendered(s.text, [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s.text)])
+        SentenceTranslation(s, [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s)])
         for s in sentences
     ]
 
@@ -27,7 +27,7 @@ def identity(sentences: list[Sentence]) -> list[Rendered]:
 def permuting(seed: int, *, aligned: bool = True, change: Callable[[str], str] = lambda word: word) -> Translate:
     """Words between blanks change places at random, and each is changed by `change`."""
 
-    def one(text: str) -> Rendered:
+    def one(text: str) -> SentenceTranslation:
         words = list(WORD.finditer(text))
         order = list(range(len(words)))
         random.Random(f"{seed} {text}").shuffle(order)
@@ -40,9 +40,9 @@ def permuting(seed: int, *, aligned: bool = True, change: Callable[[str], str] =
                 at = words[number].start()
                 links.append(Link(at + begin, at + end, len(said) + begin, len(said) + end))
             said += word
-        return Rendered(said, links if aligned else None)
+        return SentenceTranslation(said, links if aligned else None)
 
-    return lambda sentences: [one(sentence.text) for sentence in sentences]
+    return lambda sentences: [one(sentence) for sentence in sentences]
 
 
 def swapped(word: str) -> str:
@@ -50,10 +50,10 @@ def swapped(word: str) -> str:
     return "".join(c.swapcase() if c.isascii() else c for c in word)
 
 
-def upper(sentences: list[Sentence]) -> list[Rendered]:
+def upper(sentences: list[str]) -> list[SentenceTranslation]:
     """Letters change case; characters are linked to themselves. What must come through does not."""
     return [
-        Rendered(swapped(s.text), [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s.text)])
+        SentenceTranslation(swapped(s), [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S", s)])
         for s in sentences
     ]
 

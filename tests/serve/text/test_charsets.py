@@ -18,7 +18,7 @@ from tests.serve.text.fakes import Translate, identity
 from tests.serve.text.files import FILES, TEXTS
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 
@@ -37,7 +37,7 @@ def translated(name: str, content: bytes, translate: Translate = identity) -> by
 
 
 def saying(text: str) -> Translate:
-    return lambda sentences: [Rendered(text) for _ in sentences]
+    return lambda sentences: [SentenceTranslation(text) for _ in sentences]
 
 
 @pytest.mark.parametrize("encoding", sorted(MARKS))
@@ -45,8 +45,8 @@ def saying(text: str) -> Translate:
 def test_a_mark_stays_and_is_not_shown_to_the_model(name: str, encoding: str) -> None:
     asked: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        asked.extend(s.text for s in sentences)
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
         return identity(sentences)
 
     content = MARKS[encoding] + TEXTS[name].encode(encoding)

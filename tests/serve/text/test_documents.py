@@ -16,7 +16,7 @@ from tests.serve.text.files import FILES, PICTURE, TEXTS, docx, members
 from tests.serve.text.files import run as word_run
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import KINDS, document, document_kind
-from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
 
@@ -107,8 +107,8 @@ def word_text(content: bytes, part: str = "word/document.xml") -> list[list[tupl
 def test_a_word_that_runs_divide_is_one_word_and_properties_follow_their_words() -> None:
     asked: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        asked.extend(s.text for s in sentences)
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
         return permuting(2, change=swapped)(sentences)
 
     said = word_text(translated("a.docx", watch))
@@ -171,7 +171,7 @@ def test_the_language_of_a_book_becomes_the_targets() -> None:
     assert translated("a.epub", identity, settings=unnamed) == FILES["a.epub"]
 
 
-def upper(sentences: list[Sentence]) -> list[Rendered]:
+def upper(sentences: list[str]) -> list[SentenceTranslation]:
     """Capitals, except for what must come through, with each word linked to itself."""
     from tests.serve.text.fakes import PART
     from ziggurat.serve.text.sentences import Link
@@ -179,7 +179,7 @@ def upper(sentences: list[Sentence]) -> list[Rendered]:
     def one(text: str) -> str:
         return re.sub(r"(%\w|\{\w*\})|(\w)", lambda m: m[1] or m[2].upper(), text)
 
-    return [Rendered(one(s.text), [Link(*m.span(), *m.span()) for m in PART.finditer(s.text)]) for s in sentences]
+    return [SentenceTranslation(one(s), [Link(*m.span(), *m.span()) for m in PART.finditer(s)]) for s in sentences]
 
 
 def test_markdown() -> None:
@@ -200,8 +200,8 @@ def test_subtitles() -> None:
     ).replace("Nobody", "NOBODY")
     asked: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        asked.extend(s.text for s in sentences)
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
         return identity(sentences)
 
     translated("a.srt", watch)

@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, permuting, swapped, upper
-from ziggurat.serve.text.glossary import Tally, Term, Terms, times
+from ziggurat.serve.text.glossary import Tally, times
 from ziggurat.serve.text.markup import html
 from ziggurat.serve.text.paragraphs import aligned_text
-from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import DataError
+from ziggurat.translate.terminology import Term, Terms
 
 OPTIONS = Options(sentencex_splitter("en"))
 WORDS = ["ab", "b", "Ab", "c", "ab c", "c d", "D"]
@@ -57,7 +58,7 @@ def test_terms_in_scripts_without_blanks() -> None:
 )
 def test_what_counts_as_applied(target: str, text: str, soft: int, hard: int) -> None:
     assert times(Term("x", target), text) == soft
-    assert times(Term("x", target, hard=True), text) == hard
+    assert times(Term("x", target, "hard"), text) == hard
 
 
 def test_two_terms_do_not_share_a_translation() -> None:
@@ -74,9 +75,9 @@ def test_terms_that_are_none(bad: list[Term]) -> None:
         Terms(bad)
 
 
-def forgetting(sentences: list[Sentence]) -> list[Rendered]:
+def forgetting(sentences: list[str]) -> list[SentenceTranslation]:
     """Translates everything, terms and all, into other words, without telling which became which."""
-    return [Rendered(" ".join("yy" for _ in sentence.text.split())) for sentence in sentences]
+    return [SentenceTranslation(" ".join("yy" for _ in sentence.split())) for sentence in sentences]
 
 
 TEXTS = st.lists(st.sampled_from(["dog", "Dog", "house", "{0}", "runs", "(dog)", "A", "big."]), max_size=9).map(
@@ -88,7 +89,7 @@ TRANSLATORS = [upper, permuting(3), permuting(4, change=swapped), forgetting]
 @settings(max_examples=200)
 @given(TEXTS, st.sampled_from(TRANSLATORS))
 def test_hard_terms_come_out_letter_by_letter(text: str, translate: Translate) -> None:
-    terms = Terms([Term("dog", "Straßen-Köter", True), Term("big", "Ü", True)])
+    terms = Terms([Term("dog", "Straßen-Köter", "hard"), Term("big", "Ü", "hard")])
     tally = Tally()
     outcome = run(aligned_text(text, replace(OPTIONS, terms=terms, tally=tally)), translate)
     said = outcome.value.text
@@ -113,7 +114,7 @@ def test_hard_terms_come_out_letter_by_letter(text: str, translate: Translate) -
 )
 def test_hard_terms_in_markup(text: str, translate: Translate) -> None:
     tally = Tally()
-    options = replace(OPTIONS, terms=Terms([Term("dog", "Köter", True)]), tally=tally)
+    options = replace(OPTIONS, terms=Terms([Term("dog", "Köter", "hard")]), tally=tally)
     said = run(html(text, options), translate).value
     assert sorted(re.findall("<[^>]*>", said)) == sorted(re.findall("<[^>]*>", text))
     assert tally.applied == tally.found
@@ -121,9 +122,9 @@ def test_hard_terms_in_markup(text: str, translate: Translate) -> None:
 
 
 def test_a_translation_that_has_the_term_is_taken_as_it_is() -> None:
-    def knows(sentences: list[Sentence]) -> list[Rendered]:
-        assert [sentence.text for sentence in sentences] == ["The dog runs."]
-        return [Rendered("Der Köter rennt.")]
+    def knows(sentences: list[str]) -> list[SentenceTranslation]:
+        assert sentences == ["The dog runs."]
+        return [SentenceTranslation("Der Köter rennt.")]
 
-    terms = Terms([Term("dog", "Köter", True)])
+    terms = Terms([Term("dog", "Köter", "hard")])
     assert run(aligned_text("The dog runs.", replace(OPTIONS, terms=terms)), knows).value.text == "Der Köter rennt."

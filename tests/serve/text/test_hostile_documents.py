@@ -17,7 +17,7 @@ from ziggurat.serve.text.documents.archive import Limits, Settings
 from ziggurat.serve.text.documents.kinds import document
 from ziggurat.serve.text.sentences import Options, run
 from ziggurat.serve.text.splitting import sentencex_splitter
-from ziggurat.serve.text.xml import read_xml
+from ziggurat.serve.text.tokens import read_xml
 from ziggurat.system.errors import DataError
 
 OPTIONS = Options(sentencex_splitter("en"))

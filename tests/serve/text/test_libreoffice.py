@@ -16,7 +16,7 @@ import pytest
 from tests.serve.text.fakes import upper
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.sentences import Link, Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 
 pytestmark = pytest.mark.slow  # a start of LibreOffice takes seconds
@@ -123,16 +123,16 @@ def translated(written: dict[str, Path], tmp_path_factory: pytest.TempPathFactor
     return found
 
 
-def backwards(sentences: list[Sentence]) -> list[Rendered]:
+def backwards(sentences: list[str]) -> list[SentenceTranslation]:
     """Return the words of each sentence in the opposite order, their case changed."""
     found = []
     for sentence in sentences:
         said, links = "", []
-        for word in reversed(list(re.finditer(r"\S+", sentence.text))):
+        for word in reversed(list(re.finditer(r"\S+", sentence))):
             said += " " if said else ""
             links.append(Link(*word.span(), len(said), len(said) + len(word[0])))
             said += word[0].swapcase()
-        found.append(Rendered(said, links))
+        found.append(SentenceTranslation(said, links))
     return found
 
 

@@ -13,7 +13,7 @@ from tests.serve.text.fakes import Translate, identity, permuting, swapped, uppe
 from ziggurat.serve.text.documents import markdown
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.kinds import document
-from ziggurat.serve.text.sentences import Options, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.errors import ConfigError
 
@@ -85,8 +85,8 @@ def test_descriptions_of_images_stay_where_attributes_do() -> None:
 def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
     asked: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        asked.extend(s.text for s in sentences)
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
         return upper(sentences)
 
     text = "> One *sentence\n> over* two lines.\n  >lazy\n"
@@ -107,7 +107,7 @@ def test_a_link_that_is_its_own_label_gets_the_label() -> None:
 
 
 def saying(text: str) -> Translate:
-    return lambda sentences: [Rendered(text) for _ in sentences]
+    return lambda sentences: [SentenceTranslation(text) for _ in sentences]
 
 
 def test_a_translation_that_looks_like_markup_stays_text() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.inspect.browser import opened
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
 from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, html, xml
-from ziggurat.serve.text.sentences import Link, Options, Outcome, Rendered, Sentence, run
+from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
 
@@ -23,7 +23,7 @@ OPTIONS = Options(sentencex_splitter("en"))
 ONE_SENTENCE = Options(None)
 
 
-def translated(text: str, translate: Translate, options: Options = OPTIONS) -> Outcome[str]:
+def translated(text: str, translate: Translate, options: Options = OPTIONS) -> Result[str]:
     return run(html(text, options), translate)
 
 
@@ -88,7 +88,7 @@ def test_tags_are_the_same_and_nest_and_the_text_is_the_plain_translation(tree: 
     assert said.nested
     assert said.tags == source.tags
     if any(c.isalpha() for c in source.text):
-        (plain,) = translate([Sentence(source.text.strip())])
+        (plain,) = translate([source.text.strip()])
         assert said.text.strip() == plain.text
     else:
         assert outcome.value == tree
@@ -177,7 +177,7 @@ def test_tags_are_those_of_the_standard_library(tree: str) -> None:
 def noisy(seed: int) -> Translate:
     """Words at random, some of the source's, with links at random, or none."""
 
-    def one(text: str) -> Rendered:
+    def one(text: str) -> SentenceTranslation:
         rng = random.Random(f"{seed} {text}")
         words = text.split()
         said = " ".join(rng.choice([*words, "new", "{0}", "."]) for _ in range(rng.randint(0, 2 * len(words))))
@@ -187,9 +187,9 @@ def noisy(seed: int) -> Translate:
             return begin, rng.randint(begin + 1, min(length, begin + 8))
 
         links = [Link(*span(len(text)), *span(len(said))) for _ in range(rng.randint(0, 12))] if said else []
-        return Rendered(said, links if rng.random() < 0.9 else None)
+        return SentenceTranslation(said, links if rng.random() < 0.9 else None)
 
-    return lambda sentences: [one(s.text) for s in sentences]
+    return lambda sentences: [one(s) for s in sentences]
 
 
 RICH = st.lists(
@@ -213,7 +213,7 @@ def test_nothing_gets_lost_whatever_a_translator_says(tree: str, seed: int, alig
 
 
 def fixed(said: str, *links: tuple[int, int, int, int]) -> Translate:
-    return lambda sentences: [Rendered(said, [Link(*link) for link in links]) for _ in sentences]
+    return lambda sentences: [SentenceTranslation(said, [Link(*link) for link in links]) for _ in sentences]
 
 
 def test_tags_follow_their_words() -> None:
@@ -240,9 +240,9 @@ def test_an_element_without_words_takes_one_that_is_linked_less_surely() -> None
 def test_without_alignment_each_node_is_translated() -> None:
     seen: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        seen.extend(s.text for s in sentences)
-        return [Rendered(s.text.upper()) for s in sentences]
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        seen.extend(sentences)
+        return [SentenceTranslation(s.upper()) for s in sentences]
 
     outcome = translated("one <b>two</b> three. <i>Whole one.</i>", watch)
     assert outcome.value == "ONE <b>TWO</b> THREE. <i>WHOLE ONE.</i>"
@@ -334,8 +334,8 @@ def test_chromium_ends_elements_in_the_same_places() -> None:
             assert Reader(said).text.split() == shown.evaluate(UPPER_IN_BROWSER).split(), page
 
 
-def upper_all(sentences: list[Sentence]) -> list[Rendered]:
-    return [Rendered(s.text.upper(), [Link(n, n + 1, n, n + 1) for n in range(len(s.text))]) for s in sentences]
+def upper_all(sentences: list[str]) -> list[SentenceTranslation]:
+    return [SentenceTranslation(s.upper(), [Link(n, n + 1, n, n + 1) for n in range(len(s))]) for s in sentences]
 
 
 def test_in_xml_only_end_tags_end_elements() -> None:
@@ -360,10 +360,14 @@ def test_text_that_copied_elements_also_have_is_told_apart() -> None:
 
 def test_a_copied_element_outside_of_its_link_sends_the_paragraph_to_its_slices() -> None:
     # Code at the beginning, the rest of its link at the end, and between them a bold word.
-    said = {"y x mid": Rendered("x mid y y", [Link(2, 3, 0, 1), Link(4, 7, 2, 5), Link(0, 1, 6, 7), Link(0, 1, 8, 9)])}
+    said = {
+        "y x mid": SentenceTranslation(
+            "x mid y y", [Link(2, 3, 0, 1), Link(4, 7, 2, 5), Link(0, 1, 6, 7), Link(0, 1, 8, 9)]
+        )
+    }
     outcome = translated(
         "<a>y <code>x</code></a> <b>mid</b>",
-        lambda sentences: [said.get(s.text, Rendered(s.text.upper())) for s in sentences],
+        lambda sentences: [said.get(s, SentenceTranslation(s.upper())) for s in sentences],
     )
     assert outcome.value == "<a>Y <code>x</code></a> <b>MID</b>"
     assert outcome.notices == {"in_segments": 1}
@@ -383,8 +387,8 @@ def test_entities_stay_valid_and_as_they_were_spelt() -> None:
 def test_breaks() -> None:
     seen: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        seen.extend(" ".join(s.text.split()) for s in sentences)
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        seen.extend(" ".join(s.split()) for s in sentences)
         return identity(sentences)
 
     text = "<p>goes on<br>here</p><p>Milk<br>Eggs</p><p>one,<br/>Two</p><p>a<br><br>b</p><td>x</td><td>y</td>"

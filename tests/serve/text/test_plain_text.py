@@ -14,15 +14,14 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.paragraphs import plain_text
-from ziggurat.serve.text.protection import protected
-from ziggurat.serve.text.sentences import Link, Options, Outcome, Rendered, Sentence, Work, run, together
-from ziggurat.serve.text.splitting import MAX_SENTENCE, sentence_spans, sentencex_splitter
+from ziggurat.serve.text.sentences import Link, Options, Result, SentenceRequests, SentenceTranslation, run, together
+from ziggurat.serve.text.splitting import MAX_SENTENCE, protected, sentence_spans, sentencex_splitter
 from ziggurat.system.errors import ConfigError
 
 OPTIONS = Options(sentencex_splitter("en"))
 
 
-def translated(text: str, translate: Translate, options: Options = OPTIONS) -> Outcome[str]:
+def translated(text: str, translate: Translate, options: Options = OPTIONS) -> Result[str]:
     return run(plain_text(text, options), translate)
 
 
@@ -30,8 +29,8 @@ def asked_for(text: str, options: Options = OPTIONS) -> list[str]:
     """The sentences that reach the translator in the first round."""
     seen: list[str] = []
 
-    def watch(sentences: list[Sentence]) -> list[Rendered]:
-        seen.extend(s.text for s in sentences)
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        seen.extend(sentences)
         return identity(sentences)
 
     run(plain_text(text, options), watch)
@@ -102,25 +101,28 @@ def test_items_come_through_whatever_the_translator_does_to_them(parts: list[str
 
 
 def test_a_lost_item_is_put_back_where_the_alignment_says_and_counted() -> None:
-    def without_items(sentences: list[Sentence]) -> list[Rendered]:
+    def without_items(sentences: list[str]) -> list[SentenceTranslation]:
         said = {"Open {0} now.": "Jetzt öffnen.", "Open now.": "Jetzt öffnen."}
         links = [Link(5, 8, 0, 5), Link(0, 4, 6, 12), Link(8, 9, 12, 13)]
-        return [Rendered(said[s.text], links) for s in sentences]
+        return [SentenceTranslation(said[s], links) for s in sentences]
 
     outcome = translated("Open {0} now.", without_items)
     # Of "Open" and "now" one must be on the wrong side of it; between them no word is.
     assert outcome.value in ("Jetzt {0} öffnen.", "{0} Jetzt öffnen.", "Jetzt öffnen {0}.")
     assert outcome.notices == {"protected_again": 1}
 
-    def in_order(sentences: list[Sentence]) -> list[Rendered]:
-        return [Rendered("Öffne jetzt.", [Link(0, 4, 0, 5), Link(5, 8, 6, 11), Link(8, 9, 11, 12)]) for _ in sentences]
+    def in_order(sentences: list[str]) -> list[SentenceTranslation]:
+        return [
+            SentenceTranslation("Öffne jetzt.", [Link(0, 4, 0, 5), Link(5, 8, 6, 11), Link(8, 9, 11, 12)])
+            for _ in sentences
+        ]
 
     assert translated("Open {0} now.", in_order).value == "Öffne {0} jetzt."
 
 
 def test_without_alignment_it_goes_by_segments() -> None:
-    def loses(sentences: list[Sentence]) -> list[Rendered]:
-        return [Rendered(s.text.replace("{0}", "").upper()) for s in sentences]
+    def loses(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(s.replace("{0}", "").upper()) for s in sentences]
 
     outcome = translated("open {0} now.", loses, Options(OPTIONS.split, aligned=False))
     assert outcome.value == "OPEN {0} NOW."
@@ -190,8 +192,8 @@ def test_a_long_paragraph_is_split_in_blocks(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_sentences_of_scripts_without_blanks_get_one_in_another_script() -> None:
-    def english(sentences: list[Sentence]) -> list[Rendered]:
-        return [Rendered("One.") for _ in sentences]
+    def english(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation("One.") for _ in sentences]
 
     assert translated("第一句。第二句。", english, Options(sentencex_splitter("zh"))).value == "One. One."
     assert translated("第一句。第二句。", identity, Options(sentencex_splitter("zh"))).value == "第一句。第二句。"
@@ -204,19 +206,19 @@ def test_without_sentencex_there_is_an_error_that_names_it(monkeypatch: pytest.M
 
 
 def test_together_gives_each_work_its_own_answers() -> None:
-    def counting(name: str, rounds: int) -> Work[list[str]]:
+    def counting(name: str, rounds: int) -> SentenceRequests[list[str]]:
         said = []
         for number in range(rounds):
-            answers = yield [Sentence(f"{name}{number}")] * (number + 1)
+            answers = yield [f"{name}{number}"] * (number + 1)
             assert len(answers) == number + 1
             said.append(answers[0].text)
         return said
 
     sizes = []
 
-    def translate(sentences: list[Sentence]) -> list[Rendered]:
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
         sizes.append(len(sentences))
-        return [Rendered(s.text.upper()) for s in sentences]
+        return [SentenceTranslation(s.upper()) for s in sentences]
 
     assert run(together([counting("a", 2), counting("b", 0), counting("c", 3)]), translate) == [
         ["A0", "A1"],

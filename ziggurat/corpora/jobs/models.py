@@ -20,10 +20,11 @@ from ziggurat.model.low_rank import weights_fingerprint
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import fingerprint
-from ziggurat.translate.engines import SERVED_FILE, SERVED_SHORTLIST, served_folder
+from ziggurat.translate.ctranslate2 import CTranslate2Translator
+from ziggurat.translate.engines import EXPORT_FILE, EXPORT_SHORTLIST, export_folder
+from ziggurat.translate.options import TextTranslator
 from ziggurat.translate.results import check_tag
-from ziggurat.translate.served import ServedTranslator
-from ziggurat.translate.translator import Translator, load_translator
+from ziggurat.translate.translator import load_translator
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class ModelChoice:
 
         Raises ConfigError, CheckpointError: settings or models that cannot be used. DataError: no such shortlist.
         """
-        served = served_folder(self.engine, self.models, which=self.which, without_layers=self.without_layers)
+        served = export_folder(self.engine, self.models, which=self.which, without_layers=self.without_layers)
         if served is None:
             device = usable_device(self.device, "device").type
             # On the CPU: memory of a GPU is for the workers.
@@ -73,10 +74,10 @@ class ModelChoice:
                 _identity(model.experiment, weights_fingerprint(model.weights), model.directory) for model in found
             ]
         else:
-            translator = ServedTranslator(served, device=self.device, threads=self.threads, **self.decoding)
+            translator = CTranslate2Translator(served, device=self.device, threads=self.threads, **self.decoding)
             experiments, device = [load_experiment(served / CONFIG_FILE)], translator.device
             tags = list(translator.source_tokenizer.tags)
-            contents = [_identity(experiments[0], fingerprint(served / SERVED_FILE), served)]
+            contents = [_identity(experiments[0], fingerprint(served / EXPORT_FILE), served)]
         decoding = job_decoding(experiments[0].decoding, self.decoding)
         # By content as well: one that is written again goes by the same name.
         listed = _shortlist(decoding, served) if searched else None
@@ -150,7 +151,7 @@ def _shortlist(decoding: DecodingConfig, served: Path | None) -> Path | None:
     """Return the file of the shortlist that a search uses: that of an export lies in its folder, `served`."""
     if decoding.shortlist is None:
         return None
-    return Path(decoding.shortlist).expanduser() if served is None else served / SERVED_SHORTLIST
+    return Path(decoding.shortlist).expanduser() if served is None else served / EXPORT_SHORTLIST
 
 
 def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str, str]:
@@ -168,18 +169,18 @@ def _identity(experiment: Experiment, weights: str, directory: Path) -> dict[str
 
 
 @lru_cache(maxsize=1)
-def opened(choice: ModelChoice) -> Translator | ServedTranslator:
+def opened(choice: ModelChoice) -> TextTranslator:
     """Open the models, once in a worker's life: it works for one job.
 
     Raises CheckpointError for other weights than `choice` says: those of a run that is being trained, for example;
     DataError for another shortlist.
     """
     torch.set_num_threads(choice.threads)
-    served = served_folder(choice.engine, choice.models, which=choice.which, without_layers=choice.without_layers)
-    translator: Translator | ServedTranslator
+    served = export_folder(choice.engine, choice.models, which=choice.which, without_layers=choice.without_layers)
+    translator: TextTranslator
     if served is not None:
-        translator = ServedTranslator(served, device=choice.device, threads=choice.threads, **choice.decoding)
-        found = [fingerprint(served / SERVED_FILE)]
+        translator = CTranslate2Translator(served, device=choice.device, threads=choice.threads, **choice.decoding)
+        found = [fingerprint(served / EXPORT_FILE)]
     else:
         translator = load_translator(
             choice.models,

@@ -19,9 +19,8 @@ from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.models import ModelChoice, opened
 from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, complete_shards, run_job
 from ziggurat.data.aligner import Aligner, format_links, read_aligner
-from ziggurat.system.errors import ConfigError
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Notices, Translation, TranslationWarning
-from ziggurat.translate.served import ServedTranslator
 from ziggurat.translate.terminology import read_constraints
 
 Taken = TypeVar("Taken")
@@ -113,16 +112,14 @@ class Translating:
         choice: the models.
         form: of the output (ziggurat.translate.results.Translation); `best`: the text of the best translation alone,
             whatever `n_best` is.
-        tag: tag for every line, or None.
+        options: what is asked of the translations.
         beside: what stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs).
-        terminology: source terms and their translations.
     """
 
     choice: ModelChoice
     form: Literal["text", "best", "quality", "json"] = "text"
-    tag: str | None = None
+    options: TranslateOptions = field(default_factory=TranslateOptions, hash=False)
     beside: tuple[str, ...] = ()
-    terminology: Mapping[str, str] | None = field(default=None, hash=False)
 
     def check(self) -> None:
         """Raise ConfigError for what the engine or the model does not have; opens the models in this process."""
@@ -135,21 +132,11 @@ class Translating:
         extras: dict[str, Any] = {name: [line.beside[n] for line in lines] for n, name in enumerate(self.beside)}
         if "constraints" in extras:
             extras["constraints"] = list(read_constraints(extras["constraints"]))
-        if self.terminology is not None:
-            extras["terminology"] = self.terminology
-        if isinstance(translator, ServedTranslator):
-            if extras:
-                raise ConfigError(
-                    "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was "
-                    "exported from"
-                )
-            extras["token_scores"] = self.form == "json"
         translator.notices = Notices()
         with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # they are counted
             texts = [line.text for line in lines]
-            return list(
-                translator.translate_stream(texts, window=max(1, len(texts)), first=first, tag=self.tag, **extras)
-            )
+            window = max(1, len(texts))
+            return list(translator.translate_stream(texts, self.options, window=window, first=first, **extras))
 
     def __call__(self, lines: Sequence[Line], first: int) -> tuple[list[str], Mapping[str, int]]:
         """Return the translations, and how many were not made in the ordinary way."""
@@ -182,7 +169,6 @@ class Scoring:
     def __call__(self, lines: Sequence[Line], first: int) -> tuple[list[str], Mapping[str, int]]:
         """Return the scores."""
         translator = opened(self.choice)
-        assert not isinstance(translator, ServedTranslator)
         targets = [line.beside[0] for line in lines]
         found = translator.score([line.text for line in lines], targets, tag=self.tag, first=first)
         return [score.to_json() if self.json else score.to_text() for score in found], {}

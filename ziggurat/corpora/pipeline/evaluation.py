@@ -56,8 +56,9 @@ from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:
-    from ziggurat.translate.served import ServedTranslator
-    from ziggurat.translate.translator import Translator
+    from ziggurat.evaluate.metrics import TestSet
+    from ziggurat.evaluate.perturbations import DisturbedSet
+    from ziggurat.translate.options import TextTranslator
 
 PAGE, RECORD = "report.html", "report.json"
 _INT8 = {"precision": "int8"}
@@ -221,11 +222,13 @@ class EvaluateStep(Step):
         return record
 
     @contextlib.contextmanager
-    def _opened(self, system: _System) -> Iterator[Translator | ServedTranslator]:
+    def _opened(self, system: _System) -> Iterator[TextTranslator]:
         if system.served:
-            from ziggurat.translate.served import ServedTranslator
+            from ziggurat.translate.ctranslate2 import CTranslate2Translator
 
-            yield ServedTranslator(system.folder, device=self._how.device, threads=self._threads, **system.settings)
+            yield CTranslate2Translator(
+                system.folder, device=self._how.device, threads=self._threads, **system.settings
+            )
             return
         from ziggurat.translate.translator import load_translator
 
@@ -233,7 +236,7 @@ class EvaluateStep(Step):
         device = "cpu" if system.settings == _INT8 else self._how.device  # GPUs have no int8 of ours
         yield load_translator(system.folder, device=device, **system.settings)
 
-    def _speed(self, translator: Translator | ServedTranslator, sources: list[str]) -> dict[str, Any]:
+    def _speed(self, translator: TextTranslator, sources: list[str]) -> dict[str, Any]:
         """Return the time of a translation of `sources`; what was translated before, or the first round, warms up."""
         seconds, outputs = [], list[str]()
         for _ in range(_ROUNDS):
@@ -288,7 +291,7 @@ def _lines(path: Path) -> list[str]:
         return list(read_lines(stream, str(path)))
 
 
-def _translated(translator: Translator | ServedTranslator, texts: Sequence[str]) -> list[str]:
+def _translated(translator: TextTranslator, texts: Sequence[str]) -> list[str]:
     with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # scores show lines that were cut
         found = translator.translate_stream(texts, window=max(1, len(texts)))
         return [translation.text for translation in found]

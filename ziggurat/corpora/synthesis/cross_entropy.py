@@ -28,7 +28,6 @@ from ziggurat.corpora.synthesis.run import Report, content_of, merged, rows_of, 
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files
-from ziggurat.translate.served import ServedTranslator
 
 KEEP = 0.95
 """Share of the pairs that is kept."""
@@ -149,7 +148,6 @@ def _pairs(sources: list[Path], targets: list[Path]) -> Iterator[_Pair]:
 def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[_Pair]) -> Manifest:
     """Write rows (score, source, target) of the pairs that can be scored."""
     translator = opened(choice)
-    assert not isinstance(translator, ServedTranslator)
     given, expected = (translator.source_tokenizer, translator.target_tokenizer)
     if job.reverse:
         given, expected = expected, given

@@ -34,9 +34,8 @@ from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import atomic_file, find_files, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded
+from ziggurat.translate.options import TextTranslator
 from ziggurat.translate.results import Translation, TranslationWarning
-from ziggurat.translate.served import ServedTranslator
-from ziggurat.translate.translator import Translator
 
 _SAMPLE = {"search": "sample", "mbr": 0, "n_best": 1, **WITHOUT_BEAM}
 _BEAM = {"search": "beam", "n_best": 1, **WITHOUT_SAMPLING}
@@ -256,7 +255,7 @@ class Stages:
         filtered: files of the second stage.
     """
 
-    translator: Translator | ServedTranslator
+    translator: TextTranslator
     settings: Mapping[str, Any]
     filters: PairFilter
     noise_seed: int | None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -16,17 +16,18 @@ from ziggurat.config.languages import main_language
 from ziggurat.serve.glossaries import Glossaries
 from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
 from ziggurat.serve.requests import Refused, unless_gone
-from ziggurat.serve.text.glossary import Terms
 from ziggurat.serve.text.markup import HTML, Rules, xml_tokens
 from ziggurat.serve.text.tokens import Token
-from ziggurat.serve.translations import Translations, Wanted
+from ziggurat.serve.translation_request import PLAIN
+from ziggurat.serve.translations import Split, Translations
 from ziggurat.system.errors import DataError
+from ziggurat.translate.terminology import Terms
 
 _SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
 
-_SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
+_SPLITS: dict[str, Split] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 REFUSED = [
     Field(name, {"description": "refused"})
     for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
@@ -192,8 +193,10 @@ class DeepL:
             sources = [source] * len(texts)
         else:
             sources = [code for code, _ in await self._server.detect_sources(texts, target)]
-        wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
-        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
+        work = self._server.translate(
+            texts, sources, target, client, replace(PLAIN, terms=terms), markup, _SPLITS[str(split)]
+        )
+        found = await unless_gone(request, work)
         return JSONResponse(
             {
                 "translations": [

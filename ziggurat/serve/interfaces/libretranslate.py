@@ -26,7 +26,8 @@ from ziggurat.serve.interfaces.description import (
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.text.documents.kinds import KINDS
 from ziggurat.serve.text.markup import HTML
-from ziggurat.serve.translations import Translations, Wanted
+from ziggurat.serve.translations import Translations
+from ziggurat.translate.options import TranslateOptions
 
 FORMATS = ("text", "html")
 
@@ -126,8 +127,8 @@ class LibreTranslate:
         alternatives = self._alternatives(fields.get("alternatives"))
         client = self._server.client(request, fields.get("api_key"), sum(map(len, texts)))
         sources, target, detected = await self._server.languages(texts, str(fields["source"]), str(fields["target"]))
-        wanted = Wanted(markup=HTML if kind == "html" else None, more=alternatives)
-        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
+        options, markup = TranslateOptions(n_best=alternatives + 1), HTML if kind == "html" else None
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, options, markup))
         many = isinstance(fields["q"], list)
         best = [each.best.text for each in found]
         answer: dict[str, Any] = {"translatedText": best if many else best[0]}

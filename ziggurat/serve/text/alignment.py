@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 import regex
 
 from ziggurat.data.subword import Tokenizer
-from ziggurat.serve.text.sentences import Link, Rendered
+from ziggurat.serve.text.sentences import Link, SentenceTranslation
 from ziggurat.translate.results import Alignment, Translation
 
 _BLANK = "\u2581"
@@ -32,25 +32,25 @@ def control_pieces(tokenizer: Tokenizer) -> frozenset[str]:
     return frozenset(tokenizer.pieces(ids))
 
 
-def rendered(translation: Translation, control: Collection[str] = ("<pad>", "<s>", "</s>")) -> Rendered:
+def rendered(translation: Translation, control: Collection[str] = ("<pad>", "<s>", "</s>")) -> SentenceTranslation:
     """Return the best hypothesis with its text and, if it has an alignment, links between characters.
 
     `control` are the source pieces that stand for no text (control_pieces of the source tokenizer).
     """
     best = translation.hypotheses[0]
     if best.alignment is None or not best.text:
-        return Rendered(best.text, None)
+        return SentenceTranslation(best.text, None)
     pieces = best.alignment.source_tokens
     source = piece_spans(translation.source, ["" if piece in control else piece for piece in pieces])
     target = piece_spans(best.text, best.tokens)
     if source is None or target is None or len(best.alignment.hard) != len(target):
-        return Rendered(best.text, None)
+        return SentenceTranslation(best.text, None)
     links = [
         Link(*source[at], *target[place])
         for at, place in _pairs(best.alignment, [start < end for start, end in source])
         if source[at][0] < source[at][1] and target[place][0] < target[place][1]
     ]
-    return Rendered(best.text, links)
+    return SentenceTranslation(best.text, links)
 
 
 def _pairs(alignment: Alignment, is_text: Sequence[bool]) -> list[tuple[int, int]]:

@@ -20,10 +20,9 @@ from typing import Protocol, TypeAlias
 import regex
 
 from ziggurat.serve.text.paragraphs import paragraphs
-from ziggurat.serve.text.projection import Close, Copied, Marked, Open, Piece, Point, marked
-from ziggurat.serve.text.sentences import Options, Outcome, Work
-from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens
-from ziggurat.serve.text.xml import read_xml
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim, marked
+from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
+from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
 from ziggurat.system.errors import DataError
 
 
@@ -38,7 +37,7 @@ class Form(Protocol):
 class Slot:
     """The place of a paragraph."""
 
-    text: Marked
+    text: SpannedText
     form: Form
 
 
@@ -128,7 +127,7 @@ def filled(pieces: Sequence[Piece], form: Form) -> Template:
     """Return the template of a run of pieces: slots for its paragraphs, and what divides them."""
     template: Template = []
     for part in marked(pieces):
-        if isinstance(part, Marked):
+        if isinstance(part, SpannedText):
             template.append(Slot(part, form))
         else:
             add(template, part.raw)
@@ -151,7 +150,7 @@ def slots(template: Template) -> Iterator[Slot]:
         waiting += reversed(nested)
 
 
-def written(template: Template, options: Options, notices: Counter[str]) -> Work[str]:
+def written(template: Template, options: Options, notices: Counter[str]) -> SentenceRequests[str]:
     """Return the work of translating the paragraphs of a template; its result is the document."""
     places = list(slots(template))
     done = yield from paragraphs([slot.text for slot in places], options, notices)
@@ -229,22 +228,22 @@ _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand betwe
 _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
 
 
-def html(text: str, options: Options, rules: Rules = HTML) -> Work[Outcome[str]]:
+def html(text: str, options: Options, rules: Rules = HTML) -> SentenceRequests[Result[str]]:
     """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
     notices: Counter[str] = Counter()
     tokens = list(html_tokens(text))
     said = yield from written(markup_template(tokens, rules), options, notices)
-    return Outcome(said, notices)
+    return Result(said, notices)
 
 
-def xml(text: str, options: Options, rules: Rules) -> Work[Outcome[str]]:
+def xml(text: str, options: Options, rules: Rules) -> SentenceRequests[Result[str]]:
     """Return the work of translating XML, a document or a part of one with several elements or text beside them.
 
     Raises DataError, when the work begins, for what is not well-formed.
     """
     notices: Counter[str] = Counter()
     said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
-    return Outcome(said, notices)
+    return Result(said, notices)
 
 
 def xml_tokens(text: str) -> list[Token]:
@@ -285,7 +284,7 @@ class _Segmenter:
             self._add(token, token.text)
         elif token.kind == "other":
             if token.raw.startswith("<!--"):
-                self._add(token, Point(token.raw))
+                self._add(token, EmptyElement(token.raw))
             else:
                 self._divide(token.raw)
         elif token.kind == "close":
@@ -298,20 +297,20 @@ class _Segmenter:
             self._copy(place, self.ends[place])
             return self.ends[place] + 1
         elif name in self.rules.spaces and token.kind == "empty":
-            self._add(token, Point(token.raw, " "))
+            self._add(token, EmptyElement(token.raw, " "))
         elif name in self.rules.points | self.rules.nested:
             end = self.ends.get(place, place)
-            self._add(token._replace(kind="other"), Point(self._whole(place, end)))
+            self._add(token._replace(kind="other"), EmptyElement(self._whole(place, end)))
             return end + 1
         elif name in self.rules.blank:
             if self._goes_on(place):
-                self._add(token, Point(self._raw(token), "\n"))
+                self._add(token, EmptyElement(self._raw(token), "\n"))
             else:
                 self._divide(self._raw(token))
         elif name not in self.rules.inline:
             self._divide(self._raw(token))
         else:
-            self._add(token, Point(self._raw(token)) if is_void else Open(self._raw(token), name))
+            self._add(token, EmptyElement(self._raw(token)) if is_void else Open(self._raw(token), name))
         return place + 1
 
     def _add(self, token: Token, piece: Piece) -> None:
@@ -341,7 +340,7 @@ class _Segmenter:
         if name in _DIVIDING or name not in self.rules.inline | self.rules.copied:
             self._divide(raw)
         else:
-            self.run.append(Copied(raw, shown_text(inside)))
+            self.run.append(Verbatim(raw, shown_text(inside)))
             self.run_raw.append(Token("other", raw))
 
     def _whole(self, place: int, end: int) -> Raw:
@@ -383,7 +382,7 @@ class _Segmenter:
             if found[1].lower() in self.rules.attributes and text.strip():
                 form = MarkupForm(found[group], Spellings(), self.rules.xml, quote=token.raw[found.start(group) - 1])
                 form.spellings.add(text, found[group])
-                template += [token.raw[begin : found.start(group)], Slot(Marked(text), form)]
+                template += [token.raw[begin : found.start(group)], Slot(SpannedText(text), form)]
                 begin = found.end(group)
         return [*template, token.raw[begin:]]
 

@@ -10,25 +10,34 @@ from typing import NamedTuple, TypeVar
 
 import regex
 
-from ziggurat.serve.text.hard_terms import with_terms
+from ziggurat.serve.text.glossary import with_terms
 from ziggurat.serve.text.projection import (
     MAX_STEPS,
     Close,
-    Copied,
     Mark,
-    Marked,
     MisplacedError,
     Open,
     Piece,
+    SpannedText,
+    Verbatim,
     project,
     steps,
 )
-from ziggurat.serve.text.protection import Item, protected
-from ziggurat.serve.text.sentences import Link, Options, Outcome, Rendered, Sentence, Target, Unit, Work, together
-from ziggurat.serve.text.splitting import sentence_spans
+from ziggurat.serve.text.sentences import (
+    Link,
+    Options,
+    Result,
+    SentenceRequests,
+    SentenceTranslation,
+    Target,
+    Unit,
+    sentence,
+    together,
+)
+from ziggurat.serve.text.splitting import Item, protected, sentence_spans
 from ziggurat.translate.results import join_parts
 
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 _LINE_ENDS = regex.compile(r"(\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])")
 
@@ -55,18 +64,18 @@ class AlignedText:
     links: list[Link]
 
 
-def plain_text(text: str, options: Options) -> Work[Outcome[str]]:
+def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
     """Return the work of translating plain text. Each line is a paragraph; white space between sentences is kept."""
     outcome = yield from aligned_text(text, options)
-    return Outcome(outcome.value.text, outcome.notices)
+    return Result(outcome.value.text, outcome.notices)
 
 
-def aligned_text(text: str, options: Options, *, lines: bool = True) -> Work[Outcome[AlignedText]]:
+def aligned_text(text: str, options: Options, *, lines: bool = True) -> SentenceRequests[Result[AlignedText]]:
     """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
     notices: Counter[str] = Counter()
     parts = _LINE_ENDS.split(text) if lines else [text]
     written = [bool(part.strip()) for part in parts]  # ends of lines are not
-    whole = [Marked(part) for part, has_text in zip(parts, written, strict=True) if has_text]
+    whole = [SpannedText(part) for part, has_text in zip(parts, written, strict=True) if has_text]
     _admit([line.text for line in whole], options)
     done = iter((yield from _distinct(together([_line(line, options, notices) for line in whole]))))
     said, sentences, links = list[str](), list[SentencePair](), list[Link]()
@@ -79,7 +88,7 @@ def aligned_text(text: str, options: Options, *, lines: bool = True) -> Work[Out
         said.append(target.text)
         at += len(part)
         target_at += len(target.text)
-    return Outcome(AlignedText("".join(said), sentences, links), notices)
+    return Result(AlignedText("".join(said), sentences, links), notices)
 
 
 def _admit(texts: Sequence[str], options: Options) -> None:
@@ -89,16 +98,20 @@ def _admit(texts: Sequence[str], options: Options) -> None:
 
 def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
     """Return how many sentences `aligned_text` finds. It asks for equal ones once, and for some not at all."""
-    return sum(len(_units(Marked(line), options)[0]) for line in (_LINE_ENDS.split(text) if lines else [text]))
+    return sum(len(_units(SpannedText(line), options)[0]) for line in (_LINE_ENDS.split(text) if lines else [text]))
 
 
-def _line(text: Marked, options: Options, notices: Counter[str]) -> Work[tuple[Target, list[SentencePair]]]:
+def _line(
+    text: SpannedText, options: Options, notices: Counter[str]
+) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
     """Return the work of translating a paragraph without marks."""
     spans, units = _units(text, options)
     return (yield from _translated(text, spans, units, options, notices))
 
 
-def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str]) -> Work[list[list[Piece]]]:
+def paragraphs(
+    texts: Sequence[SpannedText], options: Options, notices: Counter[str]
+) -> SentenceRequests[list[list[Piece]]]:
     """Return the work of translating paragraphs; its result is the pieces of each. Notices are counted in `notices`."""
     written = [bool(text.text.strip()) for text in texts]
     whole = [text for text, has_text in zip(texts, written, strict=True) if has_text]
@@ -107,21 +120,21 @@ def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str])
     return [next(done) if has_text else _pieces(text) for text, has_text in zip(texts, written, strict=True)]
 
 
-def _distinct(work: Work[Result]) -> Work[Result]:
+def _distinct(work: SentenceRequests[Value]) -> SentenceRequests[Value]:
     """Return the same work, which asks for sentences that are equal only once."""
     try:
         asked = next(work)
         while True:
-            places: dict[Sentence, int] = {}
+            places: dict[str, int] = {}
             numbers = [places.setdefault(one, len(places)) for one in asked]
-            answers: list[Rendered] = yield list(places)
+            answers: list[SentenceTranslation] = yield list(places)
             asked = work.send([answers[number] for number in numbers])
     except StopIteration as ended:
-        result: Result = ended.value
+        result: Value = ended.value
         return result
 
 
-def _paragraph(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
+def _paragraph(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
     """Return the work of translating one paragraph."""
     if steps(text, text.text) <= MAX_STEPS:
         spans, units = _units(text, options)
@@ -137,9 +150,9 @@ def _paragraph(text: Marked, options: Options, notices: Counter[str]) -> Work[li
     return (yield from _by_slices(text, options, notices))
 
 
-def _units(text: Marked, options: Options) -> tuple[list[tuple[int, int]], list[Unit]]:
+def _units(text: SpannedText, options: Options) -> tuple[list[tuple[int, int]], list[Unit]]:
     """Return the sentences of a paragraph, as spans and with what is in them."""
-    copied = [m for m in text.all_marks() if isinstance(m.piece, Copied) and m.end > m.start]
+    copied = [m for m in text.all_marks() if isinstance(m.piece, Verbatim) and m.end > m.start]
     copied.sort(key=lambda mark: mark.start)
     elements = [Item(mark.start, mark.end) for mark in copied]
     own = set(elements)
@@ -179,12 +192,12 @@ def _outside(items: Sequence[Item], elements: Sequence[Item]) -> list[Item]:
 
 
 def _translated(
-    text: Marked,
+    text: SpannedText,
     spans: Sequence[tuple[int, int]],
     units: Sequence[Unit],
     options: Options,
     notices: Counter[str],
-) -> Work[tuple[Target, list[SentencePair]]]:
+) -> SentenceRequests[tuple[Target, list[SentencePair]]]:
     """Return the work of translating the sentences of a paragraph and joining them with its own white space."""
     if len(units) == 1:  # of most, and without what `together` keeps
         targets = [(yield from _sentence(units[0], options, notices))]
@@ -207,9 +220,11 @@ def _translated(
     return Target(said + text.text[begin:], links, fixed), pairs
 
 
-def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence, with the glossary where there is one."""
-    found = options.terms.found(unit.text) if options.terms is not None else []
+    if options.terms is None:
+        return (yield from sentence(unit, options, notices))
+    found = options.terms.found(unit.text)
     hard = [each for each in found if each.term.hard]
     target = yield from with_terms(unit, hard, options, notices)
     if options.tally is not None:
@@ -223,15 +238,15 @@ def _moved(link: Link, source: int, target: int) -> Link:
     )
 
 
-def _by_slices(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
+def _by_slices(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
     """Return the work of translating the text between any two marks by itself; marks stay in their order."""
     order = _pieces(text)
-    slices = [Marked(piece) for piece in order if isinstance(piece, str)]
+    slices = [SpannedText(piece) for piece in order if isinstance(piece, str)]
     said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
     return [part for piece in order for part in (next(said) if isinstance(piece, str) else [piece])]
 
 
-def _pieces(text: Marked) -> list[Piece]:
+def _pieces(text: SpannedText) -> list[Piece]:
     """Return a paragraph as the pieces that it was made of."""
     order: list[Piece] = []
     begin = 0

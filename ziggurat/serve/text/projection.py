@@ -50,7 +50,7 @@ class Close:
 
 
 @dataclass(frozen=True)
-class Point:
+class EmptyElement:
     """A mark without text of its own: an image, a break, a footnote's number.
 
     Attributes:
@@ -63,14 +63,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Copied:
+class Verbatim:
     """An element that must come through untouched, such as code; `text` is what a reader sees of it."""
 
     raw: Any
     text: str
 
 
-Piece: TypeAlias = str | Open | Close | Point | Copied
+Piece: TypeAlias = str | Open | Close | EmptyElement | Verbatim
 
 
 @dataclass(eq=False)
@@ -78,13 +78,13 @@ class Mark:
     """An element, point or copied element in a text.
 
     Attributes:
-        piece: its Open, Point or Copied.
+        piece: its Open, EmptyElement or Verbatim.
         start, end: its characters, `end` exclusive; equal for an element without text and for most points.
         close: the Close of an element.
         children: of an element, in order.
     """
 
-    piece: Open | Point | Copied
+    piece: Open | EmptyElement | Verbatim
     start: int
     end: int
     close: Close | None = None
@@ -92,7 +92,7 @@ class Mark:
 
 
 @dataclass
-class Marked:
+class SpannedText:
     """A paragraph: its text, and its marks in order."""
 
     text: str
@@ -107,14 +107,14 @@ class Marked:
             waiting += reversed(mark.children)
 
 
-def marked(pieces: Sequence[Piece]) -> list[Marked | Open | Close]:
+def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
     """Return the paragraphs of a list of pieces, and between them the openings and closings that do not pair up.
 
     A pair around such a one, or nested deeper than MAX_DEPTH, is itself among them: broken markup keeps its order, and
     the text between two of its tags is a paragraph of its own.
     """
     partners = _partners(pieces)
-    paragraphs: list[Marked | Open | Close] = []
+    paragraphs: list[SpannedText | Open | Close] = []
     text: list[str] = []
     length = 0
     marks: list[Mark] = []
@@ -123,7 +123,7 @@ def marked(pieces: Sequence[Piece]) -> list[Marked | Open | Close]:
     def end_paragraph() -> None:
         nonlocal text, length, marks
         if text or marks:
-            paragraphs.append(Marked("".join(text), marks))
+            paragraphs.append(SpannedText("".join(text), marks))
         text, length, marks = [], 0, []
 
     for place, piece in enumerate(pieces):
@@ -142,7 +142,7 @@ def marked(pieces: Sequence[Piece]) -> list[Marked | Open | Close]:
                 mark = open_marks.pop()
                 mark.end, mark.close = length, piece
         else:
-            shown = piece.blank if isinstance(piece, Point) else piece.text
+            shown = piece.blank if isinstance(piece, EmptyElement) else piece.text
             siblings.append(Mark(piece, length, length + len(shown)))
             text.append(shown)
             length += len(shown)
@@ -190,24 +190,16 @@ def _name(piece: Piece) -> str:
     return piece.name if isinstance(piece, Open) else ""
 
 
-def plain_pieces(pieces: Iterable[Piece]) -> str:
-    """Return the text of pieces without their marks."""
-    return "".join(
-        piece if isinstance(piece, str) else piece.blank if isinstance(piece, Point) else getattr(piece, "text", "")
-        for piece in pieces
-    )
-
-
 MAX_STEPS = 4_000_000
 """Most points times words that are projected: a few seconds. Beyond it a paragraph is translated in segments."""
 
 
-def steps(source: Marked, target: str) -> int:
+def steps(source: SpannedText, target: str) -> int:
     """Return a bound of the work of a projection, for MAX_STEPS."""
     return sum(1 for _ in source.all_marks()) * max(1, len(target) // 4)
 
 
-def project(source: Marked, target: Target) -> list[Piece]:
+def project(source: SpannedText, target: Target) -> list[Piece]:
     """Return the translation with the marks of `source`: every mark once, nested as it was.
 
     The text of the pieces is the target's, except that a point that stands for a blank takes the place of one.
@@ -226,7 +218,7 @@ class MisplacedError(Exception):
 class _Projection:
     """The state of one projection."""
 
-    def __init__(self, source: Marked, target: Target) -> None:
+    def __init__(self, source: SpannedText, target: Target) -> None:
         self.source, self.target = source, target
         whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
         self.units = cut_at(whole, self._cuts())
@@ -285,7 +277,7 @@ class _Projection:
         for number, mark in enumerate(marks):
             if number in stretches:
                 continue
-            if isinstance(mark.piece, Copied) and mark.end > mark.start:
+            if isinstance(mark.piece, Verbatim) and mark.end > mark.start:
                 raise MisplacedError
             boundary = best_boundary(self.centres, mark.start - 0.25, allowed[at_least:], low, high)
             at_least = allowed.index(boundary, at_least)
@@ -325,7 +317,7 @@ class _Projection:
         for number, mark in enumerate(marks):
             if len(found) <= 1 and self._is_alone(mark, low, high):
                 return {number: (low, high)}
-            if number not in found and mark.end > mark.start and not isinstance(mark.piece, Point | Copied):
+            if number not in found and mark.end > mark.start and not isinstance(mark.piece, EmptyElement | Verbatim):
                 weakly = self._linked_unit(mark, low, high, owner, found)
                 if weakly is not None:
                     found[number] = (weakly, weakly + 1)
@@ -341,10 +333,10 @@ class _Projection:
         if number < 0:
             return -1
         mark = marks[number]
-        if isinstance(mark.piece, Copied):  # only itself: other words that look at it are text
+        if isinstance(mark.piece, Verbatim):  # only itself: other words that look at it are text
             return number if self.fixed.get(self.units[place]) == (mark.start, mark.end) else -1
         shared = min(span[1], mark.end) - max(span[0], mark.start)
-        if isinstance(mark.piece, Point) or 2 * shared < span[1] - span[0] or shared <= 0:
+        if isinstance(mark.piece, EmptyElement) or 2 * shared < span[1] - span[0] or shared <= 0:
             return -1
         return number
 
@@ -354,7 +346,7 @@ class _Projection:
         return (
             low < high == len(self.units)
             and not low
-            and not isinstance(mark.piece, Point | Copied)
+            and not isinstance(mark.piece, EmptyElement | Verbatim)
             and not text[: mark.start].strip()
             and not text[mark.end :].strip()
             and bool(text[mark.start : mark.end].strip())
@@ -389,7 +381,7 @@ class _Projection:
 
     def _write_mark(self, mark: Mark, begin: int, end: int) -> None:
         """Write a mark around units `begin` to `end`, with what is in it."""
-        if isinstance(mark.piece, Copied):
+        if isinstance(mark.piece, Verbatim):
             if begin < end:
                 self._copy_to(self.units[begin][0])
                 self.out.append(mark.piece)
@@ -400,7 +392,7 @@ class _Projection:
             return
         self._copy_to(self._place(mark.start, begin, opens=begin < end or not mark.start))
         self.out.append(mark.piece)
-        if isinstance(mark.piece, Point):
+        if isinstance(mark.piece, EmptyElement):
             gap_end = self.units[begin][0] if begin < len(self.units) else len(self.target.text)
             self.cursor = min(self.cursor + len(mark.piece.blank), max(gap_end, self.cursor))
             return

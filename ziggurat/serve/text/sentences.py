@@ -19,24 +19,18 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import regex
 
-from ziggurat.serve.text.glossary import Tally, Terms
-from ziggurat.serve.text.protection import Item, has_words, occurrences, protected
-from ziggurat.serve.text.splitting import Splitter
+from ziggurat.serve.text.splitting import Item, Splitter, has_words, occurrences, protected
 from ziggurat.translate.results import UNSPACED_SCRIPTS
+from ziggurat.translate.terminology import Terms
 
-Result = TypeVar("Result")
+if TYPE_CHECKING:
+    from ziggurat.serve.text.glossary import Tally
+
 Value = TypeVar("Value")
-
-
-@dataclass(frozen=True)
-class Sentence:
-    """A sentence to be translated; it has at least one letter, and no white space at its ends."""
-
-    text: str
 
 
 class Link(NamedTuple):
@@ -49,7 +43,7 @@ class Link(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rendered:
+class SentenceTranslation:
     """The translation of a sentence.
 
     Attributes:
@@ -63,7 +57,7 @@ class Rendered:
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Value]):
+class Result(Generic[Value]):
     """What a work returns.
 
     Attributes:
@@ -75,27 +69,30 @@ class Outcome(Generic[Value]):
     notices: Counter[str] = field(default_factory=Counter)
 
 
-Work: TypeAlias = Generator[list[Sentence], list[Rendered], Result]
-"""A generator that yields sentences, is sent their translations, and returns its result."""
+SentenceRequests: TypeAlias = Generator[list[str], list[SentenceTranslation], Value]
+"""A generator that yields sentences, is sent their translations, and returns its result.
+
+Each sentence has at least one letter, and no white space at its ends.
+"""
 
 
-def run(work: Work[Result], translate: Callable[[list[Sentence]], list[Rendered]]) -> Result:
-    """Return the result of `work`, whose sentences `translate` translates, one Rendered for each, in order."""
+def run(work: SentenceRequests[Value], translate: Callable[[list[str]], list[SentenceTranslation]]) -> Value:
+    """Return the result of `work`, whose sentences `translate` translates, in order."""
     try:
         asked = next(work)
         while True:
             asked = work.send(translate(asked))
     except StopIteration as ended:
-        result: Result = ended.value
+        result: Value = ended.value
         return result
 
 
-def together(works: Sequence[Work[Result]]) -> Work[list[Result]]:
+def together(works: Sequence[SentenceRequests[Value]]) -> SentenceRequests[list[Value]]:
     """Return several works as one, which asks for the sentences of all at once; its result is the list of theirs."""
-    results: dict[int, Result] = {}
-    answers: dict[int, list[Rendered]] | None = None  # None: the works have not begun
+    results: dict[int, Value] = {}
+    answers: dict[int, list[SentenceTranslation]] | None = None  # None: the works have not begun
     while True:
-        asked: dict[int, list[Sentence]] = {}
+        asked: dict[int, list[str]] = {}
         for place in range(len(works)) if answers is None else answers:
             try:
                 asked[place] = next(works[place]) if answers is None else works[place].send(answers[place])
@@ -214,14 +211,14 @@ class Unit:
     inner: Sequence[int] = ()
 
 
-def sentence(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence."""
     if not has_words(unit.text, unit.items):
         return _unchanged(unit)
     if unit.inner and not options.aligned:
         notices["unaligned"] += 1
         return (yield from _segments(unit))
-    (answer,) = yield [Sentence(unit.text)]
+    (answer,) = yield [unit.text]
     answer = _trimmed(answer)
     text, links = answer.text, answer.links
     fixed = _located(unit, text, links) if options.again else []
@@ -243,20 +240,20 @@ def _unchanged(unit: Unit) -> Target:
     return Target(unit.text, [Link(start, end, start, end) for start, end in spans], fixed)
 
 
-def _trimmed(answer: Rendered) -> Rendered:
+def _trimmed(answer: SentenceTranslation) -> SentenceTranslation:
     """Return an answer without white space at its ends."""
     text = answer.text.strip()
     if text == answer.text:
         return answer
     before = len(answer.text) - len(answer.text.lstrip())
     if answer.links is None:
-        return Rendered(text, None)
+        return SentenceTranslation(text, None)
     links = []
     for link in answer.links:
         start, end = max(0, link.target_start - before), min(len(text), link.target_end - before)
         if start < end:
             links.append(link._replace(target_start=start, target_end=end))
-    return Rendered(text, links)
+    return SentenceTranslation(text, links)
 
 
 # Whether everything came through
@@ -320,12 +317,12 @@ def _likeliest(unit: Unit, literal: str, here: list[int], own: int, links: Seque
 # The second form: without the items
 
 
-def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+def _cut_out(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence without its items, which are put back by the alignment."""
     text, places = _without(unit)
     if not options.aligned or not text:
         return (yield from _segments(unit))
-    (answer,) = yield [Sentence(text)]
+    (answer,) = yield [text]
     answer = _trimmed(answer)
     if not answer.links:
         notices["unaligned"] += 1
@@ -419,7 +416,7 @@ def _blank_after(source: str, at: int, first: str) -> bool:
 # The third form: segments
 
 
-def _segments(unit: Unit) -> Work[Target]:
+def _segments(unit: Unit) -> SentenceRequests[Target]:
     """Return the work of translating each stretch between marks and items by itself; the order is the source's."""
     cuts = sorted({0, len(unit.text), *unit.inner, *(i.start for i in unit.items), *(i.end for i in unit.items)})
     inside = {place for item in unit.items for place in cuts if item.start < place < item.end}
@@ -434,7 +431,7 @@ def _segments(unit: Unit) -> Work[Target]:
     asked = [
         n for n, core in enumerate(cores) if stretches[n][0] not in items and has_words(unit.text[slice(*core)], [])
     ]
-    rendered = yield [Sentence(unit.text[slice(*cores[n])]) for n in asked]
+    rendered = yield [unit.text[slice(*cores[n])] for n in asked]
     answers = {n: answer.text.strip() for n, answer in zip(asked, rendered, strict=True)}
     text, links, fixed = "", list[Link](), list[Link]()
     for number, ((start, end), core) in enumerate(zip(stretches, cores, strict=True)):

@@ -9,9 +9,8 @@ import regex
 
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.markup import Rules, Slot, Template, markup_template, written
-from ziggurat.serve.text.sentences import Outcome, Work
-from ziggurat.serve.text.tokens import Token, spelt
-from ziggurat.serve.text.xml import Xml, read_xml
+from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
 # Inline elements hold text; those of native codes hold what is not text.
@@ -53,7 +52,7 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict
     return found
 
 
-def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating XLIFF 1.2 or 2: units without a target, or with an untranslated one, get one.
 
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
@@ -171,7 +170,7 @@ def _value(text: str) -> str:
     return spelt(text).replace('"', "&quot;")
 
 
-def tmx(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating TMX: units without a variant in the target language get one.
 
     Raises DataError: the target language is not given, or it is not TMX.
@@ -217,7 +216,7 @@ def _spoken(variants: dict[str, int], language: str) -> int | None:
     return None
 
 
-def _work(xml: Xml, template: Template, settings: Settings) -> Work[Outcome[bytes]]:
+def _work(xml: Xml, template: Template, settings: Settings) -> SentenceRequests[Result[bytes]]:
     notices: Counter[str] = Counter()
     said = yield from written(template, settings.options, notices)
-    return Outcome(xml.encoded(said), notices)
+    return Result(xml.encoded(said), notices)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ziggurat.serve.text.documents import bilingual, lines, markdown, messages, office, opendocument
 from ziggurat.serve.text.documents.archive import LINES, TAGS, Settings
-from ziggurat.serve.text.sentences import Outcome, Work
+from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.system.errors import DataError, printable
 
-Reader = Callable[[bytes, str, Settings], Work[Outcome[bytes]]]
+Reader = Callable[[bytes, str, Settings], SentenceRequests[Result[bytes]]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def document_kind(name: str) -> DocumentKind:
     raise DataError(f"{printable(name, 200)}: not a kind of document that can be translated; known are {known}")
 
 
-def document(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a document of any kind.
 
     Args:

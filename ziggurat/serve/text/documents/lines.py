@@ -23,26 +23,26 @@ from ziggurat.serve.text.markup import (
     written,
 )
 from ziggurat.serve.text.paragraphs import plain_text
-from ziggurat.serve.text.projection import Close, Open, Piece, Point
-from ziggurat.serve.text.sentences import Outcome, Work
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
+from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
 
 LINE = regex.compile(r"[^\r\n]*+(?:\r\n|\n|\r)|[^\r\n]++")
 """A line with its end; for str.splitlines other characters end one, too."""
 
 
-def file_work(template: Template, charset: Charset, settings: Settings) -> Work[Outcome[bytes]]:
+def file_work(template: Template, charset: Charset, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating the paragraphs of a template; its value is the file."""
     notices: Counter[str] = Counter()
     said = yield from written(template, settings.options, notices)
-    return Outcome(charset.encoded(said), notices)
+    return Result(charset.encoded(said), notices)
 
 
-def text_file(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def text_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating plain text, of which each line is a paragraph."""
     text, charset = decoded(content, name)
     outcome = yield from plain_text(text, settings.options)
-    return Outcome(charset.encoded(outcome.value), outcome.notices)
+    return Result(charset.encoded(outcome.value), outcome.notices)
 
 
 # Pages
@@ -58,7 +58,7 @@ _HEAD = 4096
 """Characters in which it is looked for."""
 
 
-def html_file(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def html_file(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a page in HTML, in the character set that it declares, or else UTF-8.
 
     Characters that the set lacks become references. A page that is UTF-8 though it declares another gets the right
@@ -75,7 +75,7 @@ def html_file(content: bytes, name: str, settings: Settings) -> Work[Outcome[byt
     )
     outcome = yield from html(text, settings.options, rules)
     errors = "replace" if charset.codec.startswith("utf") else "xmlcharrefreplace"
-    return Outcome(charset.encoded(outcome.value, errors), outcome.notices)
+    return Result(charset.encoded(outcome.value, errors), outcome.notices)
 
 
 def _utf8_declared(found: regex.Match[str]) -> str:
@@ -91,17 +91,17 @@ _OVERRIDE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>")
 _SPEAKER = regex.compile(r"\s*[-–—]\s*")
 
 
-def srt(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def srt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating SubRip subtitles, cue by cue; numbers and times stay as they are."""
     return (yield from _subtitles(content, name, settings, entities=False))
 
 
-def vtt(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating WebVTT, cue by cue; settings, notes and styles stay as they are."""
     return (yield from _subtitles(content, name, settings, entities=True))
 
 
-def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool) -> Work[Outcome[bytes]]:
+def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool) -> SentenceRequests[Result[bytes]]:
     text, charset = decoded(content, name)
     template: Template = []
     cue: list[str] = []
@@ -142,14 +142,14 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
             elif token.kind in ("open", "close") and name in _CUE_TAGS:
                 pieces.append(Open(token.raw, name) if token.kind == "open" else Close(token.raw, name))
             else:
-                pieces.append(Point(token.raw))
+                pieces.append(EmptyElement(token.raw))
         end = line[len(body) :]
         following = lines[number + 1] if number + 1 < len(lines) else None
         if following is None or _SPEAKER.match(following):
             template += [*filled(pieces, form), end]
             pieces = []
         else:
-            pieces.append(Point(end, "\n"))
+            pieces.append(EmptyElement(end, "\n"))
     return template
 
 
@@ -160,10 +160,10 @@ def _cue_text(text: str, *, is_first: bool) -> list[Piece]:
     for found in _OVERRIDE.finditer(text):
         if found.start() > begin:
             pieces.append(text[begin : found.start()])
-        pieces.append(Point(found[0]))
+        pieces.append(EmptyElement(found[0]))
         begin = found.end()
     rest = text[begin:]
     if is_first and not any(isinstance(piece, str) for piece in pieces) and (dash := _SPEAKER.match(rest)):
-        pieces.append(Point(dash[0]))
+        pieces.append(EmptyElement(dash[0]))
         rest = rest[dash.end() :]
     return [*pieces, rest] if rest else pieces

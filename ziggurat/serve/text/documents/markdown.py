@@ -30,8 +30,8 @@ from ziggurat.serve.text.markup import (
     markup_template,
     shown_text,
 )
-from ziggurat.serve.text.projection import Close, Copied, Marked, Open, Piece, Point
-from ziggurat.serve.text.sentences import Outcome, Work
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
+from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
 
@@ -126,28 +126,28 @@ class Inline:
         line = breaks[0] if breaks else "\n"
         return filled(pieces, _Form(_spellings(pieces, spelt), escaped, begins, line))
 
-    def _image(self, found: regex.Match[str], raw: str, escaped: str) -> Point:
+    def _image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
         """Return an image, whose description is translated."""
         if not (self.attributes and found["alt"].strip()) or "\n" in found[0]:
-            return Point(raw)
+            return EmptyElement(raw)
         form = _Form(escaped=f"[]{escaped}")
         form.spellings.add(found["alt"], found["alt"])
-        return Point(["![", Slot(Marked(found["alt"]), form), found["source"]])
+        return EmptyElement(["![", Slot(SpannedText(found["alt"]), form), found["source"]])
 
 
 def _mark(kind: str, raw: str) -> Piece:
     """Return the piece of a sign or tag."""
     if kind in ("code", "math"):
-        return Copied(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
+        return Verbatim(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
     if kind == "escape":
-        return Copied(raw, raw[1:])
+        return Verbatim(raw, raw[1:])
     if kind == "hard":
-        return Point(raw, "\n")
+        return EmptyElement(raw, "\n")
     if kind == "kept":
-        return Copied(raw, shown_text(list(html_tokens(raw))))
+        return Verbatim(raw, shown_text(list(html_tokens(raw))))
     tag = regex.match(r"</?([A-Za-z][^\s/>]*)", raw) if kind == "tag" else None
     if tag is None or tag[1].lower() not in HTML.inline - HTML.void:
-        return Point(raw)
+        return EmptyElement(raw)
     return Close(raw, tag[1].lower()) if raw.startswith("</") else Open(raw, tag[1].lower())
 
 
@@ -236,7 +236,7 @@ _ALERT = regex.compile(r"\[![A-Za-z]{1,20}\][-+]?\s*")
 _TASK = regex.compile(r"\[[ xX]\]\s+")
 
 
-def markdown(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating Markdown: paragraphs, headings, items, cells, notes; code and addresses stay.
 
     Raises ConfigError where the parser is not installed.

@@ -11,7 +11,7 @@ import regex
 from ziggurat.serve.text.charsets import Charset, decoded
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.markup import HTML, PlainForm, filled, markup_template, written
-from ziggurat.serve.text.sentences import Options, Outcome, Work, together
+from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import DataError, printable
 from ziggurat.system.small_files import parse_json
@@ -19,7 +19,7 @@ from ziggurat.system.small_files import parse_json
 _TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
 
 
-def _message(text: str, options: Options, notices: Counter[str]) -> Work[str]:
+def _message(text: str, options: Options, notices: Counter[str]) -> SentenceRequests[str]:
     """Return the work of translating a message: text, or HTML if it has tags; every line is a paragraph."""
     if _TAG.search(text):
         return (yield from written(markup_template(list(html_tokens(text)), HTML), options, notices))
@@ -33,7 +33,7 @@ _TOKEN = regex.compile(r'"(?:[^"\\]++|\\.)*+"')
 _COLON = regex.compile(r"\s*:")
 
 
-def json_values(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating JSON: all strings but keys. Numbers, order and layout stay as they are.
 
     Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.system.small_files.MAX_BYTES allows.
@@ -50,7 +50,7 @@ def json_values(content: bytes, name: str, settings: Settings) -> Work[Outcome[b
         same = after == before
         out += [text[at:begin], text[begin:end] if same else json.dumps(after, ensure_ascii=ascii_only)]
         at = end
-    return Outcome(charset.encoded("".join([*out, text[at:]])), notices)
+    return Result(charset.encoded("".join([*out, text[at:]])), notices)
 
 
 # gettext
@@ -62,7 +62,7 @@ _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"'}
 
 
-def gettext(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a .po file: messages without a translation get one, marked as fuzzy; others stay.
 
     Of plurals, form 0 is the translation of the singular and all others that of the plural; forms that the file does
@@ -91,7 +91,7 @@ def gettext(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes
         lines[begin:end] = ["".join(line + _line_end(lines[begin]) for line in body), *[""] * (end - begin - 1)]
     for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
         _flag(lines, first)
-    return Outcome(_encoded("".join(lines), charset), notices)
+    return Result(_encoded("".join(lines), charset), notices)
 
 
 def _line_end(line: str) -> str:

@@ -16,10 +16,9 @@ import regex
 from ziggurat.serve.text.documents.archive import Archive, Settings
 from ziggurat.serve.text.documents.opendocument import xml_members
 from ziggurat.serve.text.markup import Raw, Template, add, filled
-from ziggurat.serve.text.projection import Close, Open, Piece, Point
-from ziggurat.serve.text.sentences import Outcome, Work
-from ziggurat.serve.text.tokens import Token, spelt
-from ziggurat.serve.text.xml import read_xml
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
+from ziggurat.serve.text.sentences import Result, SentenceRequests
+from ziggurat.serve.text.tokens import Token, read_xml, spelt
 
 _SPACES = {
     "http://schemas.openxmlformats.org/wordprocessingml/2006/main": "w",
@@ -37,19 +36,19 @@ _IDENTITY = regex.compile(r'\s+w:rsid\w*="[^"]*"')
 _FIELD = "field"
 
 
-def docx(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def docx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a Word file: text, tables, headers, footers, notes, comments and text boxes."""
     return (yield from _office(content, name, settings, _DOCX, "word/document.xml"))
 
 
-def pptx(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def pptx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating a PowerPoint file: slides, tables, notes, diagrams and charts."""
     return (yield from _office(content, name, settings, _PPTX, "ppt/presentation.xml"))
 
 
 def _office(
     content: bytes, name: str, settings: Settings, parts: regex.Pattern[str], main: str
-) -> Work[Outcome[bytes]]:
+) -> SentenceRequests[Result[bytes]]:
     archive = Archive(content, name, settings.limits)
     archive.read(main)
     documents = {
@@ -191,9 +190,9 @@ class _Paragraph:
             elif token.name in _AROUND and token.kind == "open":
                 self._around(place)
             elif token.name in _BREAKS:  # of slides; those of Word are in runs
-                self.pieces.append(Point(part.raw(place, after), "\n"))
+                self.pieces.append(EmptyElement(part.raw(place, after), "\n"))
             elif token.raw:
-                self.pieces.append(Point(part.template(place, after)))
+                self.pieces.append(EmptyElement(part.template(place, after)))
             place = after
 
     def _around(self, place: int) -> None:
@@ -216,7 +215,7 @@ class _Paragraph:
         children = part.children(place)
         before = part.tokens[place].raw
         if part.tokens[place].kind == "empty":
-            self.pieces.append(Point(before))
+            self.pieces.append(EmptyElement(before))
             return
         after = part.tokens[part.ends[place]].raw
         properties = ""
@@ -239,9 +238,9 @@ class _Paragraph:
             elif kind == "end":
                 self.pieces.append(Close(raw, _FIELD))
             elif token.name in _BREAKS and token.attributes.get("w:type", "textWrapping") == "textWrapping":
-                self.pieces.append(Point(raw, "\n"))
+                self.pieces.append(EmptyElement(raw, "\n"))
             else:
-                self.pieces.append(Point(raw))
+                self.pieces.append(EmptyElement(raw))
 
     def _text(self, text: str, before: str, properties: str, tag: str, closing: Token) -> None:
         """Take text with the run that it is in; runs that differ in their history alone are the same."""

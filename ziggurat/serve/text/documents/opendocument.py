@@ -11,9 +11,8 @@ import regex
 
 from ziggurat.serve.text.documents.archive import Archive, Settings
 from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, Template, markup_template, written
-from ziggurat.serve.text.sentences import Outcome, Work, together
-from ziggurat.serve.text.tokens import spelt
-from ziggurat.serve.text.xml import Xml, read_xml
+from ziggurat.serve.text.sentences import Result, SentenceRequests, together
+from ziggurat.serve.text.tokens import Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
 
@@ -62,7 +61,7 @@ _TEXT = Rules(
 )  # fmt: skip
 
 
-def opendocument(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def opendocument(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating an OpenDocument file: its text, and headers and footers of its pages."""
     archive = Archive(content, name, settings.limits)
     archive.read("content.xml")
@@ -74,7 +73,7 @@ def opendocument(content: bytes, name: str, settings: Settings) -> Work[Outcome[
 
 def xml_members(
     archive: Archive, documents: dict[str, Xml], templates: dict[str, Template], settings: Settings
-) -> Work[Outcome[bytes]]:
+) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating templates of an archive's members; all others keep their bytes."""
     notices: Counter[str] = Counter()
     said = yield from together([written(template, settings.options, notices) for template in templates.values()])
@@ -82,7 +81,7 @@ def xml_members(
         part: documents[part].encoded(text)
         for part, text in zip(templates, said, strict=True)
     }  # fmt: skip
-    return Outcome(archive.replaced(changed), notices)
+    return Result(archive.replaced(changed), notices)
 
 
 # EPUB
@@ -94,7 +93,7 @@ _NCX = Rules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
 _LANGUAGE = regex.compile(r"(<(?:[\w.-]+:)?language\b[^>]*>)[^<]*(</)")
 
 
-def epub(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
+def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
     """Return the work of translating an EPUB: its pages, its table of contents; its language becomes the target's."""
     archive = Archive(content, name, settings.limits)
     package = _package(archive, name)

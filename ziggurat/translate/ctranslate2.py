@@ -1,23 +1,20 @@
-"""Translation of text by CTranslate2 with an exported model; PyTorch is neither needed nor imported.
+"""Translation of text by CTranslate2 with an exported model, without PyTorch.
 
 The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it finds what ours finds with
 `endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, where ours continues until none can
 become better (docs/export.md has figures).
-
-CTranslate2's translators opened, and its results as hypotheses, with the scores and alignments that ours have.
 
 Importing this needs neither PyTorch nor CTranslate2.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section, load_experiment
@@ -25,12 +22,21 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import check_folder
 from ziggurat.system.processes import usable_cpus
-from ziggurat.translate.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
+from ziggurat.translate.engines import (
+    EXPORT_FILE,
+    NO_LINE_INPUTS,
+    is_export,
+    read_report,
+    refuse_unsupported,
+    unsupported_settings,
+)
+from ziggurat.translate.options import Capabilities, TranslateOptions
 from ziggurat.translate.results import (
     WINDOW_LINES,
     Alignment,
     Hypothesis,
     Notices,
+    TargetScore,
     Translation,
     begins_word,
     check_tag,
@@ -45,10 +51,6 @@ from ziggurat.translate.results import (
     without_nul,
 )
 
-if TYPE_CHECKING:
-    from ziggurat.translate.translator import Translator
-
-
 PIECES = 256
 """Next pieces among which those that may follow a prefix are looked for."""
 _HEADS = 4
@@ -56,17 +58,16 @@ _HEADS = 4
 
 
 class Call(NamedTuple):
-    """Settings of a call: the search, pieces before every source and of the first one's translation, token scores.
-
-    With `words` the n best are by next word, of a prefix that ends with a whole one if it is `complete`.
-    """
+    """Settings of a call: the search, what else is asked, and the pieces that the first translation begins with."""
 
     decoding: DecodingConfig
-    tag: list[str]
-    scored: bool
+    options: TranslateOptions
     forced: list[str]
-    words: bool = False
-    complete: bool = False
+
+    @property
+    def tag(self) -> list[str]:
+        """Pieces before every source."""
+        return [] if self.options.tag is None else [self.options.tag]
 
     @property
     def batching(self) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def heads_of(pieces: Sequence[Found], call: Call) -> list[list[str]]:
 
     Raises DataError where a whole word cannot be followed by any.
     """
-    whole = call.complete and bool(call.forced) and ends_in_word(call.forced[-1])
+    whole = call.options.complete and bool(call.forced) and ends_in_word(call.forced[-1])
     found = [each.pieces for each in pieces if not each.ended and not (whole and not begins_word(each.pieces[-1]))]
     if not found:
         raise DataError("the model finds nothing that could follow the prefix as a whole word; leave the word out")
@@ -198,7 +199,7 @@ def joined(source: str, parts: list[list[Hypothesis]], notices: Notices) -> Tran
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
 
 
-class ServedTranslator:
+class CTranslate2Translator:
     """Translator of text with a CTranslate2 directory; its results have the form of ziggurat.translate.translator's.
 
     Args:
@@ -223,19 +224,22 @@ class ServedTranslator:
     ) -> None:
         ctranslate2 = ctranslate2_module()
         check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
-        if not is_served(path):
-            raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
+        if not is_export(path):
+            raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {EXPORT_FILE})")
         experiment = load_experiment(Path(path) / "config.yaml")
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
         self._made = read_report(Path(path))
-        refuse_unserved(decoding, self._made)
+        refuse_unsupported(decoding, self._made)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
-        self.max_positions = self._made.positions
+        self.max_positions: int | None = self._made.positions
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
             threads = max(1, (threads or usable_cpus()) // workers)
+        self.before_step: Callable[[], None] = lambda: None  # its search has no steps of ours
+        self.about_precision: Callable[[bool], str] = lambda hints: ""  # the precision is set at the export
+        self.capabilities = Capabilities(scoring=False, constraints=False, line_inputs=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
         self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
@@ -244,71 +248,87 @@ class ServedTranslator:
         self._never, self._begin = [[piece] for piece in tokenizer.pieces(never)], [tokenizer.pieces([tokenizer.bos])]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
-        self._settings(None)  # refuses settings before any text is read
+        self._settings(TranslateOptions())  # refuses settings before any text is read
 
     def translate(
         self,
         texts: Sequence[str],
+        options: TranslateOptions | None = None,
         *,
-        tag: str | None = None,
         prefixes: Sequence[str] | None = None,
-        token_scores: bool = False,
-        next_words: bool = False,
-        complete: bool = False,
-        **decoding: Any,
+        constraints: Sequence[Sequence[str]] | None = None,
+        **asked: Any,
     ) -> list[Translation]:
         """Return one Translation per text, in the same order; see Translator.translate.
 
-        `token_scores` asks for the log-probability of each token, by one more pass over the translations. With
-        `next_words` the n best differ in the word after the prefix: those of the likeliest pieces. `complete` prefixes
-        end with a whole word. Raises DataError for more or fewer prefixes than texts, one with more tokens than a
-        translation may have, or that nothing can follow.
+        The keyword `scores` asks for the log-probability of each token, by one more pass over the translations. The
+        next words of `next_words` are those of the likeliest pieces. Raises DataError for more or fewer prefixes than
+        texts, one with more tokens than a translation may have, or that nothing can follow; ConfigError for
+        constraints and terms.
         """
         refuse_single(texts=texts, prefixes=prefixes)
-        call = self._settings(tag, token_scores, **decoding)
-        if prefixes is None and not next_words:
+        options = TranslateOptions.of(options, asked)
+        if constraints is not None or options.terms is not None:
+            raise ConfigError(NO_LINE_INPUTS)
+        call = self._settings(options)
+        if prefixes is None and options.prefix:
+            prefixes = [options.prefix] * len(texts)
+        if prefixes is None and not options.next_words:
             return self._translate_window(texts, call)
         prefixes = [""] * len(texts) if prefixes is None else prefixes
         if len(prefixes) != len(texts):
             raise DataError(f"{len(texts)} texts, but {len(prefixes)} prefixes; they must pair up")
         # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
         forced = [self.target_tokenizer.pieces(ids) for ids in self.target_tokenizer.encode(without_nul(prefixes))]
-        call = call._replace(words=next_words, complete=complete)
         pairs = zip(texts, forced, strict=True)
         return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
 
     def translate_stream(
         self,
         lines: Iterable[str],
+        options: TranslateOptions | None = None,
         *,
         window: int = WINDOW_LINES,
-        tag: str | None = None,
         first: int = 0,
-        token_scores: bool = False,
-        **decoding: Any,
+        prefixes: Iterable[str] | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        **asked: Any,
     ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`."""
+        """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`.
+
+        Raises ConfigError for prefixes, constraints and terms.
+        """
         refuse_single(lines=lines)
-        call = self._settings(tag, token_scores, **decoding)
+        options = TranslateOptions.of(options, asked)
+        if prefixes is not None or constraints is not None or options.terms is not None:
+            raise ConfigError(NO_LINE_INPUTS)
+        call = self._settings(options)
         return chain.from_iterable(self._translate_window(texts, call) for texts in windows(lines, window))
 
-    def _settings(self, tag: str | None, token_scores: bool = False, **changes: Any) -> Call:
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
+    ) -> list[TargetScore]:
+        """Raise ConfigError: an exported model scores nothing."""
+        raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
+
+    def _settings(self, options: TranslateOptions) -> Call:
         """Return the settings of a call. Raises ConfigError."""
+        changes = options.changes(self.decoding)
         asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
-        refuse_unserved(asked, self._made)
+        refuse_unsupported(asked, self._made)
         decoding = change_section(self.decoding, asked, "decoding")
-        if missing := unserved(decoding):
+        if missing := unsupported_settings(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
-        check_tag(tag, self.source_tokenizer.tags)
-        return Call(decoding, [] if tag is None else [tag], token_scores, [])
+        check_tag(options.tag, self.source_tokenizer.tags)
+        return Call(decoding, options, [])
 
     def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
-        limit = min(call.decoding.max_source_pieces, max(1, self.max_positions - 1 - len(call.tag)))
+        limit = min(call.decoding.max_source_pieces, max(1, self._made.positions - 1 - len(call.tag)))
         count_untagged(bool(call.tag), texts, self.source_tokenizer.tags, self.notices)
         of_texts = [new for _, new in in_parts(texts, self.source_tokenizer.encode, limit, self.notices)]
         parts = [part for new in of_texts for part in new]
-        first = 1 if call.forced or call.words else 0  # parts that begin with the prefix
-        others = call._replace(forced=[], words=False, complete=False)
+        first = 1 if call.forced or call.options.next_words else 0  # parts that begin with the prefix
+        others = call._replace(forced=[], options=replace(call.options, next_words=False, complete=False))
         found = iter([*self._search(parts[:first], call), *self._search(parts[first:], others)])
         self.on_finished(len(parts))
         pairs = zip(texts, of_texts, strict=True)
@@ -322,16 +342,16 @@ class ServedTranslator:
         translations that it cut together with those that ended.
         """
         rule, forced = call.decoding.max_length, call.forced
-        most = min(rule.limit, self.max_positions - 1)
+        most = min(rule.limit, self._made.positions - 1)
         sources = [[*call.tag, *self.source_tokenizer.pieces(part)] for part in parts]
-        longest = min(max(rule.limit, call.decoding.max_source_pieces), self.max_positions - 1)
+        longest = min(max(rule.limit, call.decoding.max_source_pieces), self._made.positions - 1)
         if len(forced) > longest:
             raise DataError(f"a prefix has {len(forced)} tokens, but at most {longest} can be asked for; shorten it")
         limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
         if not sources:
             return []
-        if call.words or (call.complete and forced):
-            one = call.decoding.n_best if call.words else 1
+        if call.options.next_words or (call.options.complete and forced):
+            one = call.decoding.n_best if call.options.next_words else 1
             call = call._replace(decoding=call.decoding.model_copy(update={"n_best": one}))
             (pieces,) = self._run(sources, len(forced) + 1, call, min(PIECES, len(self._ids)), alternatives=True)
             heads = heads_of(pieces, call)
@@ -402,7 +422,8 @@ class ServedTranslator:
         alpha = call.decoding.length_penalty.alpha if call.decoding.length_penalty.kind != "none" else 0.0
         pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
         scores: Iterator[list[float]] = repeat([])
-        if call.scored or call.forced or call.words:
+        begun = bool(call.forced) or call.options.next_words
+        if call.options.scores or begun:
             scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs], **call.batching)
             scores = iter([list(map(float, result.log_probs)) for result in scored])
         alignments = iter(self._alignments(pairs, call)) if call.decoding.alignments else repeat(None)
@@ -410,10 +431,10 @@ class ServedTranslator:
             [hypothesis_of(each, self._text(each.pieces), alpha, next(scores), next(alignments)) for each in results]
             for results in found
         ]
-        if not (call.forced or call.words):
+        if not begun:
             return every
         # CTranslate2 scores only what comes after the pieces that it is given, a next word among them.
-        return [rescored(part, alpha, sort=not call.words) for part in every]
+        return [rescored(part, alpha, sort=not call.options.next_words) for part in every]
 
     def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: Call) -> list[Alignment]:
         """Return the alignment of each pair of source and translation.
@@ -438,20 +459,3 @@ class ServedTranslator:
     def _text(self, pieces: Sequence[str]) -> str:
         unknown = self.target_tokenizer.unk
         return one_line(self.target_tokenizer.decode([self._ids.get(piece, unknown) for piece in pieces]))
-
-
-def tells_alignments(translator: Translator | ServedTranslator) -> bool:
-    """Return whether the translations of this translator come with alignments.
-
-    A word is translated to see: whether there are attention weights depends on every model of an ensemble, and of an
-    export on the version that wrote it.
-    """
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
-            best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
-    except ConfigError:
-        return False
-    finally:
-        translator.notices.clear()
-        translator.notices.told.clear()
-    return best.alignment is not None

@@ -30,50 +30,52 @@ from ziggurat.serve.interfaces.description import (
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.text.alignment import piece_spans
 from ziggurat.serve.text.documents.kinds import KINDS
-from ziggurat.serve.text.glossary import Term, Terms
 from ziggurat.serve.text.markup import HTML
-from ziggurat.serve.text.sentences import Link, Sentence, units
-from ziggurat.serve.translations import TextTranslation, Translations, Wanted
+from ziggurat.serve.text.sentences import Link, units
+from ziggurat.serve.translation_request import TextTranslation
+from ziggurat.serve.translations import Translations
+from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis
+from ziggurat.translate.terminology import Term, Terms
 
 
-def details(found: TextTranslation, source: str, wanted: Wanted) -> dict[str, Any]:
-    """Return a translation as the answer has it."""
+def native_response(found: TextTranslation, source: str, options: TranslateOptions, *, plain: bool) -> dict[str, Any]:
+    """Return a translation as the answer has it; `plain` text has sentences."""
     record: dict[str, Any] = {"text": found.best.text, "source": source}
-    if wanted.more:
+    if options.more:
         record["alternatives"] = [other.text for other in found.others]
-    if wanted.markup is None and (wanted.more or wanted.alignments or wanted.scores):
-        record["sentences"] = _sentences(found, wanted)
-    if wanted.terms is not None:
-        records = found.tally.records(wanted.terms)
+    if plain and (options.more or options.alignments or options.scores):
+        record["sentences"] = _sentences(found, options)
+    if options.terms is not None:
+        records = found.tally.records(options.terms)
         record["glossary"] = [
-            {**each, "dropped": _dropped(found, term)} for each, term in zip(records, wanted.terms.terms, strict=True)
+            {**each, "dropped": _dropped(found, term)} for each, term in zip(records, options.terms.terms, strict=True)
         ]
     return record
 
 
 def _dropped(found: TextTranslation, term: Term) -> int:
     """Return in how many sentences a soft term was given up, since it harmed the translation."""
-    if found.recorded is None or term.hard:
+    if not found.route or term.hard:
         return 0
     return sum(
-        term.target in phrases and any(each.term == term for each in Terms([term]).found(sentence.text))
-        for sentence, phrases in found.recorded.dropped.items()
+        term.target in phrases and any(each.term == term for each in Terms([term]).found(sentence))
+        for sentence, phrases in found.dropped.items()
     )
 
 
-def _sentences(found: TextTranslation, wanted: Wanted) -> list[dict[str, Any]]:
+def _sentences(found: TextTranslation, options: TranslateOptions) -> list[dict[str, Any]]:
     """Return the sentences of a text, each with what was asked for."""
     records: list[dict[str, Any]] = []
-    direct = found.recorded is not None and len(found.recorded.route) == 1
+    direct = len(found.route) == 1
     for index, pair in enumerate(found.best.sentences):
         record: dict[str, Any] = {"source": list(pair.source), "target": list(pair.target)}
         said = found.best.text[slice(*pair.target)]
-        if wanted.more:
+        if options.more:
             record["alternatives"] = _alternatives(found, index, said)
         best = _hypothesis(found, pair.source, said, 0)
         record["score"] = None if best is None else best.score
-        if wanted.scores and direct:
+        if options.scores and direct:
             spans = None if best is None else piece_spans(best.text, best.tokens)
             shift = 0 if best is None else pair.target[0] - (len(best.text) - len(best.text.lstrip()))
             record["tokens"] = [
@@ -81,7 +83,7 @@ def _sentences(found: TextTranslation, wanted: Wanted) -> list[dict[str, Any]]:
                 for (start, end), score in zip(spans or [], best.token_log_probabilities if best else [], strict=False)
             ]
         records.append(record)
-    if wanted.alignments and direct:
+    if options.alignments and direct:
         for record, links in zip(records, _word_links(found), strict=True):
             record["links"] = links
     return records
@@ -89,9 +91,7 @@ def _sentences(found: TextTranslation, wanted: Wanted) -> list[dict[str, Any]]:
 
 def _hypothesis(found: TextTranslation, source: tuple[int, int], said: str, rank: int) -> Hypothesis | None:
     """Return the hypothesis that a sentence's translation is, as a whole; None where it was put together of several."""
-    if found.recorded is None:
-        return None
-    translation = found.recorded.found.get(Sentence(found.source[slice(*source)]))
+    translation = found.found.get(found.source[slice(*source)])
     if translation is None:
         return None
     hypothesis = translation.hypotheses[min(rank, len(translation.hypotheses) - 1)]
@@ -237,7 +237,7 @@ SETTINGS = Operation(
 )
 
 
-class Own:
+class NativeApi:
     """Paths under /v1 that are not OpenAI's, over the translations of this server.
 
     Args:
@@ -299,16 +299,19 @@ class Own:
         source, target = fields.get("source", "auto"), fields.get("target")
         if not isinstance(source, str) or not isinstance(target, str) or not source or not target:
             raise Refused(400, "`source` is a language code or `auto`, `target` is a language code")
-        wanted = self._wanted(fields, texts)
+        options, markup = self._options(fields, texts), HTML if fields.get("format") == "html" else None
         client = self._server.bearer(request, sum(map(len, texts)), fields.get("api_key"))
         sources, target, detected = await self._server.languages(texts, source, target)
-        self._check_models(sources, target, wanted)
-        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
-        if wanted.alignments and wanted.markup is None:
+        self._check_models(sources, target, options)
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, options, markup))
+        if options.alignments:
             _check_alignments(found)
 
         def records() -> list[dict[str, Any]]:
-            return [details(each, code, wanted) for each, code in zip(found, sources, strict=True)]
+            return [
+                native_response(each, code, options, plain=markup is None)
+                for each, code in zip(found, sources, strict=True)
+            ]
 
         answers = await self._server.in_thread(records)
         for answer, language in zip(answers, detected or [], strict=False):
@@ -322,7 +325,7 @@ class Own:
         self._server.refuse_large(texts)
         return texts
 
-    def _wanted(self, fields: Mapping[str, Any], texts: Sequence[str]) -> Wanted:
+    def _options(self, fields: Mapping[str, Any], texts: Sequence[str]) -> TranslateOptions:
         kind, prefix = fields.get("format", "text"), fields.get("prefix") or ""
         if kind not in _FORMATS:
             raise Refused(400, f"`format` is one of {', '.join(_FORMATS)}")
@@ -336,27 +339,26 @@ class Own:
         next_words = _flag(fields, "next_words", default=bool(prefix.strip() and more))
         if (prefix.strip() or next_words) and (kind == "html" or len(texts) > 1):
             raise Refused(400, "`prefix` and `next_words` go with one text of one sentence, and `format: text`")
-        return Wanted(
-            markup=HTML if kind == "html" else None,
-            more=more,
+        return TranslateOptions(
+            n_best=more + 1,
             alignments=_flag(fields, "alignments") and kind == "text",
             scores=_flag(fields, "scores") and kind == "text",
             prefix=prefix.strip(),
-            complete=_flag(fields, "complete"),
+            complete=_flag(fields, "complete") and bool(prefix.strip()),
             next_words=next_words,
             terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
         )
 
-    def _check_models(self, sources: Sequence[str], target: str, wanted: Wanted) -> None:
+    def _check_models(self, sources: Sequence[str], target: str, options: TranslateOptions) -> None:
         """Raise Refused for what the models of these languages cannot do."""
         for source in set(sources):
             route = self._server.route(source, target)
-            if wanted.begun and len(route) != 1:
+            if options.begun and len(route) != 1:
                 raise Refused(
                     400,
                     "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none",
                 )
-            self._server.refuse_soft(source, target, wanted.terms)
+            self._server.refuse_soft(source, target, options.terms)
 
 
 def _number(given: Any) -> int | None:
@@ -378,10 +380,10 @@ def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> boo
 def _check_alignments(found: Sequence[TextTranslation]) -> None:
     """Raise Refused where a model told no alignment."""
     for each in found:
-        if each.recorded is not None and len(each.recorded.route) == 1:
-            best = [translation.hypotheses[0] for translation in each.recorded.found.values()]
+        if len(each.route) == 1:
+            best = [translation.hypotheses[0] for translation in each.found.values()]
             if any(hypothesis.alignment is None and hypothesis.tokens for hypothesis in best):
-                model = each.recorded.route[0]
+                model = each.route[0]
                 why = "has no attention weights to tell them by"
                 if model.origin.is_exported:
                     why = "was exported before exports told them; export it again"

@@ -11,7 +11,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.translate.live import LiveTranslation
+from ziggurat.translate.call import ContinuousTranslation
 from ziggurat.translate.translator import Translator
 
 LINES = [*SENTENCES[:9], "", "  ", " ".join(SENTENCES[:4])]
@@ -42,7 +42,7 @@ def test_lines_come_and_go(
     arrivals: list[tuple[str, int, int | None]], slots: int, translator: Translator, alone: dict[str, list[str]]
 ) -> None:
     """Each arrival comes some steps after the one before; at some of them an earlier line is cancelled."""
-    live = LiveTranslation(translator, slots=slots, n_best=2)
+    live = ContinuousTranslation(translator, slots=slots, n_best=2)
     texts: dict[int, str] = {}
     found: dict[int, list[str]] = {}
 
@@ -70,7 +70,7 @@ def test_lines_come_and_go(
 
 @pytest.mark.slow
 def test_nothing_is_kept_of_what_is_done(translator: Translator) -> None:
-    live = LiveTranslation(translator, slots=2)
+    live = ContinuousTranslation(translator, slots=2)
     for _ in range(3):
         for line in LINES:
             live.add(line)
@@ -84,7 +84,7 @@ def test_nothing_is_kept_of_what_is_done(translator: Translator) -> None:
 
 
 def test_a_line_joins_a_search_that_is_running(translator: Translator) -> None:
-    live = LiveTranslation(translator, slots=4)
+    live = ContinuousTranslation(translator, slots=4)
     first = live.add(SENTENCES[0])
     live.step()
     second = live.add(SENTENCES[1])
@@ -99,7 +99,7 @@ def test_a_line_joins_a_search_that_is_running(translator: Translator) -> None:
 
 
 def test_a_prefix_that_is_too_long_is_refused_in_the_words_of_a_client(translator: Translator) -> None:
-    live = LiveTranslation(translator, slots=2)
+    live = ContinuousTranslation(translator, slots=2)
     live.add(LINES[0])
     with pytest.raises(
         DataError, match=r"^the prefix and constraints have \d+ tokens, but at most 30 .*; shorten them$"
@@ -109,6 +109,6 @@ def test_a_prefix_that_is_too_long_is_refused_in_the_words_of_a_client(translato
 
 def test_settings_are_checked_at_once(translator: Translator) -> None:
     with pytest.raises(ConfigError, match="n_best"):
-        LiveTranslation(translator, slots=2, n_best=9)
+        ContinuousTranslation(translator, slots=2, n_best=9)
     with pytest.raises(ConfigError, match="unknown tag"):
-        LiveTranslation(translator, slots=2, tag="<no>")
+        ContinuousTranslation(translator, slots=2, tag="<no>")

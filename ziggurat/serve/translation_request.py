@@ -1,0 +1,357 @@
+"""One request for translations on its way through the models: room in the queues, sentences asked for, what comes back.
+
+Everything here runs on the event loop, but for the works themselves (cutting text, putting it together), which are run
+by whatever the request is given for that: long ones in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from ziggurat.serve.pool import Model
+from ziggurat.serve.queue import DeadlineExceeded, QueuedLine, QueueFull
+from ziggurat.serve.text.alignment import rendered
+from ziggurat.serve.text.glossary import Tally, constrained
+from ziggurat.serve.text.paragraphs import AlignedText
+from ziggurat.serve.text.sentences import SentenceRequests, SentenceTranslation
+from ziggurat.system.errors import DataError
+from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.results import Hypothesis, Translation
+from ziggurat.translate.terminology import Term
+
+Value = TypeVar("Value")
+
+PLAIN = TranslateOptions(n_best=1)
+"""PLAIN asks for the best translation and nothing else."""
+_CHUNK = 32
+"""_CHUNK is the sentences of a document that enter a queue together; two such groups at a time, so that no document
+fills it."""
+
+
+@dataclass(frozen=True)
+class _Slim(Translation):
+    """A translation without its weights of attention, which for all sentences of a document would fill the memory."""
+
+    answer: SentenceTranslation = field(default_factory=lambda: SentenceTranslation(""))
+
+
+def _slim(translation: Translation) -> Translation:
+    best = replace(translation.hypotheses[0], alignment=None)
+    return _Slim(translation.source, [best], translation.parts, rendered(translation))
+
+
+def ranked(translation: Translation, rank: int) -> Translation:
+    """Return a translation with one hypothesis: that of a rank, from 0, or the last one where there are fewer."""
+    chosen: Hypothesis = translation.hypotheses[min(rank, len(translation.hypotheses) - 1)]
+    return replace(translation, hypotheses=[chosen])
+
+
+class TextTranslation:
+    """A text on its way through the models of a route, and its translations in the end.
+
+    Attributes:
+        source: the text; empty for a document.
+        route: the models, at most two, one after the other; none: it is in the target language already.
+        best: the translation; of markup without sentences.
+        others: further ones, none like the best or like each other.
+        ranks: which of its sentences' translations, from 1, each of `others` is made of.
+        tally: what came of the glossary.
+        found: the translation of each sentence; through a third language by its text in the source language. With them
+            a text can be made again of the second best.
+        dropped: soft terms that did harm, by sentence.
+        new: sentences that its work asks for and that are not translated yet.
+        ended: whether the work has its `result`.
+    """
+
+    def __init__(self, route: Sequence[Model], source: str = "") -> None:
+        self.source, self.route = source, route
+        self.best = AlignedText(source, [], [])
+        self.others: list[AlignedText] = []
+        self.ranks: list[int] = []
+        self.tally = Tally()
+        self.found: dict[str, Translation] = {}
+        self.dropped: dict[str, list[str]] = {}
+        self.new: list[str] = []
+        self.ended, self.result = False, None
+        self._sentences: list[str] = []
+
+    def begin(self, work: SentenceRequests[Any], rank: int) -> None:
+        """Let a work ask for its first sentences, of which it is given the translations of this rank, from 0."""
+        self.ended, self._work, self._rank = False, work, rank
+        self._advance(lambda: next(work))
+
+    def resume(self) -> None:
+        """Give the work its translations, and let it ask for more."""
+        answers = self._rendered()
+        self._advance(lambda: self._work.send(answers))
+
+    def _rendered(self) -> list[SentenceTranslation]:
+        answers = []
+        for sentence in self._sentences:
+            found = self.found[sentence]
+            answers.append(found.answer if isinstance(found, _Slim) else rendered(ranked(found, self._rank)))
+        # Links of the last model lead to the language between, not to the text.
+        return answers if len(self.route) == 1 else [SentenceTranslation(answer.text) for answer in answers]
+
+    def _advance(self, step: Callable[[], list[str]]) -> None:
+        try:
+            self._sentences = step()
+        except StopIteration as ended:
+            self.ended, self.result, self.new = True, ended.value, []
+            return
+        self.new = [each for each in dict.fromkeys(self._sentences) if each not in self.found]
+
+
+class PendingLines:
+    """Lines in the queue of one model, and their translations to come.
+
+    Raises QueueFull unless they are `admitted`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        texts: Sequence[str],
+        request: TranslationRequest,
+        options: TranslateOptions,
+        constraints: Sequence[Sequence[str]] | None = None,
+        *,
+        admitted: bool = True,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self._queue, self._deadline = model.engine.queue, request.deadline
+        self._futures: list[asyncio.Future[Translation]] = [loop.create_future() for _ in texts]
+
+        def deliver(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
+            if future.done():  # the request was cancelled meanwhile
+                return
+            if isinstance(result, Exception):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        def done(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
+            loop.call_soon_threadsafe(deliver, future, result)
+
+        self._lines = [
+            QueuedLine(text, request.client, options, self._deadline, partial(done, future), tuple(phrases))
+            for text, future, phrases in zip(texts, self._futures, constraints or [()] * len(texts), strict=True)
+        ]
+        self._queue.put(self._lines, admitted=admitted)
+
+    async def results(self) -> list[Translation]:
+        """Return the translations. Raises DeadlineExceeded, ModelFailed."""
+        try:
+            # The engine looks at deadlines between two steps; a model that takes minutes to open has none.
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                return list(await asyncio.gather(*self._futures))
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed") from None
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Take what is not done out of the queue and the search."""
+        # A caller that is cancelled while it awaits them all has cancelled them all.
+        if any(not future.done() or future.cancelled() for future in self._futures):
+            self._queue.remove(self._lines)
+        for future in self._futures:
+            if future.done() and not future.cancelled():
+                future.exception()  # looked at: one failure is enough to tell
+
+
+class TranslationRequest:
+    """One request.
+
+    Args:
+        client: takes turns with others: the name of a key, or an address.
+        deadline: `time.monotonic()` after which nobody waits for the answer any more.
+        options: what is asked of the translations; soft ones of its terms are searched for here.
+        run: calls a function, in a thread where it may take long.
+        progress: called with the sentences that are done and those that are known of, when these change.
+        patient: whether to wait for room in a full queue, in small groups, instead of being refused.
+    """
+
+    def __init__(
+        self,
+        client: str,
+        deadline: float,
+        options: TranslateOptions,
+        run: Callable[[Callable[[], Any]], Awaitable[Any]],
+        progress: Callable[[int, int], object] = lambda done, total: None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        self.client, self.deadline = client, deadline
+        self._options = replace(options, terms=None)
+        terms = options.terms
+        # A search for terms would not know of words that are to be different.
+        self._soft = terms if terms is not None and terms.has("soft") and not options.next_words else None
+        self._run, self._progress, self._patient = run, progress, patient
+        self._admitted = False
+        self._under_way: set[PendingLines] = set()
+        self._done = self._total = 0
+
+    async def results(
+        self, works: Sequence[SentenceRequests[Value]], texts: Sequence[TextTranslation], rank: int = 0
+    ) -> list[Value]:
+        """Return the results of works, each with the translations of its own route.
+
+        A request is let in as a whole: where one of the queues has no room for its sentences, none of them waits.
+        Raises QueueFull, DeadlineExceeded, ModelFailed, and errors of the works; where the caller is cancelled, so are
+        the sentences.
+        """
+        tasks: list[asyncio.Future[Value]] = []
+        try:
+            for text, work in zip(texts, works, strict=True):
+                await self._run(partial(text.begin, work, rank))
+            # No other request comes between here and the last line that is put: nothing waits for anything.
+            started = self._enter(texts)
+            tasks = [asyncio.ensure_future(self._finished(*pair)) for pair in zip(texts, started, strict=True)]
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:  # one that fails ends the others
+                task.cancel()
+            for lines in self._under_way:
+                lines.give_up()
+            for work in works:
+                with contextlib.suppress(ValueError):  # still running in a worker thread, which will close it
+                    work.close()
+
+    def _enter(self, texts: Sequence[TextTranslation]) -> list[PendingLines | None]:
+        """Put the first sentences of all texts into the queues of their models."""
+        if self._patient:
+            return [None] * len(texts)
+        if not self._admitted:
+            if self._options.begun and sum(len(text.new) for text in texts) != 1:
+                raise DataError("a prefix goes with a text of one sentence; this one has none, or several")
+            room: Counter[str] = Counter()
+            models = {text.route[0].name: text.route[0] for text in texts if text.new}
+            for text in texts:
+                room[text.route[0].name] += len(text.new)
+            for name, model in models.items():
+                model.engine.queue.check(self.client, room[name])
+            self._admitted = True
+        return [self._first(text) if text.new else None for text in texts]
+
+    def _first(self, text: TextTranslation) -> PendingLines:
+        return self._put(text.route[0], text.new, self._options if len(text.route) == 1 else PLAIN)
+
+    def _put(
+        self,
+        model: Model,
+        texts: Sequence[str],
+        options: TranslateOptions,
+        phrases: Sequence[Sequence[str]] | None = None,
+        *,
+        admitted: bool = True,
+    ) -> PendingLines:
+        lines = PendingLines(model, texts, self, options, phrases, admitted=admitted)
+        self._under_way.add(lines)
+        return lines
+
+    async def _finished(self, text: TextTranslation, started: PendingLines | None) -> Any:
+        """Ask for the sentences of a text until its work has its result."""
+        while not text.ended:
+            if text.new:
+                self._total += len(text.new)
+                self._progress(self._done, self._total)
+                found = await self._translated(text, started)
+                text.found |= dict(zip(text.new, found, strict=True))
+                started = None
+            await self._run(text.resume)
+        return text.result
+
+    async def _translated(self, text: TextTranslation, started: PendingLines | None) -> list[Translation]:
+        """Return the translations of a text's new sentences."""
+        said, last = list(text.new), text.route[-1]
+        found: list[Translation] = []
+        for model in text.route:
+            if started is not None:
+                found = await started.results()
+                self._count(len(said) if model is last else 0)
+                started = None
+            else:  # the prefix has been used up by the first sentence
+                options = replace(self._options, prefix="", complete=False) if model is last else PLAIN
+                found = await self._through(model, said, options, counted=model is last)
+            if model is not last:
+                said = [translation.text for translation in found]
+        return found if self._soft is None else await self._with_soft_terms(text, said, found)
+
+    async def _with_soft_terms(
+        self, text: TextTranslation, said: Sequence[str], free: Sequence[Translation]
+    ) -> list[Translation]:
+        """Return the translations, those that lack soft terms searched for again with them."""
+        glossary, options = self._soft, replace(self._options, constrained=True)
+        assert glossary is not None
+
+        def found_terms() -> list[list[Term]]:
+            every = (glossary.found(sentence) for sentence in text.new)
+            return [[each.term for each in own if not each.term.hard] for own in every]
+
+        async def search(places: Sequence[int], phrases: Sequence[Sequence[str]]) -> list[Translation]:
+            return await self._through(text.route[-1], [said[n] for n in places], options, phrases, counted=False)
+
+        found, dropped = await constrained(free, await self._run(found_terms), search, self._run)
+        text.dropped |= {text.new[place]: phrases for place, phrases in dropped.items()}
+        return found
+
+    async def _through(
+        self,
+        model: Model,
+        texts: Sequence[str],
+        options: TranslateOptions,
+        phrases: Sequence[Sequence[str]] | None = None,
+        *,
+        counted: bool,
+    ) -> list[Translation]:
+        """Return the translations of `texts` by one model, each with its phrases."""
+        if not self._patient:
+            found = await self._put(model, texts, options, phrases).results()
+            self._count(len(texts) if counted else 0)
+            return found
+        places = [range(begin, min(begin + _CHUNK, len(texts))) for begin in range(0, len(texts), _CHUNK)]
+        two = asyncio.Semaphore(2)
+
+        async def group(own: range) -> list[Translation]:
+            few, with_them = [texts[n] for n in own], None if phrases is None else [phrases[n] for n in own]
+            async with two:
+                found = await self._patiently(model, few, options, with_them)
+                self._count(len(few) if counted else 0)
+                return found
+
+        tasks = [asyncio.ensure_future(group(own)) for own in places]
+        try:
+            return [translation for found in await asyncio.gather(*tasks) for translation in found]
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _patiently(
+        self, model: Model, texts: Sequence[str], options: TranslateOptions, phrases: Sequence[Sequence[str]] | None
+    ) -> list[Translation]:
+        """Return the translations of a few sentences, once the queue has room for them."""
+        while True:
+            try:
+                lines = self._put(model, texts, options, phrases, admitted=False)
+                break
+            except QueueFull as full:
+                left = self.deadline - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded("the deadline passed") from None
+                await asyncio.sleep(min(full.seconds, left, 5.0))
+        found = await lines.results()
+        self._under_way.discard(lines)
+        slim: list[Translation] = await self._run(lambda: list(map(_slim, found)))
+        return slim
+
+    def _count(self, done: int) -> None:
+        self._done += done
+        self._progress(self._done, self._total)
