@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 import regex
 
+from ziggurat.data.lines import is_blank
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.vocabulary import language_tags
 from ziggurat.system.errors import ConfigError, DataError, printable
@@ -130,8 +131,7 @@ def in_parts(
     """
     clean = without_nul(texts)
     for text, ids in zip(clean, encode(clean), strict=True):
-        # str.strip also removes the blanks that normalisation keeps, such as U+3000.
-        parts = split_long(text, ids, encode, limit) if text.strip() and ids else []
+        parts = split_long(text, ids, encode, limit) if ids and not is_blank(text) else []
         notices["blank_lines"] += not parts
         if len(parts) > 1:
             notices.add(
@@ -151,7 +151,7 @@ def split_long(text: str, ids: list[int], encode: Encode, limit: int) -> list[li
     if len(ids) <= limit:
         return [ids]
     units: list[list[int]] = []
-    sentences = [s for s in _SENTENCE_END.split(text) if s.strip()]
+    sentences = [s for s in _SENTENCE_END.split(text) if not is_blank(s)]
     for sentence, pieces in zip(sentences, encode(sentences), strict=True):
         if len(pieces) <= limit:
             units.append(pieces)

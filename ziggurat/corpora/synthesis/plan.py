@@ -21,7 +21,7 @@ from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK, Method
 from ziggurat.corpora.jobs.models import ModelChoice
 from ziggurat.corpora.jobs.run import Plan, fix_plan
 from ziggurat.data.inputs import named_language
-from ziggurat.data.lines import normalise
+from ziggurat.data.lines import is_blank, normalise
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.compressed import byte_blocks
@@ -62,7 +62,7 @@ def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Re
     (text,) = normalise([text.removeprefix(_BYTE_ORDER_MARK) if first_of_file else text], "none")
     if "\0" in text:
         return "", "nul"
-    if not text or text.isspace():
+    if is_blank(text):
         return "", "empty"
     return ("", "too_long") if len(text) > MAX_CHARACTERS else (text, None)
 
@@ -86,7 +86,7 @@ class PairFilter:
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
         """Return the first reason, in this order, to drop the pair, or None."""
-        if not translation or translation.isspace():
+        if is_blank(translation):
             return "empty"
         if max(text_pieces, translation_pieces) > self.max_pieces:
             return "too_long"
