@@ -123,9 +123,10 @@ def read_texts(source: str, references: Sequence[str]) -> Texts:
 
 def metric_names(listed: str) -> tuple[list[str], bool]:
     """Return the metrics of a comma-separated list, in the order of ALL_METRICS, and whether `perplexity` is in it."""
-    from ziggurat.evaluate.metrics import ALL_METRICS, check_metrics
+    from ziggurat.evaluate.metrics import ALL_METRICS, OTHER_NAMES, check_metrics
 
-    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    given = (name.strip().lower() for name in listed.split(",") if name.strip())
+    names = [OTHER_NAMES.get(name, name) for name in given]
     if not names:
         raise ConfigError(f"`--metrics` is empty; valid: {', '.join(ALL_METRICS)}, {PERPLEXITY}")
     of_outputs = [name for name in names if name != PERPLEXITY]

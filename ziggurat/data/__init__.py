@@ -2,7 +2,7 @@
 
 Order of reading:
 
-- text: lines, readers, vocabulary, subword, subword_training;
+- text: lines, parquet, readers, vocabulary, subword, subword_training;
 - cleaning: the folder `cleaning`;
 - word alignments: hmm, aligner, word_links;
 - the store: inputs, encoding, prepare, table, corpus, store_checks;
