@@ -30,6 +30,7 @@ from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
+from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, ZigguratError
@@ -235,6 +236,8 @@ class Corpus:
     """Key of the corpus in the configuration, such as `data.train.0`."""
     config: CorpusConfig
     reader: CorpusReader
+    languages: tuple[str, str] = ("", "")
+    """Codes of source and target."""
     read: int = 0
     """Pairs in the files."""
     read_of: Counter[int] = field(default_factory=Counter)
@@ -245,6 +248,8 @@ class Corpus:
     """Pairs dropped, by reason."""
     sides: SideSample = field(default_factory=SideSample)
     """Sample of its two sides."""
+    signs: CorpusSigns = field(default_factory=CorpusSigns)
+    """Signs that its text is not what it seems."""
     alignments: AlignmentFiles | None = None
     """Files with its word alignments."""
     maker: HmmLinks | None = None
@@ -319,7 +324,7 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
     if not config.train:
         raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
     return [
-        _found(split, key, corpus, CorpusReader.of(corpus, key, config.languages_of(corpus)))
+        _found(split, key, corpus, config.languages_of(corpus))
         for split, corpora in (("train", config.train), ("dev", config.dev))
         for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
     ]
@@ -338,9 +343,10 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
         corpus.origin = origins_of(list(known), known.__getitem__)
 
 
-def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> Corpus:
+def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:
     """Return a corpus with the files of its scores and word alignments, if it names any."""
-    corpus = Corpus(split, key, config, reader, scores=find_scores(config, key, reader))
+    reader = CorpusReader.of(config, key, languages)
+    corpus = Corpus(split, key, config, reader, languages, scores=find_scores(config, key, reader))
     if config.alignment is None:
         return corpus
     paths = find_files(config.alignment, f"{key}.alignment")
@@ -367,8 +373,11 @@ def count_pairs(
     for corpus in corpora:
         for (source, target), _, _ in corpus.blocks(words or (WordCounter("split"), WordCounter("split"))):
             corpus.sides.see(source, target)
+            part = corpus.reader.part
+            languages = corpus.languages
+            corpus.signs.see((source, target), corpus.read_of[part], corpus.reader.files[part], languages)
             corpus.read += len(source)
-            corpus.read_of[corpus.reader.part] += len(source)
+            corpus.read_of[part] += len(source)
             done += len(source)
             progress("read", done, None)
         if not corpus.read:

@@ -332,9 +332,10 @@ class ScoreColumn(NamedTuple):
                 raise ValueError("not a number")
         except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
             where = "" if self.column is None else f" in column {self.column!r}"
+            hint = "; if it holds the names of columns, remove it (`tail -n +2`)" if number == 1 else ""
             raise DataError(
                 f"{path}, line {number}: no score{where} ({self.key}): {printable(str(error), 100)}; "
-                f"the line is: {printable(line)}"
+                f"the line is: {printable(line)}{hint}"
             ) from None
         return float(found)
 

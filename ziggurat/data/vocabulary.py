@@ -1,5 +1,7 @@
 """Vocabularies: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
 
+Text that has tags or pieces in it already is known by its marks: `leading_tag`, `segmentation_mark`.
+
 The tokenizer for text that is already segmented (subword-nmt) exists to reproduce published set-ups; its protocol is in
 ziggurat.data.subword.
 """
@@ -7,7 +9,7 @@ ziggurat.data.subword.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,13 +156,116 @@ def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64
     ]
 
 
-_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
+_TWO_LETTERS = (  # ISO 639-1
+    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el "
+    "en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it "
+    "iu iw ja jv jw ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr "
+    "ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh "
+    "si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo "
+    "xh yi yo za zh zu"
+)
+_THREE_LETTERS = (  # ISO 639-2 and -3 of the languages above, and of those that FLORES-200 has beside them
+    "ace acm aeb afr ajp aka alb als amh apc ara arb arm ars ary arz asm ast awa ayr aze azb azj bak bam ban baq "
+    "bel bem ben bho bjn bod bos bre bug bul bur cat ceb ces chi chv cjk ckb cmn crh cym cze dan deu dik dut dyu "
+    "dzo ell eng epo est eus ewe fao fas fij fil fin fon fra fre fur fuv gaz geo ger gla gle glg gre grn guj hat "
+    "hau heb hin hne hrv hun hye ibo ice ido ilo ina ind isl ita jav jpn kab kac kam kan kas kat kaz kbp kea khk "
+    "khm kik kin kir kmb kmr knc kon kor kur lao lat lav lij lim lin lit lmo ltg ltz lua lug luo lus lvs mac mag "
+    "mai mal mao mar may min mkd mlg mlt mni mon mos mri msa mya nan nav nep nld nno nob nor npi nso nus nya oci "
+    "ori orm ory pag pan pap pbt per pes plt pol por prs pus quy rom ron rum run rus sag san sat scn shn sin slk "
+    "slo slv smo sna snd som sot spa sqi srd srp ssw sun swa swe swh szl tam taq tat tel tgl tha tib tir tpi tsn "
+    "tso tuk tum tur twi tzm uig ukr umb urd uzb uzn vec ven vie war wel wol wuu xho ydd yid yor yue zho zsm zul"
+)
+_CODES = frozenset([*_TWO_LETTERS.split(), *_THREE_LETTERS.split()])
+_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # whatever the code is
+_BEFORE_A_CODE = re.compile(
+    r"(?:2_?|(?:(?:opt|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])", re.IGNORECASE
+)
+_CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IGNORECASE)
+_PRIVATE = re.compile("q[a-t][a-z]")  # of ISO 639-2: for whatever one likes
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
+_HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
+_LEADING_TAG = re.compile(
+    r"\s*(<[^\s<>]{1,24}>|>>[^\s<>]{1,24}<<|__\w{1,20}?__(?!\w)|\[[^\s\[\]]{2,20}\]|｟[^\s｠]{2,30}｠"
+    r"|[a-z]{2,3}_[A-Z](?:[A-Z]|[a-z]{3})(?=\s))"
+)
+
+
+def names_language(code: str) -> bool:
+    """Return True for the code of a language, with or without region and script: `de`, `deu`, `pt-BR`, `zho_Hans`."""
+    found = _CODE.fullmatch(code)
+    main = found[1].lower() if found else ""
+    return main in _CODES or bool(_PRIVATE.fullmatch(main))
+
+
+def _is_language_tag(tag: str) -> bool:
+    """Return True for a tag that names a language, however it is spelt: `<2de>`, `__de__`, `[de_DE]`, `<to_de>`."""
+    if _LANGUAGE_TAG.fullmatch(tag):
+        return True
+    core = tag.strip("<>[]{}()｟｠|@#_«» ")
+    return names_language(core) or names_language(_BEFORE_A_CODE.sub("", core, count=1))
 
 
 def language_tags(known: Iterable[str]) -> list[str]:
-    """Return those of a model's tags that name languages."""
-    return [tag for tag in known if _LANGUAGE_TAG.fullmatch(tag)]
+    """Return those of a model's tags that name languages; `<bt>` and its like name none."""
+    return [tag for tag in known if _is_language_tag(tag)]
+
+
+def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
+    """Return the tag that a text begins with, as text: one of the `known`, or one that names a language; else None."""
+    found = _LEADING_TAG.match(text)
+    if found is None or (found[1] not in known and (found[1].lower() in _HTML or not _is_language_tag(found[1]))):
+        return None
+    return found[1]
+
+
+_PIECES = re.compile(r"(?:^|\s)(▁)\w|\w(@@)(?:\s|$)|\w(￭)|(￭)\w|\w (##)\w|\w(</w>)(?:\s|$)|(?: (Ġ)\w+){2}")
+PIECE_MARKS = ("▁", "@@", "￭", " ##", "</w>", " Ġ")
+"""PIECE_MARKS is what text cut into subword pieces has in it; other text may have it as well, which is looked at."""
+
+
+def segmentation_mark(text: str) -> str | None:
+    """Return the mark by which a text is known to be cut into subword pieces already; None where it is not.
+
+    SentencePiece has `▁the ▁house`, subword-nmt `hou@@ se`, OpenNMT `hou￭ se`, BERT `hou ##se`, GPT-2 `the Ġhouse Ġis`.
+    """
+    if not any(mark in text for mark in PIECE_MARKS):
+        return None
+    found = _PIECES.search(text)
+    return next(filter(None, found.groups())) if found else None
+
+
+_TYPOGRAPHIC = {'"': "“”„‟«»", "'": "‘’‚‛‹›", "-": "–—‒―−‐‑", ".": "…", " ": "\u00a0\u202f\u2009"}
+"""_TYPOGRAPHIC is a plain mark -> those that stand for it in print, and that old vocabularies lack."""
+_PLAIN = {mark: plain for plain, marks in _TYPOGRAPHIC.items() for mark in marks}
+
+
+def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk: int) -> str:
+    """Return what of a text has no piece, for a message: characters, or else words; and plain marks in their place."""
+    characters = sorted(set(text) - {" "})
+    lacking = [c for c, ids in zip(characters, encode(characters), strict=True) if unk in ids]
+    if not lacking:
+        words = list(dict.fromkeys(text.split()))
+        lacking = [word for word, ids in zip(words, encode(words), strict=True) if unk in ids]
+    plain = list(dict.fromkeys(_PLAIN[c] for c in lacking if c in _PLAIN))
+    known = [c for c, ids in zip(plain, encode(plain), strict=True) if unk not in ids and c != " "]
+    instead = f"; it has {' '.join(known)} for some of them" if known else ""
+    return f"{printable(' '.join(lacking), 200)}{instead}"
+
+
+def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterator[tuple[str, str]]:
+    """Yield kind and message of each sign that a line is not what a model reads: a tag as text, pieces.
+
+    Args:
+        text: of the line.
+        known: tags of the model.
+        segmented: whether the model reads text that is cut into pieces.
+    """
+    if (tag := leading_tag(text, known)) is not None:
+        own = f"this model's tags are {printable(', '.join(known), 200)}" if known else "this model has no tags"
+        way_out = "give it as the tag (`--tag`)" if tag in known else own
+        yield "tag_as_text", f"a line begins with `{printable(tag)}`, which is read as text and not as a tag: {way_out}"
+    if not segmented and (mark := segmentation_mark(text)) is not None:
+        yield "in_pieces", f"a line is cut into subword pieces already (`{mark}`): give the plain text"
 
 
 def several_languages(known: Iterable[str]) -> str:

@@ -214,11 +214,12 @@ class TranslationCall:
     ) -> tuple[list[range], list[SourcePart], list[Sentence]]:
         """Return which parts each line has (none: it is blank), all parts, and each as a sentence of a search.
 
-        `notices` counts blank and long lines. Raises the DataError of `sentences`.
+        `notices` counts lines that are not translated in the ordinary way. Raises the DataError of `sentences`.
         """
         owned, parts, sentences = [], list[SourcePart](), list[Sentence]()
-        count_untagged(bool(self.tag), texts, self.source.tags, notices)
-        for place, (text, new) in enumerate(in_parts(texts, self.source.encode, self.source_limit, notices)):
+        count_untagged(bool(self.tag), texts, self.source, notices)
+        found = in_parts(texts, self.source.encode, self.source_limit, notices, self.source.unk)
+        for place, (text, new) in enumerate(found):
             owned.append(range(len(parts), len(parts) + len(new)))
             for part, sentence in self.sentences(text, new, place, extras):
                 parts.append(part)

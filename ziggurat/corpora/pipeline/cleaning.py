@@ -41,6 +41,7 @@ from ziggurat.data.inputs import (
     side_notices,
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.data.signs import sign_notices
 from ziggurat.data.subword_training import read_pair_scores, train_pair_scores, write_pair_scores
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
@@ -273,7 +274,8 @@ class _Cleaning:
                 raise taken.nothing_left(before)
             unseen = taken.notices(before - left, left)
         # (4) Tell.
-        found = side_notices(corpora, data) + overlap_notices(corpora, data)
+        signs = sign_notices([(corpus.key, corpus.signs) for corpus in corpora], data.unicode, segmented=False)
+        found = side_notices(corpora, data) + signs + overlap_notices(corpora, data)
         notices = [worded(notice, corpora=_keys(road)) for notice in found] + unseen
         notices += [_nothing_left(n, names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
         for name, corpus in zip(names, training, strict=True):
