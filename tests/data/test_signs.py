@@ -22,13 +22,13 @@ WORDS = ["su", "divusim", "ne", "gokun", "madona", "dogun", "élève", "Äpfel",
 PLAIN = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
 
 
-def notices(source: list[str], target: list[str], unicode: Any = "none", **settings: bool) -> list[str]:
+def notices(source: list[str], target: list[str], unicode: Any = "none", **settings: Any) -> list[str]:
     """Return the notices on a corpus, read in blocks of two."""
     signs = CorpusSigns()
     for start in range(0, len(source), 2):
         pairs = source[start : start + 2], target[start : start + 2]
         signs.see(pairs, start, ("a.en", "a.de"), ("en", "de"))
-    return sign_notices([("data.train.0", signs)], unicode, segmented=settings.get("segmented", False))
+    return sign_notices([("data.train.0", signs)], unicode, **{"segmented": False, **settings})
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def notices(source: list[str], target: list[str], unicode: Any = "none", **setti
         "source target", "src tgt", "SRC TRG", "en de", "EN DE", "de en", "en-US de-DE", "eng deu", "English German",
         "text_en text_de", "source_text target_text", "sentence1 sentence2", "translation.en translation.de",
         '"source" "target"', "original translation", "en_US de_DE", "src_lang tgt_lang", "Deutsch Englisch",
-        "reference hypothesis", "eng_Latn deu_Latn",
+        "reference hypothesis", "eng_Latn deu_Latn", "L1 L2", "text1 text2", "SL TL", "src_sent trg_sent",
     ],
 )  # fmt: skip
 def test_headers(row: str) -> None:
@@ -91,6 +91,8 @@ def test_plain_text_has_no_sign(text: str) -> None:
 LANGUAGE_TAGS = [
     "<2de>", "<de>", "<DE>", ">>de<<", ">>DEU<<", ">>zho_Hans<<", "__de__", "__DE__", "[de]", "[de_DE]", "<de_DE>",
     "<pt-BR>", "<to_de>", "<2_de>", "<lang:de>", "<|de|>", "<tgt:de>",
+    "<<de>>", "＜2de＞", "&gt;&gt;de&lt;&lt;", "#de#", "@de@", "==DE==", "|de|",
+    "<en2de>", "<en_to_de>", ">>de <<",
     "｟opt_tgt_de｠", "__opt_tgt_de__", "<qhi>", "<zho_Hans>", "<en_XX>",
 ]  # fmt: skip
 
@@ -99,7 +101,7 @@ LANGUAGE_TAGS = [
 def test_tags_of_languages_however_they_are_spelt(tag: str) -> None:
     assert language_tags([tag]) == [tag]
     assert leading_tag(f" {tag} the house") == tag
-    assert tag.startswith("__") or leading_tag(f"{tag}the house") == tag
+    assert leading_tag(f"\ufeff{tag} the house") == tag
     (notice,) = notices([f"{tag} the house"], ["das Haus"])
     assert f"the first in a.en, line 1: `{tag}`" in notice
     for known, said in (([tag, "<2fr>"], "--tag"), (["<2fr>"], "<2fr>"), ([], "no tags")):
@@ -108,7 +110,19 @@ def test_tags_of_languages_however_they_are_spelt(tag: str) -> None:
         assert said in message
 
 
-@pytest.mark.parametrize("tag", ["de_DE", "zho_Hans", "en_XX", "qlo_QQ"])
+def test_tags_that_are_symbols_of_the_vocabulary_are_meant() -> None:
+    source, target = [">>de<< a", ">>fr<< b"], ["c", "d"]
+    assert not notices(source, target, symbols=[">>de<<", ">>fr<<", "x"])
+    assert notices(source, target, symbols=[">>de<<"])
+
+
+def test_a_line_in_a_thousand_is_an_accident() -> None:
+    source = ["[it] came", *(["plain"] * 1199)]
+    assert not notices(source, ["x"] * 1200)
+    assert "2 of 1,200 source lines begin" in notices(["[it] came", *source[:-1]], ["x"] * 1200)[0]
+
+
+@pytest.mark.parametrize("tag", ["de_DE", "zho_Hans", "en_XX", "qlo_QQ", "zh-CN", "LANG_TOK_DE", "opt_tgt_de", "TO_DE"])
 def test_bare_codes_with_a_region(tag: str) -> None:
     assert language_tags([tag]) == [tag]
     assert leading_tag(f"{tag} the house") == tag
@@ -133,6 +147,13 @@ def test_tags_that_name_no_language(tag: str) -> None:
         "[...]",
         "__init__ is",
         "{id} was",
+        "#hashtag# x",
+        "@me@ x",
+        "&lt;b&gt; x",
+        "«no», he said",
+        "2nd floor",
+        "translate it to me: x",
+        "== Heading ==",
         "to_do",
         ">> quoted",
         "de la",
@@ -141,6 +162,7 @@ def test_tags_that_name_no_language(tag: str) -> None:
 def test_text_that_only_looks_like_a_tag(text: str) -> None:
     assert text.startswith("__") or leading_tag(text) is None
     assert leading_tag("<bt> text", ["<bt>"]) == "<bt>"
+    assert leading_tag("translate English to German: the house") == "translate English to German:"
 
 
 def test_codes() -> None:

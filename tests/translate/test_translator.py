@@ -176,6 +176,12 @@ def test_lines_that_are_not_what_the_model_reads_are_counted(text: str, kind: st
     assert [message for message in map(str, (one.message for one in told)) if re.search(said, message)]
 
 
+def test_scored_lines_that_are_not_plain_text_are_counted(copying: Translator) -> None:
+    with pytest.warns(TranslationWarning):
+        copying.score(["▁A ▁dog", "A dog", "<new> A dog"], ["A dog", "A do@@ g", "A dog"])
+    assert {kind: copying.notices[kind] for kind in ("in_pieces", "tag_as_text")} == {"in_pieces": 2, "tag_as_text": 1}
+
+
 def test_control_ids_tags_and_filler_rows_are_never_generated(tokenizer: SentencePieceTokenizer) -> None:
     class Wicked(CopyModel):
         def scores(self, wanted: torch.Tensor) -> torch.Tensor:

@@ -138,7 +138,9 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     notices = [
         *short_row_notices(corpora),
         *side_notices(corpora, config),
-        *sign_notices(signs, config.unicode, segmented=subword.kind == "vocabulary"),
+        *sign_notices(
+            signs, config.unicode, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()
+        ),
         *tag_notices(config, tokenizers[0].tags),
     ]
     return Trained(tokenizers, notices, scorers)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ziggurat.config.notices import main_language
@@ -21,16 +21,17 @@ from ziggurat.system.errors import printable
 
 SIDES = ("source", "target")
 _SHARE = 0.001  # of the lines of a corpus; fewer that have a sign are accidents
+_MOST_TAGS = 1000  # that are remembered
 _MOST_WORDS = 4  # of the name of a column
 _COLUMN_NAMES = (
-    "source src target tgt trg text texts sentence sentences sent segment seg line string input output "
-    "original translation translated translations reference ref hypothesis hyp mt human lang language s t l1 "
-    "l2 1 2 0 a b english german french spanish italian portuguese dutch russian ukrainian polish czech slovak "
-    "slovene hungarian romanian bulgarian croatian serbian greek turkish arabic hebrew persian hindi bengali "
-    "urdu tamil chinese mandarin japanese korean thai vietnamese indonesian malay khmer lao burmese swedish "
-    "danish norwegian finnish estonian latvian lithuanian icelandic irish welsh catalan basque galician "
-    "swahili latin esperanto tagalog filipino englisch deutsch anglais français francais español espanol "
-    "inglés ingles italiano português 英语 中文 日本語"
+    "source src sl tl target tgt trg text texts sentence sentences sent segment seg line string input output "
+    "original translation translated translations reference ref hypothesis hyp mt human lang language s t l pe "
+    "orig trans simplified traditional phrase document doc l1 l2 1 2 0 a b english german french spanish "
+    "italian portuguese dutch russian ukrainian polish czech slovak slovene hungarian romanian bulgarian "
+    "croatian serbian greek turkish arabic hebrew persian hindi bengali urdu tamil chinese mandarin japanese "
+    "korean thai vietnamese indonesian malay khmer lao burmese swedish danish norwegian finnish estonian "
+    "latvian lithuanian icelandic irish welsh catalan basque galician swahili latin esperanto tagalog filipino "
+    "englisch deutsch anglais français francais español espanol inglés ingles italiano português 英语 中文 日本語"
 )
 _COLUMN_WORDS = frozenset(_COLUMN_NAMES.split())
 _NAME_ENDS = re.compile(r"[\W_]+")
@@ -57,6 +58,8 @@ class SideSigns:
 
     lines: int = 0
     segmented: Sign = field(default_factory=Sign)
+    tags: set[str] = field(default_factory=set)
+    """Some of the tags that lines begin with."""
     tagged: Sign = field(default_factory=Sign)
     decomposed: Sign = field(default_factory=Sign)
     """Lines that are not in NFC."""
@@ -75,6 +78,8 @@ class SideSigns:
         for number, text in enumerate(texts, before + 1):
             if (tag := leading_tag(text)) is not None:
                 self.tagged.see(where, number, tag)
+                if len(self.tags) < _MOST_TAGS:
+                    self.tags.add(tag)
             if pieces and (mark := segmentation_mark(text)) is not None:
                 self.segmented.see(where, number, mark)
             if not nfc and not unicodedata.is_normalized("NFC", text):
@@ -119,13 +124,16 @@ def _is_column(name: str, codes: set[str]) -> bool:
     return known[0] and all(map(bool.__or__, known, regions)) and not words[0].isdigit()
 
 
-def sign_notices(corpora: Sequence[tuple[str, CorpusSigns]], unicode: UnicodeForm, *, segmented: bool) -> list[str]:
+def sign_notices(
+    corpora: Sequence[tuple[str, CorpusSigns]], unicode: UnicodeForm, *, segmented: bool, symbols: Collection[str] = ()
+) -> list[str]:
     """Return a notice on each sign of each corpus, by its key in the configuration.
 
     Args:
         corpora: key and signs of each.
         unicode: the form that text is brought into.
         segmented: whether text is meant to be cut into pieces.
+        symbols: text that is always one piece: tags that are among them are meant to be text.
     """
     notices = []
     for key, signs in corpora:
@@ -136,11 +144,11 @@ def sign_notices(corpora: Sequence[tuple[str, CorpusSigns]], unicode: UnicodeFor
                 "with `tail -n +2`, say"
             )
         for name, side in zip(SIDES, signs.sides, strict=True):
-            notices += _side_notices(f"{key}: {{}} of {side.lines:,} {name} lines", side, segmented)
+            notices += _side_notices(f"{key}: {{}} of {side.lines:,} {name} lines", side, segmented, symbols)
     return notices + (_form_notices(corpora) if unicode == "none" else [])
 
 
-def _side_notices(many: str, side: SideSigns, segmented: bool) -> Iterator[str]:
+def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collection[str]) -> Iterator[str]:
     least = _SHARE * side.lines
     if not segmented and side.segmented.lines > least:
         yield (
@@ -148,7 +156,7 @@ def _side_notices(many: str, side: SideSigns, segmented: bool) -> Iterator[str]:
             f"{side.segmented.first}: they would be cut once more. Give the plain text, or a vocabulary for such text "
             "(`data.subword.kind: vocabulary`)"
         )
-    if side.tagged.lines > least:
+    if side.tagged.lines > least and not side.tags <= set(symbols):
         yield (
             f"{many.format(f'{side.tagged.lines:,}')} begin with the tag of a language as text, the first in "
             f"{side.tagged.first}: it is cut into pieces as any word is. Take it out of the text and give it as `tag` "

@@ -8,6 +8,7 @@ ziggurat.data.subword.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
@@ -185,9 +186,16 @@ _PRIVATE = re.compile("q[a-t][a-z]")  # of ISO 639-2: for whatever one likes
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
 _HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
 _LEADING_TAG = re.compile(
-    r"\s*(<[^\s<>]{1,24}>|>>[^\s<>]{1,24}<<|__\w{1,20}?__(?!\w)|\[[^\s\[\]]{2,20}\]|｟[^\s｠]{2,30}｠"
-    r"|[a-z]{2,3}_[A-Z](?:[A-Z]|[a-z]{3})(?=\s))"
+    r"""[\s\u200b\ufeff]*(
+        <{1,2} [^\s<>]{1,24} >{1,2} | >>\s?[^\s<>]{1,24}\s?<< | [＜⟨] [^\s<>]{2,24} [＞⟩]
+        | &(?:lt|gt); \S{2,40}? ;(?=\s)
+        | __\w{1,20}?__(?!\w) | \[[^\s\[\]]{2,20}\] | ｟[^\s｠]{2,30}｠ | ([#@$=|]{1,2}) [a-zA-Z_-]{2,12} \2(?=\s)
+        | [a-z]{2,3}[_-][A-Z](?:[A-Z]|[a-z]{3})(?=\s) | (?i:(?:opt_|lang_|tok_|tgt_|trg_|src_|to_)+[a-z]{2,3})(?=\s)
+        | translate\ [A-Z]\w+\ to\ [A-Z]\w+:
+    )""",
+    re.VERBOSE,
 )
+_DIRECTION = re.compile(r"([a-z]{2,3})(?:2|->|→|[_-]to[_-])([a-z]{2,3})", re.IGNORECASE)
 
 
 def names_language(code: str) -> bool:
@@ -201,7 +209,9 @@ def _is_language_tag(tag: str) -> bool:
     """Return True for a tag that names a language, however it is spelt: `<2de>`, `__de__`, `[de_DE]`, `<to_de>`."""
     if _LANGUAGE_TAG.fullmatch(tag):
         return True
-    core = tag.strip("<>[]{}()｟｠|@#_«» ")
+    core = html.unescape(tag).strip("<>[]{}()｟｠«»＜＞⟨⟩|@#$=_ ")
+    if found := _DIRECTION.fullmatch(core):  # `en2de`
+        return names_language(found[1]) and names_language(found[2])
     return names_language(core) or names_language(_BEFORE_A_CODE.sub("", core, count=1))
 
 
@@ -213,9 +223,9 @@ def language_tags(known: Iterable[str]) -> list[str]:
 def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
     """Return the tag that a text begins with, as text: one of the `known`, or one that names a language; else None."""
     found = _LEADING_TAG.match(text)
-    if found is None or (found[1] not in known and (found[1].lower() in _HTML or not _is_language_tag(found[1]))):
-        return None
-    return found[1]
+    if found is None or found[1] in known or found[1].startswith("translate "):
+        return found and found[1]
+    return found[1] if _is_language_tag(found[1]) and found[1].lower() not in _HTML else None
 
 
 _PIECES = re.compile(r"(?:^|\s)(▁)\w|\w(@@)(?:\s|$)|\w(￭)|(￭)\w|\w (##)\w|\w(</w>)(?:\s|$)|(?: (Ġ)\w+){2}")

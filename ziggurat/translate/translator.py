@@ -41,6 +41,7 @@ from ziggurat.translate.results import (
     TargetScore,
     Translation,
     TranslationWarning,
+    count_untagged,
     refuse_single,
     windows,
     without_nul,
@@ -184,6 +185,8 @@ class Translator:
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
         call, reader = self.call_of(tag), self.source_tokenizer
+        count_untagged(tag is not None, sources, reader, self.notices)
+        count_untagged(True, targets, self.target_tokenizer, self.notices)
         source_ids = [[*call.tag, *ids, reader.eos] for ids in reader.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=first + 1):
