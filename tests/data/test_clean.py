@@ -78,6 +78,14 @@ def test_text_that_nobody_sees_is_blank_whatever_it_is_made_of(blank: str, seen:
         assert not is_blank(blank + seen + blank)
 
 
+def test_pairs_with_a_side_that_nobody_sees_are_counted_as_empty() -> None:
+    blank = ["\u200b", "\ufeff", "\u2060", "\u200d", "\u00ad", "\u200e", "\ufe0f", "\u034f", "\u3164", "\u2800"]
+    for cleaner in (Cleaner(FilterConfig()), Cleaner.only_empty()):
+        counts: Counter[str] = Counter()
+        left, right, _ = cleaner.clean([*blank, "a"], [*"bcdefghijk", "b"], counts)
+        assert (left, right, counts) == (["a"], ["b"], {"empty": 10})
+
+
 def test_what_shows_something_is_text() -> None:
     """Joiners make emoji and Persian words; Arabic number signs and a lone accent are seen."""
     shown = [

@@ -35,7 +35,8 @@ def notices(source: list[str], target: list[str], unicode: Any = "none", **setti
     "row",
     [
         "source target", "src tgt", "SRC TRG", "en de", "EN DE", "de en", "en-US de-DE", "eng deu", "English German",
-        "text_en text_de", "source_text target_text", "sentence1 sentence2", "translation.en translation.de",
+        "text_en text_de", "source_text target_text",
+        "src_text trg_text", "sentence1 sentence2", "translation.en translation.de",
         '"source" "target"', "original translation", "en_US de_DE", "src_lang tgt_lang", "Deutsch Englisch",
         "reference hypothesis", "eng_Latn deu_Latn", "L1 L2", "text1 text2", "SL TL", "src_sent trg_sent",
     ],

@@ -125,7 +125,7 @@ def count_untagged(tagged: bool, texts: Sequence[str], tokenizer: Tokenizer, not
     for text in texts:
         signs = dict(text_signs(text, tokenizer.tags, segmented=segmented))
         for kind, message in signs.items():
-            notices.add(kind, message)
+            notices.add(kind, f"{message}; the line is: {printable(text, 80)}")
         if len(languages) > 1 and "tag_as_text" not in signs:
             notices.add("untagged", f"a line without a tag, in whatever language: `tag` can be {', '.join(languages)}")
 
