@@ -21,6 +21,7 @@ from ziggurat.config.kinds import (
     ResidualKind,
 )
 from ziggurat.config.model import ModelConfig
+from ziggurat.system.errors import ConfigError
 
 Choice = tuple[str, Any]
 
@@ -80,12 +81,13 @@ def model(choices: dict[str, Any]) -> ModelConfig:
     return ModelConfig.model_validate(content)
 
 
-def refusal(choices: dict[str, Any]) -> str | None:
+def refusal(choices: dict[str, Any]) -> ConfigError | None:
     """Return why these choices are refused, or None."""
     try:
         model(choices)
     except ValidationError as error:
-        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+        found = error.errors()[0]
+        return found["ctx"]["error"] if found["type"] == "value_error" else ConfigError(found["msg"])
     return None
 
 
@@ -105,7 +107,7 @@ def refused_by_rnmt() -> dict[Choice, str]:
     """Return every value of an axis that `family: rnmt` refuses, with the reason."""
     rnmt = {"family": "rnmt", "embedding.positions": "none", "embedding.sharing": "none", "dropout.activation": 0.0}
     choices = {(axis, value): refusal({**rnmt, axis: value}) for axis, values in AXES.items() for value in values}
-    return {choice: reason for choice, reason in choices.items() if reason is not None}
+    return {choice: str(reason) for choice, reason in choices.items() if reason is not None}
 
 
 def covering(size: int) -> Iterator[dict[str, Any]]:

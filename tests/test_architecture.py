@@ -40,6 +40,7 @@ OVER_BUDGET = {
 SHORT = {
     "__init__.py": "the face of the package",
     "__main__.py": "python -m ziggurat",
+    "config/experiment.py": "the root of the schema",
     "serve/interfaces/page.py": "the web page, beside the four interfaces",
     "corpora/pipeline/embedded.py": "the two pipelines that come with the package",
 }

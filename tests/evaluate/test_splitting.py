@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ziggurat.config.notices import check_language_code, language_doubt, main_language
+from ziggurat.config.languages import check_language_code, language_doubt, main_language
 from ziggurat.evaluate.scores import MissingTokenizerError, evaluate
 from ziggurat.evaluate.splitting import splitting, unspaced_script
 from ziggurat.system.errors import ConfigError
@@ -116,6 +116,6 @@ def test_what_is_no_code_is_doubted(code: str, proposed: str | None) -> None:
     found = language_doubt(code, "data.source_language")
     assert bool(found) == (proposed is not None)
     if proposed is not None:
-        assert found.startswith(f"`data.source_language: {code}` is not an ISO 639 language code")
-        assert ("did you mean" in found) == bool(proposed)
-        assert proposed in found
+        assert str(found).startswith(f"`data.source_language: {code}` is not an ISO 639 language code")
+        assert ("did you mean" in str(found)) == bool(proposed)
+        assert proposed in str(found)

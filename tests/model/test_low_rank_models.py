@@ -12,7 +12,7 @@ from tests.composition import covering, model
 from tests.small import moved, small_config
 from tests.test_composition import VOCABULARY, padded_batch, stepwise
 from ziggurat.config import ModelConfig
-from ziggurat.config.lora import LoraConfig
+from ziggurat.config.train import LoraConfig
 from ziggurat.model.build import build_model, parameter_roles
 from ziggurat.model.low_rank import adapt, is_update, maps_of, merged
 from ziggurat.model.roles import Role

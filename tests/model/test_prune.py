@@ -65,23 +65,23 @@ def test_a_layer_that_is_left_out_passes_on_its_input(choices: dict[str, Any]) -
 
 
 @pytest.mark.parametrize(
-    ("choices", "text", "word"),
+    ("choices", "text", "key"),
     [
-        ({}, "encoder.6", "the encoder has 5 layers, no layer 6"),
-        ({}, "encoder.2000000", "the encoder has 5 layers, no layer 2000000"),
-        ({}, "decoder.3,decoder.2-999999999", "the decoder has 4 layers, no layer 999999999"),
-        ({}, "decoder.1-4", "nothing would be left of the decoder"),
-        ({"encoder": {"history": "dlcl"}}, "encoder.2", "`encoder.history: dlcl`"),
-        ({"residual": "ln_scaling"}, "encoder.2", "`residual: ln_scaling`"),
-        ({"residual": "keel"}, "encoder.1", "`residual: keel`"),
-        ({"attention": {"value_residual": "half"}}, "encoder.1", "`attention.value_residual`"),
-        ({"encoder": {"ranges": [{"layers": 2, "residual": "post"}]}}, "encoder.1-2", "begins and ends"),
+        ({}, "encoder.6", "encoder.layers"),
+        ({}, "encoder.2000000", "encoder.layers"),
+        ({}, "decoder.3,decoder.2-999999999", "decoder.layers"),
+        ({}, "decoder.1-4", "decoder.layers"),
+        ({"encoder": {"history": "dlcl"}}, "encoder.2", "encoder.history"),
+        ({"residual": "ln_scaling"}, "encoder.2", "residual"),
+        ({"residual": "keel"}, "encoder.1", "residual"),
+        ({"attention": {"value_residual": "half"}}, "encoder.1", "attention.value_residual"),
+        ({"encoder": {"ranges": [{"layers": 2, "residual": "post"}]}}, "encoder.1-2", "encoder.ranges"),
     ],
     ids=str,
 )
-def test_what_cannot_be_left_out_says_why(choices: dict[str, Any], text: str, word: str) -> None:
+def test_what_cannot_be_left_out_says_why(choices: dict[str, Any], text: str, key: str) -> None:
     config, left_out = small_config(5, 4, **choices), LeftOut.parse(text)
-    assert any(word in reason for reason in unprunable(config, left_out))
+    assert f"model.{key}" in [problem.key for problem in unprunable(config, left_out)]
     with pytest.raises(ConfigError, match="cannot be left out"):
         prune(config, {}, left_out)
 
@@ -97,4 +97,4 @@ def test_rnmt_has_no_layers_to_leave_out() -> None:
     config = ModelConfig.model_validate(
         {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}, "dropout": {"activation": 0.0}}
     )
-    assert "rnmt" in unprunable(config, LeftOut(frozenset({1})))[0]
+    assert unprunable(config, LeftOut(frozenset({1})))[0].key == "model.family"

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.composition import covering
 from tests.composition import model as composed
-from tests.config.test_compatibility import DATA
+from tests.config.test_config_rules import DATA
 from tests.small import merged, moved, small_config
 from tests.train.batches import batches
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.notices import notices
+from ziggurat.config.rules.doubtful import notices
 from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig, TrainingConfig
 from ziggurat.model import seq2seq
 from ziggurat.model.build import build_model, set_recompute
@@ -284,5 +284,5 @@ def test_other_values_are_refused(value: object) -> None:
 def test_a_rule_that_reaches_no_layer_is_noticed() -> None:
     model = {"encoder": {"layers": 3}, "decoder": {"layers": 2}}
     training = {"recompute": {"encoder": 3, "decoder": 3}}
-    (said,) = notices(Experiment.model_validate({"data": DATA, "model": model, "training": training}))
-    assert said == "`training.recompute.decoder: 3` recomputes nothing: the decoder has 2 layers"
+    (found,) = notices(Experiment.model_validate({"data": DATA, "model": model, "training": training}))
+    assert (found.key, found.severity) == ("training.recompute.decoder", "warning")

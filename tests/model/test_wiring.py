@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from tests.composition import model as small_model
 from tests.model.sentences import MASK, SOURCE, TARGET, V
 from ziggurat.config import TrainingConfig
-from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.kinds import HISTORIES, HistoryKind, InitKind, ResidualKind
 from ziggurat.model.attention.cache import padding_mask
 from ziggurat.model.build import build_model
@@ -506,4 +505,4 @@ def test_planned_depths_mean_something_where_they_change_a_model(choices: dict[s
     for model in (built(each).eval() for each in sized):
         output = model.decode(TARGET, model.encode(SOURCE, MASK))
         values.append(torch.cat([output.flatten(), *(parameter.flatten() for parameter in model.parameters())]))
-    assert depth_matters(small_model(sized[1])) == (not torch.equal(*values))
+    assert small_model(sized[1]).depth_matters == (not torch.equal(*values))

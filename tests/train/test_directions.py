@@ -17,8 +17,8 @@ from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
-from ziggurat.config.notices import data_notices
 from ziggurat.config.recipes import load_named
+from ziggurat.config.rules.doubtful import data_notices
 from ziggurat.data.batching import CorpusMix
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
@@ -279,6 +279,7 @@ def test_a_corpus_s_language_that_is_no_code_is_doubted() -> None:
         "data: {source_language: mul, target_language: mul, store: s, train: [{path: a.tsv, target_language: german}]}"
     )
     (doubt,) = data_notices(parse_experiment(page, "x").data)
-    assert "`data.train.0.target_language: german` is not an ISO 639 language code; did you mean `de`" in doubt
+    assert (doubt.key, doubt.severity) == ("data.train.0.target_language", "warning")
+    assert "`data.train.0.target_language: german` is not an ISO 639 language code; did you mean `de`" in str(doubt)
     with pytest.raises(ConfigError, match=r"`data\.train\.0\.target_language`"):
         parse_experiment(page.replace("german", "d/e"), "x")

@@ -23,6 +23,7 @@ from tests.train.runs import QUIET, outcome, records
 from ziggurat.config import Experiment
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import CheckpointError
+from ziggurat.system.terminal import REPEATED
 from ziggurat.train import saving
 from ziggurat.train.checkpoint import load_checkpoint, read_progress
 from ziggurat.train.loop import train
@@ -275,6 +276,7 @@ def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: 
 WORKER = """
 import os, sys, time
 from pathlib import Path
+from ziggurat.system.terminal import REPEATED
 from ziggurat.train.signals import GracefulStop, leave_with_launcher
 with GracefulStop() as stop:
     leave_with_launcher()
@@ -321,3 +323,44 @@ def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> 
             patch.setattr(os, "_exit", left.append)
             os.kill(os.getpid(), signal.SIGINT)
         assert left == [128 + signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", REPEATED)
+def test_what_a_scheduler_or_a_terminal_says_several_times_is_one_request(number: signal.Signals) -> None:
+    with GracefulStop(says=False) as stop, pytest.MonkeyPatch.context() as patch:
+        left: list[int] = []
+        patch.setattr(os, "_exit", left.append)
+        for _ in range(3):
+            signal.raise_signal(number)
+        assert (stop.received, left) == (number, [])
+        signal.raise_signal(signal.SIGTERM)
+        assert left == [128 + signal.SIGTERM]
+
+
+def test_a_signal_that_another_program_uses_is_left_to_it() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: seen.append(number))
+    try:
+        with GracefulStop(says=False) as stop:
+            signal.raise_signal(signal.SIGUSR1)
+        assert (stop.received, seen) == (None, [signal.SIGUSR1])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_the_warning_of_a_scheduler_saves_a_checkpoint(
+    name: str, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updates, run = count(1), tmp_path / "run"
+
+    def update(*arguments: Any, **options: Any) -> Any:
+        if next(updates) == 2:
+            signal.raise_signal(signal.Signals[name])
+        return train_update(*arguments, **options)
+
+    monkeypatch.setattr("ziggurat.train.loop.train_update", update)
+    result = go(run, experiment)
+    assert (result.update, result.reason) == (2, name)
+    assert load_checkpoint(run / "last").progress.update == 2

@@ -19,7 +19,7 @@ import typer
 
 from ziggurat.cli.hints import option_hint, single_hyphen_hint
 from ziggurat.system.errors import ZigguratError, is_full_disk, shortage, why_unwritten
-from ziggurat.system.terminal import importing, let_go, standard_streams, why
+from ziggurat.system.terminal import REPEATED, importing, let_go, standard_streams, why
 
 _CLOSED = "standard output is closed, so results would be lost; redirect it to a file or to /dev/null"
 
@@ -114,7 +114,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 class _Ended(BaseException):
-    """SIGTERM or SIGHUP came. Not an Exception, so that no `except Exception` carries on after it."""
+    """A signal to stop came. Not an Exception, so that no `except Exception` carries on after it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -127,14 +127,13 @@ _AGAIN_SECONDS = 0.05
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[list[int]]:
-    """Context in which SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that temporary files are removed.
+    """Context in which signals to stop raise an exception, as Ctrl-C does, so that temporary files are removed.
 
     Gives a list that receives the number of each signal that comes. Python drops an exception that is raised
     inside a weakref's callback or a `__del__`, and tells `sys.unraisablehook`: it is then raised again a moment later.
 
-    A second SIGTERM ends the process at once. A second SIGHUP is ignored: when a terminal closes, both the shell and
-    the kernel send one. Under torchrun both signals keep their default action: a process that waits for others in C++
-    would not run Python's handler.
+    A second SIGTERM ends the process at once; a second one of `REPEATED` is ignored. Under torchrun all keep their
+    default action: a process that waits for others in C++ would not run Python's handler.
     """
     ended: list[int] = []
     if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
@@ -142,7 +141,7 @@ def _unwinding() -> Iterator[list[int]]:
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number in REPEATED else signal.SIG_DFL)
         ended.append(number)
         raise _Ended(number)
 
@@ -156,7 +155,7 @@ def _unwinding() -> Iterator[list[int]]:
             before(unraisable)
 
     # Any other handler belongs to a program that calls ziggurat, or is nohup's, which ignores SIGHUP.
-    free = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    free = [number for number in (signal.SIGTERM, *REPEATED) if signal.getsignal(number) is signal.SIG_DFL]
     alarm = bool(free) and signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     before, sys.unraisablehook = sys.unraisablehook, dropped
     for number in free:
@@ -171,7 +170,7 @@ def _unwinding() -> Iterator[list[int]]:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
         sys.unraisablehook = before
         for number in free:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # after one SIGHUP the next may still come
+            if signal.getsignal(number) is not signal.SIG_IGN:  # the next may still come
                 signal.signal(number, signal.SIG_DFL)
 
 

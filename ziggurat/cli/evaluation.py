@@ -158,7 +158,7 @@ def evaluate(
     `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`,
     `ziggurat evaluate runs/a --source test.de --reference test.en --perturb caps,typos --page robustness.html`
     """
-    from ziggurat.config.notices import check_language_code
+    from ziggurat.config.languages import check_language_code
     from ziggurat.evaluate.scores import check_language
 
     if language is not None:

@@ -26,10 +26,10 @@ from ziggurat.cli.output import (
     write_parts,
 )
 from ziggurat.config import Experiment, TrainingConfig, dump, load_experiment
-from ziggurat.config.compatibility import unheeded
-from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
 from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.config.rules.doubtful import notices
+from ziggurat.config.rules.unused import unused_settings
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
 from ziggurat.system.terminal import duration
@@ -225,8 +225,8 @@ def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: P
         **asdict(inspection),
         "published_parameters": published,
         "published_costs": recipe.table_row.published.costs if recipe else {},
-        "unheeded": unheeded(experiment.model),
-        "notices": notices(experiment),
+        "unheeded": unused_settings(experiment.model),
+        "notices": [str(notice) for notice in notices(experiment)],
     }
 
 
@@ -250,7 +250,7 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
     lines += ["", f"vocabulary    {tokens} tokens, from {sizes.origin}", ""]
     width = max(len(f"{method.key}: {method.value}") for method in inspection.methods)
     lines += [f"{f'{method.key}: {method.value}':<{width}}  {method.paper}" for method in inspection.methods]
-    return "\n".join([*lines, *notices(experiment)])
+    return "\n".join([*lines, *map(str, notices(experiment))])
 
 
 # Costs as text and for JSON

@@ -23,7 +23,6 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.config.notices import data_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import (
     find_small_recipe,
@@ -33,6 +32,7 @@ from ziggurat.config.recipes import (
     recipe_summary,
     recipe_text,
 )
+from ziggurat.config.rules.doubtful import data_notices
 from ziggurat.config.small import SUFFIX, SmallCorpus
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.terminal import duration
@@ -175,8 +175,8 @@ def prepare(
 
     options = JobOptions(job, shard, merge, ray, workers, noun="pair")
     experiment = load_named(config, overrides or [])
-    for notice in data_notices(experiment.data):
-        say(f"warning: {notice}")
+    for doubt in data_notices(experiment.data):
+        say(f"warning: {doubt}")
     if not experiment.data.dev:
         say("no `data.dev`: runs will not be validated, nor keep their best weights; docs/tutorial.md holds pairs out")
     columns = (

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary, joined
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
+from ziggurat.system.errors import ConfigError
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Bound = Annotated[float, Field(ge=-1e9, le=1e9)]
@@ -184,19 +185,26 @@ class CorpusConfig(Section):
         if (self.path is not None) == aligned or (self.source is None) != (self.target is None):
             raise ValueError("give either `source` and `target` (aligned text files) or `path` (one file)")
         if self.alignment_column is not None and self.alignment is None:
-            raise ValueError("`alignment_column` needs `alignment`, the file that has this column")
+            raise ConfigError(
+                "`alignment_column` needs `alignment`, the file that has this column", key="alignment_column"
+            )
         if self.columns and len(self.columns) != 2:
-            raise ValueError("`columns` needs two entries: the source column and the target column")
+            raise ConfigError("`columns` needs two entries: the source column and the target column", key="columns")
         return self
 
     @model_validator(mode="after")
     def _rows_of_one_file(self) -> Self:
         if self.row_columns is not None:
             if self.scores or self.alignment not in (None, self.path):
-                raise ValueError("`row_columns` leaves out rows; `scores` or an `alignment` in another file would not")
+                raise ConfigError(
+                    "`row_columns` leaves out rows; `scores` or an `alignment` in another file would not",
+                    key="row_columns",
+                )
             wanted = [*(self.columns or (0, 1)), self.alignment_column or 0]
             if (most := max(column for column in wanted if isinstance(column, int))) >= self.row_columns:
-                raise ValueError(f"`row_columns: {self.row_columns}` does not reach column {most}, counted from 0")
+                raise ConfigError(
+                    f"`row_columns: {self.row_columns}` does not reach column {most}, counted from 0", key="row_columns"
+                )
         return self
 
 
@@ -269,15 +277,18 @@ class SubwordConfig(Section):
         # With `existing` these two have no effect, like other settings of a run whose vocabulary is used unchanged.
         fixed = self.kind == "vocabulary"
         if self.target_vocabulary_size is not None and (fixed or (self.joint and self.kind != "existing")):
-            raise ValueError(
-                "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`"
+            raise ConfigError(
+                "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`",
+                key="target_vocabulary_size",
             )
         if self.symbols and fixed:
-            raise ValueError("`symbols` needs a model to train: `kind: bpe` or `unigram`, not `vocabulary`")
+            raise ConfigError(
+                "`symbols` needs a model to train: `kind: bpe` or `unigram`, not `vocabulary`", key="symbols"
+            )
         if self.kind == "existing" and self.source_model is None:
-            raise ValueError("`kind: existing` needs `source_model`")
+            raise ConfigError("`kind: existing` needs `source_model`", key="kind")
         if self.kind == "vocabulary" and self.source_vocabulary is None:
-            raise ValueError("`kind: vocabulary` needs `source_vocabulary`")
+            raise ConfigError("`kind: vocabulary` needs `source_vocabulary`", key="kind")
         if self.kind == "vocabulary" and self.regularisation is not None:
             raise ValueError(
                 "pre-segmented text (`kind: vocabulary`) cannot be segmented again: remove `regularisation`"
@@ -321,11 +332,17 @@ class DataConfig(Section):
     def _stages_can_follow(self) -> Self:
         for number, stage in enumerate(self.stages[:-1]):
             if stage.until.epochs is None and stage.until.patience is None:
-                raise ValueError(f"`stages.{number}` never ends: give its `until` `epochs` or `patience`")
+                raise ConfigError(
+                    f"`stages.{number}` never ends: give its `until` `epochs` or `patience`", key=f"stages.{number}"
+                )
         if self.stages and self.stages[-1].until.patience is not None:
-            raise ValueError("`patience` of the last stage is that of the run: set `training.stop.patience`")
+            raise ConfigError(
+                "`patience` of the last stage is that of the run: set `training.stop.patience`", key="patience"
+            )
         if self.stages and (self.sampling_temperature != 1 or any(corpus.weight != 1 for corpus in self.train)):
-            raise ValueError("`stages` say how corpora are mixed: leave out `sampling_temperature` and `weight`")
+            raise ConfigError(
+                "`stages` say how corpora are mixed: leave out `sampling_temperature` and `weight`", key="stages"
+            )
         changed = [self.modifiers, *(stage.modifiers for stage in self.stages if stage.modifiers)]
         if self.subword.kind == "vocabulary" and any(modifiers.chosen for modifiers in changed):
             raise ValueError("text that is already segmented (`subword.kind: vocabulary`) cannot have `modifiers`")
@@ -344,16 +361,21 @@ class DataConfig(Section):
             except ValidationError as error:
                 found = error.errors()[0]
                 place = ".".join(str(step) for step in ("train", number, "filters", *found["loc"]))
-                raise ValueError(f"`{place}`: {found['msg']}") from None
+                raise ConfigError(f"`{place}`: {found['msg']}", key=f"{place}") from None
         # What corpora share cannot be one for this and another for that.
         shared = [(f.near_duplicates, f.pair_score and f.pair_score.pairs) for f in map(self.filters_of, self.train)]
         for key, chosen in zip(("near_duplicates", "pair_score.pairs"), zip(*shared, strict=True), strict=False):
             if len({value for value in chosen if value is not None}) > 1:
-                raise ValueError(f"`filters.{key}` is shared by all corpora: set it in `data.filters` alone")
+                raise ConfigError(
+                    f"`filters.{key}` is shared by all corpora: set it in `data.filters` alone", key=f"filters.{key}"
+                )
         for number, corpus in enumerate(self.dev):
             for key in ("filters", "scores"):
                 if getattr(corpus, key):
-                    raise ValueError(f"`dev.{number}.{key}`: development corpora are not filtered; remove it")
+                    raise ConfigError(
+                        f"`dev.{number}.{key}`: development corpora are not filtered; remove it",
+                        key=f"dev.{number}.{key}",
+                    )
         return self
 
     def filters_of(self, corpus: CorpusConfig) -> FilterConfig:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
+from ziggurat.system.errors import ConfigError
 
 
 class LengthPenaltyConfig(Section):
@@ -26,7 +27,7 @@ class LengthPenaltyConfig(Section):
     @model_validator(mode="after")
     def _coverage_needs_lingvo(self) -> Self:
         if self.coverage and self.kind != "lingvo":
-            raise ValueError("`coverage` belongs to `kind: lingvo`")
+            raise ConfigError("`coverage` belongs to `kind: lingvo`", key="coverage")
         return self
 
 
@@ -118,16 +119,22 @@ class DecodingConfig(Section):
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         if self.min_length > self.max_length.limit:
-            raise ValueError(f"`min_length` ({self.min_length}) is above `max_length.limit` ({self.max_length.limit})")
+            raise ConfigError(
+                f"`min_length` ({self.min_length}) is above `max_length.limit` ({self.max_length.limit})",
+                key="min_length",
+            )
         if self.endings != "candidates" and (self.search == "sample" or self.diverse_groups > 1):
-            raise ValueError(f"`endings: {self.endings}` is for ordinary beam search, without groups")
+            raise ConfigError(f"`endings: {self.endings}` is for ordinary beam search, without groups", key="endings")
         if self.search == "sample":
             self._check_sampling()
             return self
         if self.n_best > self.beam_size:
-            raise ValueError(f"`n_best` ({self.n_best}) is larger than `beam_size` ({self.beam_size})")
+            raise ConfigError(f"`n_best` ({self.n_best}) is larger than `beam_size` ({self.beam_size})", key="n_best")
         if self.beam_size % self.diverse_groups:
-            raise ValueError(f"`diverse_groups` ({self.diverse_groups}) must divide `beam_size` ({self.beam_size})")
+            raise ConfigError(
+                f"`diverse_groups` ({self.diverse_groups}) must divide `beam_size` ({self.beam_size})",
+                key="diverse_groups",
+            )
         if needed := [f"`{key}`" for key, value in WITHOUT_SAMPLING.items() if getattr(self, key) != value]:
             raise ValueError(f"{', '.join(needed)}: for sampling only; set `search: sample` as well")
         return self
@@ -138,10 +145,10 @@ class DecodingConfig(Section):
 
     def _check_sampling(self) -> None:
         if self.diverse_groups > 1:
-            raise ValueError("`diverse_groups` is for `search: beam`")
+            raise ConfigError("`diverse_groups` is for `search: beam`", key="diverse_groups")
         if self.prune is not None:
-            raise ValueError("`prune` is for `search: beam`")
+            raise ConfigError("`prune` is for `search: beam`", key="prune")
         if self.mbr == 1:
-            raise ValueError("`mbr: 1` has nothing to choose from; draw more")
+            raise ConfigError("`mbr: 1` has nothing to choose from; draw more", key="mbr")
         if self.mbr and self.n_best > self.mbr:
-            raise ValueError(f"`n_best` ({self.n_best}) is larger than `mbr` ({self.mbr})")
+            raise ConfigError(f"`n_best` ({self.n_best}) is larger than `mbr` ({self.mbr})", key="n_best")

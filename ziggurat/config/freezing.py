@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ziggurat.config.growth import BETWEEN
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
-from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, Problem, printable
 
 if TYPE_CHECKING:
     from ziggurat.config.train import TrainingConfig
@@ -59,50 +59,52 @@ def _names_layers(name: str) -> bool:
         return False
 
 
-def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[str]:
+def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[Problem]:
     """Return why these parts cannot stay as they are in this run; [] where nothing is frozen or nothing is wrong."""
     if not training.freeze:
         return []
     if training.lora is not None:
-        return ["`training.lora` leaves all weights of the model as they are already; leave `training.freeze` out"]
+        already = "`training.lora` leaves all weights of the model as they are already"
+        return [Problem("training.lora", already, "leave `training.freeze` out")]
     try:
         frozen = Frozen.parse(training.freeze)
     except ConfigError as error:
-        return [str(error)]
+        return list(error.problems)
     return [*_of_layers(frozen, training, model), *_of_shared(frozen, model), *_of_the_rest(frozen, training, model)]
 
 
-def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[str]:
+def _of_layers(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
     growth = training.growth
     for stack, section in (("encoder", model.encoder), ("decoder", model.decoder)):
         numbers = frozen.layers.of(stack)
         if numbers and (last := max(numbers)) > section.layers:
-            yield f"the {stack} has {section.layers} layers, no layer {last}"
+            yield Problem("training.freeze", f"the {stack} has {section.layers} layers, no layer {last}")
             continue
         first = section.layers if growth is None else growth.stages[0].depths(model.decoder.layers)[stack == "decoder"]
         if first < section.layers and (stack in frozen.parts or max(numbers, default=0) > first):
-            yield (
-                f"`training.growth` adds layers to the {stack} above {first}, and frozen they would never be trained: "
-                f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)"
+            yield Problem(
+                "training.growth",
+                f"`training.growth` adds layers to the {stack} above {first}, and frozen they would never be trained:",
+                f"name layers up to {first}, or train on from the grown model (`ziggurat grow`, `training.start_from`)",
             )
         elif growth is not None and growth.copy_strategy in BETWEEN and numbers and first < section.layers:
-            strategy = f"training.growth.copy_strategy: {growth.copy_strategy}"
-            yield f"`{strategy}` gives the layers of the {stack} other numbers"
+            key = "training.growth.copy_strategy"
+            yield Problem(key, f"`{key}: {growth.copy_strategy}` gives the layers of the {stack} other numbers")
 
 
-def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[str]:
+def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[Problem]:
     """Yield the matrices and vectors that parts share, and that would be frozen in some of them only."""
     embedding = model.embedding
-    shared = [(f"embedding.sharing: {embedding.sharing}", _TIED[embedding.sharing])]
+    shared = [("model.embedding.sharing", f": {embedding.sharing}", _TIED[embedding.sharing])]
     if embedding.shared_bias:
-        shared.append(("embedding.shared_bias", frozenset({"source_embedding", "target_embedding"})))
-    for key, parts in shared:
+        shared.append(("model.embedding.shared_bias", "", frozenset({"source_embedding", "target_embedding"})))
+    for key, value, parts in shared:
         if parts & frozen.parts and not parts <= frozen.parts:
             names = ", ".join(part for part in PARTS if part in parts)
-            yield f"`model.{key}` lets {names} share their weights: name all of them or none"
+            yield Problem(key, f"`{key}{value}` lets {names} share their weights:", "name all of them or none")
 
 
-def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[str]:
+def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
     """Yield why what is left could not be trained."""
     trained = {
         stack: [n for n in range(1, section.layers + 1) if not frozen.has(stack, n)]
@@ -110,10 +112,11 @@ def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -
     }
     outside = not frozen.parts >= _OUTSIDE
     if not outside and not any(trained.values()):
-        yield "nothing would be trained"
+        yield Problem("training.freeze", "nothing would be trained")
     elif training.optimiser.kind == "muon" and not any(trained.values()):
-        yield "`training.optimiser.kind: muon` trains matrices of the layers, and all are frozen: use `adamw`"
+        matrices = "`training.optimiser.kind: muon` trains matrices of the layers, and all are frozen:"
+        yield Problem("training.optimiser.kind", matrices, "use `adamw`")
     kept = [stack for stack in trained if trained[stack] and not getattr(model, stack).layer_drop]
     if not outside and any(trained.values()) and not kept:
-        stack = next(stack for stack in trained if trained[stack])
-        yield f"LayerDrop may leave out all that is trained: set `model.{stack}.layer_drop: 0`"
+        key = f"model.{next(stack for stack in trained if trained[stack])}.layer_drop"
+        yield Problem(key, "LayerDrop may leave out all that is trained:", f"set `{key}: 0`")

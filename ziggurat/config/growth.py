@@ -15,6 +15,7 @@ from ziggurat.config.base import Count, Layers, Section
 from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.model import ModelConfig
+from ziggurat.system.errors import ConfigError, Problem
 
 CopyStrategy = Literal["g_top", "top_only", "g_interpolate", "interpolate", "copy_all", "random"]
 BETWEEN: frozenset[CopyStrategy] = frozenset({"interpolate", "g_interpolate"})
@@ -67,20 +68,26 @@ class GrowthConfig(Section):
     @model_validator(mode="after")
     def _deeper_and_later(self) -> Self:
         if not self.stages:
-            raise ValueError("`stages` is empty: give the depths before the final one, or leave `growth` out")
+            raise ConfigError(
+                "`stages` is empty: give the depths before the final one, or leave `growth` out", key="stages"
+            )
         for before, after in pairwise(self.stages):
             old, new = before.depths(_DEEPEST), after.depths(_DEEPEST)
             if old == new or old[0] > new[0] or old[1] > new[1]:
-                raise ValueError(f"`stages` must grow: {_named(after)} follow {_named(before)}")
+                raise ConfigError(f"`stages` must grow: {_named(after)} follow {_named(before)}", key="stages")
             for unit in ("updates", "epochs"):
                 ends = getattr(before, unit), getattr(after, unit)
                 if None not in ends and ends[1] <= ends[0]:
-                    raise ValueError(f"`stages`: {unit} count from the start of the run, so {ends[1]} after {ends[0]}")
+                    raise ConfigError(
+                        f"`stages`: {unit} count from the start of the run, so {ends[1]} after {ends[0]}", key="stages"
+                    )
         return self
 
 
 _DEEPEST = 2**31
 """In place of the decoder's final depth where only the stages are known: none of them is deeper."""
+
+_STRATEGY = "training.growth.copy_strategy"
 
 
 def _named(stage: GrowthStage) -> str:
@@ -94,31 +101,38 @@ def unreachable(
     stack: str = "encoder",
     unlike: str | None = None,
     period: int | None = None,
-) -> str | None:
+) -> Problem | None:
     """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
 
     `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`), and `period`
     the number of layers of a block where the stack has connections between blocks (`block_layers`).
     """
     if new <= old:
-        return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
+        deeper = f"growing from {old} to {new} {stack} layers: the new depth must be larger"
+        return Problem("training.growth.stages", deeper)
     if strategy in ("g_top", "g_interpolate") and new > 2 * old:
-        return (
-            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to "
-            f"{2 * old} at most, or use `top_only` or `random`"
+        return Problem(
+            _STRATEGY,
+            f"`{strategy}` copies the {new - old} top layers of the {stack}, but there are {old}",
+            f"first grow to {2 * old} at most, or use `top_only` or `random`",
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
-        return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
+        doubled = f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
+        return Problem(_STRATEGY, doubled)
     if strategy == "g_interpolate" and period and (old % period or new - old != period):
-        return (
+        return Problem(
+            _STRATEGY,
             f"`g_interpolate` from {old} to {new} {stack} layers: with `{stack}.history: blocks` it doubles the layers "
-            f"of the last block ({period}, `combination.period`), since others would leave their block; or use `g_top`"
+            f"of the last block ({period}, `combination.period`), since others would leave their block",
+            "or use `g_top`",
         )
     first_copied = strategy in ("copy_all", "interpolate", "g_top", "g_interpolate") and new == 2 * old
     if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
-        return (
+        return Problem(
+            _STRATEGY,
             f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
-            "unlike the others; add fewer layers at a time by `g_top`, or use `random`"
+            "unlike the others",
+            "add fewer layers at a time by `g_top`, or use `random`",
         )
     return None
 
@@ -139,36 +153,45 @@ def block_layers(model: ModelConfig, *, decoder: bool) -> int | None:
     return model.combination.period_of(history) if whole else None
 
 
-def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> str | None:
+def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> Problem | None:
     """Return why the encoder of `model`, or its `decoder`, cannot grow by `strategy`, or None when it can."""
     if model.family != "transformer":
-        return f"only Transformers grow; `model.family: {model.family}` cannot"
+        return Problem("model.family", f"only Transformers grow; `model.family: {model.family}` cannot")
     name, stack = ("decoder", model.decoder) if decoder else ("encoder", model.encoder)
     if stack.ranges:
-        return f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
+        other = (
+            f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
+        )
+        return Problem(f"model.{name}.ranges", other)
     kinds = model.residuals(decoder=decoder)
     if strategy in BETWEEN and RESIDUALS[kinds[0]].layer_constants:
-        return (
+        return Problem(
+            _STRATEGY,
             f"the copy strategy `{strategy}` moves layers up, and `residual: {kinds[0]}` computes with their number: "
-            "trained layers would compute something else; use `g_top`"
+            "trained layers would compute something else",
+            "use `g_top`",
         )
     # Doubling the last block moves no other one, and the weights between blocks end up as if a block were added on top.
     within = strategy == "g_interpolate" and block_layers(model, decoder=decoder) is not None
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" and not within else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
     if strategy in BETWEEN and across:
-        return (
+        return Problem(
+            _STRATEGY,
             f"the copy strategy `{strategy}` puts new layers between old ones, so the weights of "
-            f"`model.{across[0]}` would belong to other layers; use `g_top`"
+            f"`model.{across[0]}` would belong to other layers",
+            "use `g_top`",
         )
     return None
 
 
-def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
-    """Return why the stages cannot lead to the depth of `model`."""
+def growth_refused(growth: GrowthConfig | None, model: ModelConfig) -> list[Problem]:
+    """Return why the stages, if there are any, cannot lead to the depth of `model`."""
+    if growth is None:
+        return []
     final = model.encoder.layers, model.decoder.layers
     depths = [*(stage.depths(final[1]) for stage in growth.stages), final]
-    reasons: list[str | None] = []
+    reasons: list[Problem | None] = []
     for number, stack in enumerate(("encoder", "decoder")):
         layers = [depth[number] for depth in depths]
         if len(set(layers)) > 1:
@@ -178,7 +201,8 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
         period = block_layers(model, decoder=stack == "decoder")
         reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike, period) for old, new in steps]
     if depths[-2] == final:
-        reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
+        already = f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers"
+        reasons.append(Problem("training.growth.stages", already))
     return [reason for reason in reasons if reason is not None]
 
 
@@ -204,13 +228,15 @@ def saved_passes(growth: GrowthConfig, model: ModelConfig, stop: StopConfig) -> 
     return None
 
 
-def cut_short(growth: GrowthConfig, stop: StopConfig) -> str | None:
-    """Return a message naming the stage that training will not get beyond before `stop`; None: it reaches all."""
+def cut_short(growth: GrowthConfig, stop: StopConfig) -> Problem | None:
+    """Return a warning that names the stage that training will not get beyond before `stop`; None: it reaches all."""
     for stage in growth.stages:
         for unit, end, limit in (("updates", stage.updates, stop.updates), ("epochs", stage.epochs, stop.epochs)):
             if end is not None and limit is not None and end >= limit:
-                return (
+                return Problem(
+                    f"training.stop.{unit}",
                     f"`training.stop.{unit}` ({limit}) comes before the end of the stage of {_named(stage)} "
-                    f"({end}): the model will not grow beyond it"
+                    f"({end}): the model will not grow beyond it",
+                    severity="warning",
                 )
     return None

@@ -10,6 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Count, Length, Minutes, Real, Section, Size
+from ziggurat.system.errors import ConfigError
 
 
 class ReferenceLengthConfig(Section):
@@ -57,7 +58,7 @@ class ValidationConfig(Section):
     @model_validator(mode="after")
     def _metric_is_measured(self) -> Self:
         if self.metric != "loss" and not self.decode:
-            raise ValueError(f"`metric: {self.metric}` needs `decode: true`")
+            raise ConfigError(f"`metric: {self.metric}` needs `decode: true`", key="metric")
         return self
 
 
@@ -144,7 +145,10 @@ class CheckpointConfig(Section):
     @model_validator(mode="after")
     def _enough_kept(self) -> Self:
         if self.average_last > self.keep_last:
-            raise ValueError(f"`average_last` ({self.average_last}) is larger than `keep_last` ({self.keep_last})")
+            raise ConfigError(
+                f"`average_last` ({self.average_last}) is larger than `keep_last` ({self.keep_last})",
+                key="average_last",
+            )
         return self
 
     @model_validator(mode="after")
@@ -156,14 +160,16 @@ class CheckpointConfig(Section):
     @model_validator(mode="after")
     def _kept_ones_are_written(self) -> Self:
         if self.keep_every is not None and (self.every_updates is None or self.keep_every % self.every_updates):
-            raise ValueError(
+            raise ConfigError(
                 f"`keep_every` ({self.keep_every}) must be a multiple of `every_updates` ({self.every_updates}): there "
-                "is no checkpoint to keep at other updates"
+                "is no checkpoint to keep at other updates",
+                key="keep_every",
             )
         if self.keep_around_best is not None and self.keep_around_best % 2 == 0:
-            raise ValueError(
+            raise ConfigError(
                 f"`keep_around_best` ({self.keep_around_best}) must be odd: the best checkpoint has as many before it "
-                "as after it"
+                "as after it",
+                key="keep_around_best",
             )
         return self
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import without_sizes
-from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, Problem, printable
 from ziggurat.system.small_files import read_bounded
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
 
@@ -135,9 +135,7 @@ def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[s
     except ValidationError as error:
         if root is Experiment and "bitext" in content:
             raise ConfigError(f"{name}: `bitext` is a section of files for `ziggurat pipeline`") from None
-        found = error.errors()
-        said = [_explain(e, name, lines, overridden, root) for e in found[:_MAX_ERRORS]]
-        raise ConfigError("\n".join([*said, *_and_more(found)])) from None
+        raise _errors(error, lambda e: tuple(e["loc"]), lambda e: _explain(e, name, lines, overridden, root)) from None
 
 
 def dump(config: BaseModel) -> str:
@@ -218,10 +216,10 @@ def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -
     try:
         return type(section).model_validate(_merged(section, changes))
     except ValidationError as error:
-        found = error.errors()
         above, root = (tuple(path.split(".")), Experiment) if path else ((), type(section))
-        said = [_problem(e, (*above, *e["loc"]), False, root) for e in found[:_MAX_ERRORS]]
-        raise ConfigError("\n".join([*said, *_and_more(found)])) from None
+        raise _errors(
+            error, lambda e: (*above, *e["loc"]), lambda e: _problem(e, (*above, *e["loc"]), False, root)
+        ) from None
 
 
 def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,9 +230,23 @@ def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _and_more(found: Sequence[Any]) -> list[str]:
-    """Return a line with the number of errors that are not listed; none when all are."""
-    return [f"and {len(found) - _MAX_ERRORS:,} more"] if len(found) > _MAX_ERRORS else []
+def _errors(
+    error: ValidationError, location_of: Callable[[Any], tuple[str | int, ...]], said: Callable[[Any], str]
+) -> ConfigError:
+    """Return all that pydantic found, a problem on each line: its key by `location_of`, its text by `said`."""
+    found = error.errors()
+    problems = []
+    for e in found[:_MAX_ERRORS]:
+        rule = _broken_rule(e)
+        inner = [rule.problems[0].key] if isinstance(rule, ConfigError) and rule.problems[0].key else []
+        problems.append(Problem(".".join([*map(str, location_of(e)), *inner]), said(e)))
+    more = [f"and {len(found) - _MAX_ERRORS:,} more"] if len(found) > _MAX_ERRORS else []
+    return ConfigError(*problems, *more, between="\n")
+
+
+def _broken_rule(error: Any) -> Exception | None:
+    """Return what a rule of ours raised, of an error of pydantic's."""
+    return error["ctx"]["error"] if error["type"] == "value_error" else None
 
 
 def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]], root: type[BaseModel]) -> str:
@@ -242,8 +254,8 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
     location: tuple[str | int, ...] = tuple(error["loc"])
     # A missing key has no line: the line of the section around it is the nearest.
     known = _nearest_known(location, lines)
-    if error["type"] == "value_error":
-        known = _named(str(error["ctx"]["error"]), location, lines, overridden) or known
+    if isinstance(broken := _broken_rule(error), ConfigError):
+        known = _complained_of(broken, location, lines, overridden) or known
     inside = any(o[: len(location)] == location for o in overridden)
     # A rule of a section that the file has, or of the whole, may be broken by the file alone.
     of_both = inside and (not location or location in lines) and location not in overridden
@@ -260,18 +272,14 @@ def _nearest_known(path: tuple[str | int, ...], lines: Lines) -> tuple[str | int
     return path
 
 
-def _named(
-    message: str, location: tuple[str | int, ...], lines: Lines, overridden: set[tuple[str | int, ...]]
+def _complained_of(
+    error: ConfigError, location: tuple[str | int, ...], lines: Lines, overridden: set[tuple[str | int, ...]]
 ) -> tuple[str | int, ...]:
     """Return the path of the key that a rule of the section at `location` complains of; () where the file has none.
 
-    That is the one in backquotes that the message begins with; of a rule of the whole file the first one that the file
-    has, since the other may be what it misses: "`backward` is missing: `backtranslation` translates with it".
+    Of a rule of the whole file that is the first of its keys that the file has, since another may be what it misses.
     """
-    if location and not message.startswith("`"):
-        return ()
-    quoted = re.findall(r"`([\w-]+(?:\.[\w-]+)*)[^`]*`", message)
-    for key in quoted[:1] if location else quoted:
+    for key in error.keys if not location else [problem.key for problem in error.problems[:1]]:
         path = (*location, *(int(part) if part.isdecimal() else part for part in key.split(".")))
         if any(path[: len(o)] == o for o in overridden):
             continue  # the file has another value there, or none

@@ -32,7 +32,8 @@ from ziggurat.config.kinds import (
     Sharing,
     listed_kinds,
 )
-from ziggurat.config.refusals import refused
+from ziggurat.config.rules.model import contradictions
+from ziggurat.system.errors import ConfigError
 
 
 class InitConfig(Section):
@@ -365,9 +366,22 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _choices_fit(self) -> Self:
-        if reasons := refused(self):
-            raise ValueError("; ".join(reasons))
+        if problems := contradictions(self):
+            raise ConfigError(*problems)
         return self
+
+    @property
+    def depth_matters(self) -> bool:
+        """Whether the model starts or computes by the depth of its stacks, which growth and pruning keep as it was."""
+        every = {*self.residuals(decoder=False), *self.residuals(decoder=True)}
+        return (
+            self.transfer is not None
+            or self.dropout.sublayer > 0
+            or any(RESIDUALS[kind].depth_constants for kind in every)
+            or ("layer_scale" in every and self.wiring.layer_scale is None)
+            or any(INITIALISATIONS[init.kind].depth for init in self.inits.values())
+            or any(init.kind == "admin" and init.omega in ("log", "linear") for init in self.inits.values())
+        )
 
     @property
     def planned_encoder_layers(self) -> int:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Count, Length, Real, Section
-from ziggurat.system.errors import printable
+from ziggurat.system.errors import ConfigError, printable
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Words = Annotated[int, Field(ge=1, le=100)]
@@ -155,7 +155,7 @@ class PrefixConfig(ModifierConfig):
 
 def _check_order(name: str, least: int, most: int) -> None:
     if least > most:
-        raise ValueError(f"`min_{name}` ({least}) is above `max_{name}` ({most})")
+        raise ConfigError(f"`min_{name}` ({least}) is above `max_{name}` ({most})", key=f"min_{name}")
 
 
 class ModifiersConfig(Section):
@@ -232,8 +232,9 @@ class StageConfig(Section):
     @model_validator(mode="after")
     def _until_is_mixed(self) -> Self:
         if not self.mix.get(self.until.corpus):
-            raise ValueError(
+            raise ConfigError(
                 f"`until` counts epochs of `{printable(self.until.corpus, 60)}`, which is not in the mix with a share "
-                "above 0"
+                "above 0",
+                key="until",
             )
         return self

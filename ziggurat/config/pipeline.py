@@ -32,7 +32,7 @@ from ziggurat.config.pipeline_models import (
     TrainedConfig,
 )
 from ziggurat.config.train import ScheduleConfig
-from ziggurat.system.errors import ConfigError
+from ziggurat.system.errors import ConfigError, Problem
 
 Name = Annotated[str, Field(pattern=r"^[\w][\w.+-]*$", max_length=100)]
 
@@ -63,7 +63,10 @@ class BitextCorpus(CorpusConfig):
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
         if self.alignment is not None:
-            raise ValueError("`alignment` is of no use here: pairs are dropped and split up; add section `alignment`")
+            raise ConfigError(
+                "`alignment` is of no use here: pairs are dropped and split up; add section `alignment`",
+                key="alignment",
+            )
         if self.source_language or self.target_language:
             raise ValueError("a pipeline has one direction: leave out the languages of single corpora")
         if (self.fetch is None) == (self.path is None and self.source is None and self.target is None):
@@ -73,7 +76,7 @@ class BitextCorpus(CorpusConfig):
         if self.fetch is None and self.path is None and (self.source is None or self.target is None):
             raise ValueError("give both `source` and `target`, aligned line by line")
         if self.columns and len(self.columns) != 2:
-            raise ValueError("`columns` needs two entries: the source column and the target column")
+            raise ConfigError("`columns` needs two entries: the source column and the target column", key="columns")
         return self
 
 
@@ -119,9 +122,14 @@ class BitextConfig(Section):
         for number, corpus in enumerate(self.dev):
             for key, why in (("filters", "filtered"), ("scores", "filtered"), ("weight", "drawn from")):
                 if getattr(corpus, key) != BitextCorpus.model_fields[key].get_default(call_default_factory=True):
-                    raise ValueError(f"`dev.{number}.{key}`: development corpora are not {why}; remove it")
+                    raise ConfigError(
+                        f"`dev.{number}.{key}`: development corpora are not {why}; remove it", key=f"dev.{number}.{key}"
+                    )
             if corpus.tag is not None and corpus.tag not in tags:
-                raise ValueError(f"`dev.{number}.tag`: no corpus of `train` has {corpus.tag}: nothing would learn it")
+                raise ConfigError(
+                    f"`dev.{number}.tag`: no corpus of `train` has {corpus.tag}: nothing would learn it",
+                    key=f"dev.{number}.tag",
+                )
         return self
 
 
@@ -239,15 +247,22 @@ class PipelineConfig(Section):
             raise ValueError(f"pipeline format {self.format} is not known here (this version reads {PIPELINE_FORMAT})")
         if self.source_language == self.target_language:
             both = f"`source_language` and `target_language` are both `{self.source_language}`"
-            raise ValueError(f"{both}: files go by these codes; give one a longer code, such as `sr-Latn`")
+            why = "files go by these codes; give one a longer code, such as `sr-Latn`"
+            raise ConfigError(f"{both}: {why}", key="source_language", named=["target_language"])
         held = self.bitext.hold_out or HoldOutConfig()
         names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
         if len(set(names)) < len(names):
-            raise ValueError(f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)")
-        if missing := [f"`{key}` is missing: {why}" for key, why in self._missing(held)]:
-            raise ValueError("; ".join(missing))
+            raise ConfigError(
+                f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)",
+                key="test",
+                named=["bitext.hold_out"],
+            )
+        if missing := self._missing(held):
+            raise ConfigError(*missing)
         if self.student is not None and self.student.existing is not None:
-            raise ValueError("`student.existing`: a student is trained here; leave the section out")
+            raise ConfigError(
+                "`student.existing`: a student is trained here; leave the section out", key="student.existing"
+            )
         for name in MODELS:
             chosen: TrainedConfig | None = getattr(self, name)
             if chosen is None or chosen.existing is not None:
@@ -255,7 +270,9 @@ class PipelineConfig(Section):
             if chosen.without_layers is None:
                 self._check_model(name, chosen)
             elif name != "student":
-                raise ValueError(f"`{name}.without_layers`: only a `student` begins as the teacher")
+                raise ConfigError(
+                    f"`{name}.without_layers`: only a `student` begins as the teacher", key=f"{name}.without_layers"
+                )
             elif self.teacher is not None and self.teacher.existing is None:  # else the steps ask that model
                 self.with_student_of(self.teacher.model, self.teacher.unicode, "-")
         self._check_precision()
@@ -264,7 +281,7 @@ class PipelineConfig(Section):
     def with_student_of(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
         """Return the configuration with all that the student has from the teacher that it begins as.
 
-        `vocabulary` is the folder of the teacher's. Raises ValueError: what cannot be left out, or does not fit.
+        `vocabulary` is the folder of the teacher's. Raises ConfigError: what cannot be left out, or does not fit.
         """
         assert self.student is not None
         student = self.student.begun_as(teacher, unicode, vocabulary)
@@ -272,61 +289,69 @@ class PipelineConfig(Section):
         whole._check_model("student", student)
         return whole
 
-    def _missing(self, held: HoldOutConfig) -> list[tuple[str, str]]:
-        """Return each key that is missing, and what needs it."""
+    def _missing(self, held: HoldOutConfig) -> list[Problem]:
+        """Return each key that is missing, with the key that needs it."""
         instead = "or take pairs out of the training corpora, `bitext.hold_out: {%s: 1000}`"
         tested, developed = self.test or held.test, self.bitext.dev or held.dev
-        wants: list[tuple[object, str, str]] = [
-            (self.teacher or self.student, "teacher", "a pipeline trains a `teacher`, a `student`, or both"),
-            (developed, "bitext.dev", f"models are chosen by it; {instead % 'dev'}"),
+        wants: list[tuple[object, str, str, str]] = [  # what is there, its key, the key that needs it (@), why
+            (self.teacher or self.student, "teacher", "", "a pipeline trains a `teacher`, a `student`, or both"),
+            (developed, "bitext.dev", "", f"models are chosen by it; {instead % 'dev'}"),
         ]
         if self.backtranslation is not None:
             wants += [
-                (self.backward, "backward", "`backtranslation` translates with it"),
-                (self.monolingual.target, "monolingual.target", "`backtranslation` translates it"),
+                (self.backward, "backward", "backtranslation", "@ translates with it"),
+                (self.monolingual.target, "monolingual.target", "backtranslation", "@ translates it"),
             ]
         if self.distillation is not None:
             made = self.distillation.bitext or (self.distillation.monolingual and self.monolingual.source)
             wants += [
-                (self.teacher, "teacher", "`distillation` translates with it"),
-                (self.student, "student", "`distillation` is for it"),
-                (made, "monolingual.source", "`distillation` has no text without it: `bitext` is false"),
+                (self.teacher, "teacher", "distillation", "@ translates with it"),
+                (self.student, "student", "distillation", "@ is for it"),
+                (made, "monolingual.source", "distillation", "@ has no text without it: `bitext` is false"),
             ]
         if self.student is not None and self.student.without_layers is not None:
-            wants.append((self.teacher, "teacher", "the student begins as it (`student.without_layers`)"))
+            wants.append((self.teacher, "teacher", "student.without_layers", "the student begins as it (@)"))
         if self.filter is not None:
             wants += [
-                (self.distillation, "distillation", "`filter` is of its corpus"),
-                (self.backward, "backward", "`filter` goes by how likely it finds a source, given its translation"),
+                (self.distillation, "distillation", "filter", "@ is of its corpus"),
+                (self.backward, "backward", "filter", "@ goes by how likely it finds a source, given its translation"),
             ]
-        for key, why in (("alignment", "is of its corpora"), ("quantisation", "is of it")):
+        for key, why in (("alignment", "@ is of its corpora"), ("quantisation", "@ is of it")):
             if getattr(self, key) is not None:
-                wants.append((self.student, "student", f"`{key}` {why}"))
+                wants.append((self.student, "student", key, why))
         if self.shortlist is not None:
             served = self.export is not None and self.export.ctranslate2 is not None
             wants += [
-                (self.student, "student", "`shortlist` is of its data"),
-                (served, "export.ctranslate2", "`shortlist` is for it"),
+                (self.student, "student", "shortlist", "@ is of its data"),
+                (served, "export.ctranslate2", "shortlist", "@ is for it"),
             ]
         if self.evaluation is not None:
-            wants.append((tested, "test", f"`evaluation` needs a test set; {instead % 'test'}"))
+            wants.append((tested, "test", "evaluation", f"@ needs a test set; {instead % 'test'}"))
         if self.export is not None and any(target and target.tolerance is not None for _, target in self.export):
-            wants.append((tested, "test", f"`export` asks for BLEU on it (`tolerance`); {instead % 'test'}"))
-        return [(key, why) for there, key, why in wants if not there]
+            wants.append((tested, "test", "export", f"@ asks for BLEU on it (`tolerance`); {instead % 'test'}"))
+        return [
+            Problem(key, f"`{key}` is missing: {why.replace('@', f'`{user}`')}", named=(user,))
+            for there, key, user, why in wants
+            if not there
+        ]
 
     def _check_model(self, name: ModelName, chosen: TrainedConfig) -> None:
-        """Raise ValueError where the sections of a model contradict each other, or the corpora it is to learn from."""
+        """Raise ConfigError where the sections of a model contradict each other, or the corpora it is to learn from."""
         made = {BITEXT: True, BACK_TRANSLATION: self.backtranslation is not None and name != "backward"}
         made[DISTILLATION] = self.distillation is not None and name == "student"
         for corpus in chosen.corpora or {}:
             if not made[corpus]:
-                raise ValueError(f"`{name}.corpora.{corpus}`: no such corpus is made for this model")
+                raise ConfigError(
+                    f"`{name}.corpora.{corpus}`: no such corpus is made for this model", key=f"{name}.corpora.{corpus}"
+                )
         stages = [(f"stages.{number}.modifiers", stage.modifiers) for number, stage in enumerate(chosen.stages)]
         wanting = ["training.loss.alignment"] if chosen.training.loss.alignment is not None else []
         wanting += [key for key, own in (("modifiers", chosen.modifiers), *stages) if own and own.need_links]
         if wanting and (name != "student" or self.alignment is None):
             out = "add section `alignment`, which makes them" if name == "student" else "a pipeline makes them only"
-            raise ValueError(f"`{name}.{wanting[0]}` needs word alignments: {out} for the student")
+            raise ConfigError(
+                f"`{name}.{wanting[0]}` needs word alignments: {out} for the student", key=f"{name}.{wanting[0]}"
+            )
         # With the weights that they will have: beside stages there are none.
         train = [
             _ANY.model_copy(update={"weight": corpus.weight * weight})
@@ -337,15 +362,15 @@ class PipelineConfig(Section):
             experiment = self.experiment(name, train, [], "store")
         except ValidationError as error:
             place = ".".join(str(step) for step in (name, *error.errors()[0]["loc"]))
-            raise ValueError(f"`{place}`: {_said(error)}") from None
+            raise ConfigError(f"`{place}`: {_said(error)}", key=place) from None
         if name == "student" and self.quantisation is not None:
             try:
                 self.quantised(experiment, "student")
             except (ConfigError, ValidationError) as error:
-                raise ValueError(f"`quantisation`: {_said(error)}") from None
+                raise ConfigError(f"`quantisation`: {_said(error)}", key="quantisation") from None
 
     def _check_precision(self) -> None:
-        """Raise ValueError for a step that translates or scores in a precision that each machine chooses for itself."""
+        """Raise ConfigError for a step that works in a precision that each machine chooses for itself."""
         for step, name in (("backtranslation", "backward"), ("distillation", "teacher"), ("filter", "backward")):
             section = getattr(self, step)
             if section is None:
@@ -353,9 +378,10 @@ class PipelineConfig(Section):
             own: dict[str, object] = getattr(section, "decoding", {})
             place, found = (step, own) if "precision" in own else (name, dict(getattr(self, name).decoding))
             if found["precision"] == "auto":
-                raise ValueError(
+                raise ConfigError(
                     f"`{place}.decoding.precision: auto` would leave the result of `{step}` to the machine: name the "
-                    "precision, `float32` or `bfloat16`"
+                    "precision, `float32` or `bfloat16`",
+                    key=f"{place}.decoding.precision",
                 )
 
     def weights(self, name: ModelName) -> dict[CorpusName, float]:

@@ -12,9 +12,9 @@ from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
-from ziggurat.config.notices import unread_files
 from ziggurat.config.pruning import LeftOut, pruned_config
 from ziggurat.config.recipes import recipe_text
+from ziggurat.config.rules.unused import unread_files
 from ziggurat.config.train import TrainingConfig
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.yaml_text import parse_yaml
@@ -69,10 +69,7 @@ class TrainedConfig(Section):
     def _over_recipe(cls, content: Any) -> Any:
         if not isinstance(content, dict) or not isinstance(name := content.get("recipe"), str):
             return content
-        try:
-            below, _ = parse_yaml(recipe_text(name), f"recipe {name}")
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        below, _ = parse_yaml(recipe_text(name), f"recipe {name}")
         taken: dict[str, Any] = {key: below[key] for key in ("model", "training", "decoding") if key in below}
         taken |= {key: below["data"][key] for key in ("subword", "unicode") if key in below.get("data", {})}
         if content.get("without_layers") is not None:
@@ -84,31 +81,41 @@ class TrainedConfig(Section):
     @model_validator(mode="after")
     def _trained_or_existing(self) -> Self:
         if self.existing is not None and (given := self.model_fields_set - {"existing"}):
-            raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
+            raise ConfigError(f"`existing` takes a model as it is: leave out `{min(given)}`", key="existing")
         if self.training.lora is not None:
-            raise ValueError("`training.lora` adapts a trained model, not one of a pipeline: use `ziggurat train`")
+            raise ConfigError(
+                "`training.lora` adapts a trained model, not one of a pipeline: use `ziggurat train`",
+                key="training.lora",
+            )
         if self.training.start_from is not None:
-            raise ValueError(
-                "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher"
+            raise ConfigError(
+                "`training.start_from` is not for a pipeline; `without_layers` starts a student from the teacher",
+                key="training.start_from",
             )
         if unread := unread_files(self.subword):
-            raise ValueError(unread[0].replace("data.subword", "subword"))
+            names = {"data.subword": "subword"}
+            raise ConfigError(unread[0].shown(names), key=unread[0].key.removeprefix("data."))
         if self.without_layers is not None:
             if given := self.model_fields_set & _OF_TEACHER:
-                raise ValueError(f"`without_layers` takes the teacher's `{min(given)}`: leave it out")
+                raise ConfigError(
+                    f"`without_layers` takes the teacher's `{min(given)}`: leave it out", key="without_layers"
+                )
             if self.training.growth is not None:
-                raise ValueError("`training.growth` begins with a model from nothing: not beside `without_layers`")
+                raise ConfigError(
+                    "`training.growth` begins with a model from nothing: not beside `without_layers`",
+                    key="training.growth",
+                )
         return self
 
     def begun_as(self, teacher: ModelConfig, unicode: str, vocabulary: str) -> Self:
         """Return the section of a student that begins as `teacher` without `without_layers`.
 
-        `vocabulary` is the folder of the teacher's. Raises ValueError: layers that cannot be left out.
+        `vocabulary` is the folder of the teacher's. Raises ConfigError: layers that cannot be left out.
         """
         try:
             model = pruned_config(teacher, LeftOut.parse(self.without_layers or "", ""))
         except ConfigError as error:
-            raise ValueError(f"`student.without_layers`: {error}") from None
+            raise ConfigError(f"`student.without_layers`: {error}", key="student.without_layers") from None
         subword = SubwordConfig(kind="existing", source_model=vocabulary)
         return self.model_copy(update={"model": model, "subword": subword, "unicode": unicode})
 
@@ -139,13 +146,12 @@ class TranslationConfig(Section):
 
     @model_validator(mode="after")
     def _decoding_is_one(self) -> Self:
-        try:
-            change_section(DecodingConfig(search="sample" if self.method in ("sample", "top-k") else "beam"),
-                           self.decoding, "decoding")  # fmt: skip
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
+        search: Literal["sample", "beam"] = "sample" if self.method in ("sample", "top-k") else "beam"
+        change_section(DecodingConfig(search=search), self.decoding, "decoding")
         if clash := {"search", "seed", "n_best"} & self.decoding.keys():
-            raise ValueError(f"`decoding.{min(clash)}`: this section has keys of its own for that")
+            raise ConfigError(
+                f"`decoding.{min(clash)}`: this section has keys of its own for that", key=f"decoding.{min(clash)}"
+            )
         return self
 
 

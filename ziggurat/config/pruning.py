@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.model import ModelConfig, StackConfig
-from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.errors import ConfigError, Problem, printable
 
 _MOST = 1 << 20
 """Layers that are named one by one; no model has so many."""
@@ -50,35 +49,42 @@ class LeftOut(NamedTuple):
         return self.decoder if stack == "decoder" else self.encoder
 
 
-def unprunable(config: ModelConfig, left_out: LeftOut) -> list[str]:
+def unprunable(config: ModelConfig, left_out: LeftOut) -> list[Problem]:
     """Return why the model cannot do without these layers; nothing when it can."""
     if config.family != "transformer":
-        return [f"`model.family: {config.family}` has no layers that could be left out"]
-    return [reason for stack in ("encoder", "decoder") for reason in _reasons(config, stack, left_out.of(stack))]
+        none = f"`model.family: {config.family}` has no layers that could be left out"
+        return [Problem("model.family", none)]
+    return [problem for stack in ("encoder", "decoder") for problem in _problems(config, stack, left_out.of(stack))]
 
 
-def _reasons(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Iterator[str]:
+def _problems(config: ModelConfig, stack: str, numbers: frozenset[int]) -> Iterator[Problem]:
     if not numbers:
         return
     decoder = stack == "decoder"
     section, kinds = (config.decoder if decoder else config.encoder), config.residuals(decoder=decoder)
     if (last := max(numbers)) > section.layers:
-        yield f"the {stack} has {section.layers} layers, no layer {last}"
+        yield Problem(f"model.{stack}.layers", f"the {stack} has {section.layers} layers, no layer {last}")
         return
     left = [kind for number, kind in enumerate(kinds, start=1) if number not in numbers]
     if not left:
-        yield f"nothing would be left of the {stack}"
+        yield Problem(f"model.{stack}.layers", f"nothing would be left of the {stack}")
         return
     if section.history != "latest":
-        yield f"`{stack}.history: {section.history}` has weights for the outputs of all layers"
+        weights = f"`{stack}.history: {section.history}` has weights for the outputs of all layers"
+        yield Problem(f"model.{stack}.history", weights)
     if counting := sorted({kind for kind in kinds if RESIDUALS[kind].layer_constants}):
-        yield f"`residual: {counting[0]}` computes with the number of a layer, which would change for those above"
+        number = f"`residual: {counting[0]}` computes with the number of a layer, which would change for those above"
+        yield Problem("model.residual", number)
     if 1 in numbers and RESIDUALS[kinds[0]].first_differs:
-        yield f"`residual: {kinds[0]}` has a first layer unlike the others"
+        yield Problem("model.residual", f"`residual: {kinds[0]}` has a first layer unlike the others")
     if 1 in numbers and (residuals := config.value_residuals(decoder=decoder)):
-        yield f"`{next(iter(residuals))}`: all layers read the values of the first"
+        key = next(iter(residuals))
+        yield Problem(f"model.{key}", f"`{key}`: all layers read the values of the first")
     if (kinds[0], kinds[-1]) != (left[0], left[-1]):
-        yield f"the {stack} begins and ends as its first and its last layers do, and no layer of one kind would be left"
+        ends = (
+            f"the {stack} begins and ends as its first and its last layers do, and no layer of one kind would be left"
+        )
+        yield Problem(f"model.{stack}.ranges", ends)
 
 
 def pruned_config(config: ModelConfig, left_out: LeftOut) -> ModelConfig:
@@ -86,10 +92,11 @@ def pruned_config(config: ModelConfig, left_out: LeftOut) -> ModelConfig:
 
     Raises ConfigError with all reasons why that is not possible.
     """
-    if reasons := unprunable(config, left_out):
-        raise ConfigError(f"layers cannot be left out: {'; '.join(reasons)}")
+    if problems := unprunable(config, left_out):
+        keys = [problem.key for problem in problems]
+        raise ConfigError(f"layers cannot be left out: {'; '.join(map(str, problems))}", key=keys[0], named=keys[1:])
     values = config.model_dump()
-    if depth_matters(config):
+    if config.depth_matters:
         values["wiring"] |= {
             "planned_encoder_layers": config.planned_encoder_layers,
             "planned_decoder_layers": config.planned_decoder_layers,

@@ -4,7 +4,7 @@ In the order of an update: batches, loss, optimiser and learning rate; then memo
 update is computed but not its result. The sections about the life of a run are in ziggurat.config.lifecycle, growth is
 in ziggurat.config.growth.
 
-Guided alignment: its section of the configuration, and what it asks of a model.
+What sections ask of each other and of the model is in ziggurat.config.rules.experiment.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from ziggurat.config.lifecycle import (
     ValidationConfig,
     WandbConfig,
 )
-from ziggurat.config.lora import LoraConfig
-from ziggurat.config.model import ModelConfig
+from ziggurat.system.errors import ConfigError
 
 
 class GuidedAlignmentConfig(Section):
@@ -50,27 +49,6 @@ class GuidedAlignmentConfig(Section):
         if isinstance(head, int) and head < 1:
             raise ValueError("heads are counted from 1")
         return head
-
-
-def alignment_refused(config: GuidedAlignmentConfig | None, model: ModelConfig, grows: bool) -> list[str]:
-    """Return why guided alignment cannot teach this model; `grows`: the run has stages of growth."""
-    if config is None:
-        return []
-    reasons = []
-    if config.layer is not None:
-        layers = model.decoder.layers
-        if model.family == "rnmt" and config.layer != 1:
-            reasons.append("RNMT+ attends to the source in decoder layer 1 alone: set `layer` to 1 or null")
-        elif config.layer > layers:
-            reasons.append(f"`layer: {config.layer}`, but the decoder has {layers}")
-        if grows:
-            reasons.append(
-                "`layer` with `training.growth`: new layers change the numbers of those above; set it to null, which "
-                "is the last layer at every depth"
-            )
-    if isinstance(config.head, int) and config.head > model.heads:
-        reasons.append(f"`head: {config.head}`, but the decoder's attention has {model.heads}")
-    return reasons
 
 
 class BatchConfig(Section):
@@ -141,16 +119,19 @@ class OptimiserConfig(Section):
     @model_validator(mode="after")
     def _moments_can_be_stored_so(self) -> Self:
         if self.moments == "bf16" and self.kind == "muon":
-            raise ValueError(
+            raise ConfigError(
                 "`moments: bf16` is for adam, adamw and radam: torch's Muon stores its one moment in the dtype of the "
-                "parameters; choose another `kind` or `moments: fp32`"
+                "parameters; choose another `kind` or `moments: fp32`",
+                key="moments",
             )
         return self
 
     @model_validator(mode="after")
     def _some_update_is_rectified(self) -> Self:
         if self.rectified_only and self.kind != "radam":
-            raise ValueError(f"`rectified_only` is an option of `kind: radam`, not of `{self.kind}`")
+            raise ConfigError(
+                f"`rectified_only` is an option of `kind: radam`, not of `{self.kind}`", key="rectified_only"
+            )
         # RAdam rectifies where rho_t > 5, and rho_t stays below its limit 2 / (1 - beta2) - 1.
         if self.rectified_only and self.betas[1] <= 2 / 3:
             raise ValueError(f"with a second beta of {self.betas[1]} no update is ever rectified: it must exceed 2/3")
@@ -192,7 +173,7 @@ class ScheduleConfig(Section):
     @model_validator(mode="after")
     def _warmup_present(self) -> Self:
         if self.kind in ("isqrt", "noam", "gnmt+") and self.warmup_updates < 1:
-            raise ValueError(f"`kind: {self.kind}` needs `warmup_updates` of at least 1")
+            raise ConfigError(f"`kind: {self.kind}` needs `warmup_updates` of at least 1", key="kind")
         return self
 
     @model_validator(mode="after")
@@ -201,12 +182,16 @@ class ScheduleConfig(Section):
             return self
         warm = self.replicas * self.warmup_updates
         if self.decay_start < self.replicas * warm:
-            raise ValueError(
+            raise ConfigError(
                 f"`decay_start: {self.decay_start}` means update {self.decay_start / self.replicas:g}, but the warm-up "
-                f"lasts until update {warm}: raise it to {self.replicas * warm} at least, or lower `warmup_updates`"
+                f"lasts until update {warm}: raise it to {self.replicas * warm} at least, or lower `warmup_updates`",
+                key="decay_start",
             )
         if self.decay_end <= self.decay_start:
-            raise ValueError(f"`decay_end` ({self.decay_end}) must be larger than `decay_start` ({self.decay_start})")
+            raise ConfigError(
+                f"`decay_end` ({self.decay_end}) must be larger than `decay_start` ({self.decay_start})",
+                key="decay_end",
+            )
         return self
 
 
@@ -237,6 +222,33 @@ class DistributedConfig(Section):
     """ddp: gradients are summed over the processes in buckets of this size, during the backward pass."""
     timeout_minutes: Minutes = Field(default=30.0, gt=0)
     """When the others have waited this long for a process, it counts as dead: all stop and name it."""
+
+
+LoraMap = Literal["query", "key", "value", "output", "feed_forward", "gate"]
+
+
+class LoraConfig(Section):
+    """Low-rank adaptation (LoRA, Hu et al. 2021) of the model of `start_from`, all of whose weights stay as they are.
+
+    Chosen linear maps W of the layers become W + alpha / rank * B A, and A [rank, in] and B [out, rank] alone are
+    trained. B is 0 at first, so that training begins with the model as it was (docs/fine-tuning.md).
+    """
+
+    rank: Width = Field(default=8, ge=1)
+    """Rank of every update."""
+    alpha: Real = Field(default=16.0, gt=0)
+    """Every update is multiplied by alpha / rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout on what the updates read."""
+    maps: list[LoraMap] = Field(default=["query", "value"], min_length=1, max_length=6)
+    """Maps that have updates, in all layers: of attention `query`, `key`, `value` and `output`, both of every
+    `feed_forward` network, and `gate`, that of average attention and SSRU. RNMT+ has `query` and `key` alone."""
+
+    @model_validator(mode="after")
+    def _each_map_once(self) -> Self:
+        if len(set(self.maps)) < len(self.maps):
+            raise ConfigError(f"`maps: [{', '.join(self.maps)}]` names one twice", key="maps")
+        return self
 
 
 class TrainingConfig(Section):
@@ -325,12 +337,17 @@ class TrainingConfig(Section):
             return given
         patience = given.get("patience", {})
         if not isinstance(patience, Mapping) or "non_finite" in patience:
-            raise ValueError("`stop.non_finite` is now called `patience.non_finite`; leave the old one out")
+            raise ConfigError(
+                "`stop.non_finite` is now called `patience.non_finite`; leave the old one out", key="stop.non_finite"
+            )
         moved = {**patience, "non_finite": stop["non_finite"]}
         return {**given, "stop": {k: v for k, v in stop.items() if k != "non_finite"}, "patience": moved}
 
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:
         if self.schedule.kind in ("linear", "cosine") and not (self.schedule.decay_updates or self.stop.updates):
-            raise ValueError(f"`schedule.kind: {self.schedule.kind}` needs `schedule.decay_updates` or `stop.updates`")
+            raise ConfigError(
+                f"`schedule.kind: {self.schedule.kind}` needs `schedule.decay_updates` or `stop.updates`",
+                key="schedule.kind",
+            )
         return self

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 import xxhash
 
 from ziggurat.config.data import DataConfig
-from ziggurat.config.notices import unread_files
+from ziggurat.config.rules.unused import unread_files
 from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
 from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, segmentation_mark
 from ziggurat.system.errors import printable

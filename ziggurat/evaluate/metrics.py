@@ -22,7 +22,7 @@ from typing import Any, Self, cast
 import xxhash
 
 from ziggurat import __version__
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.evaluate.scores import (
     METRICS,
     BleuWords,

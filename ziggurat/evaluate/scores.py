@@ -28,7 +28,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.evaluate.splitting import INSTALLED_BY, splitting
 from ziggurat.system.errors import ConfigError, DataError, printable
 

@@ -12,7 +12,7 @@ from itertools import islice
 
 import regex
 
-from ziggurat.config.notices import language_name, main_language
+from ziggurat.config.languages import language_name, main_language
 
 INSTALLED_BY = {"ja-mecab": "pip install 'ziggurat-mt[ja]'", "ko-mecab": "pip install 'ziggurat-mt[ko]'"}
 """Tokenizer of sacreBLEU that needs further packages -> the command that installs them."""

@@ -38,8 +38,8 @@ import torch
 
 from ziggurat import __version__
 from ziggurat.config import DataConfig, Experiment
+from ziggurat.config.languages import language_name, main_language
 from ziggurat.config.load import change_section
-from ziggurat.config.notices import language_name, main_language
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.exchange.ctranslate2 import write_ctranslate2

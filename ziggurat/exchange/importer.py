@@ -93,7 +93,7 @@ def _write_imported(model: ForeignModel, out: Path, again: str) -> int:
         experiment, tensors = model.experiment(str(out)), model.tensors()
     # Shapes that do not fit show up as any of these; lack of memory is a RuntimeError, too.
     except (ValidationError, RuntimeError, IndexError, ValueError) as error:
-        if out_of_memory(error):
+        if isinstance(error, ConfigError) or out_of_memory(error):
             raise
         said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ExportError(f"{model.kind}: its parts do not fit each other: {printable(str(said), 300)}") from None

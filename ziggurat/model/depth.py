@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.config.compatibility import depth_matters
 from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut, layers_left, pruned_config
@@ -69,8 +68,8 @@ def _copies(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig, *, 
     kept = list(range(old))
     if new == old:
         return Copies(old, kept)
-    if reason := unreachable(strategy, old, new, "decoder" if decoder else "encoder", unlike, period):
-        raise ConfigError(reason)
+    if problem := unreachable(strategy, old, new, "decoder" if decoder else "encoder", unlike, period):
+        raise ConfigError(problem)
     added = new - old
     match strategy:
         case "g_top":
@@ -100,7 +99,7 @@ def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | Non
     both: in a run with stages of growth they are those of the final depth from the start.
     """
     planned: dict[str, int] = {}
-    if depth_matters(config):
+    if config.depth_matters:
         planned["planned_encoder_layers"] = config.planned_encoder_layers
         if decoder_layers not in (None, config.decoder.layers):
             planned["planned_decoder_layers"] = config.planned_decoder_layers

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.lora import without_lora
+from ziggurat.config.experiment import without_lora
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.pruning import LeftOut
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from ziggurat.config.lora import LoraConfig, LoraMap
+from ziggurat.config.train import LoraConfig, LoraMap
 from ziggurat.model.build import model_slots
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear, linear

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.languages import language_name
 from ziggurat.config.load import change_section
-from ziggurat.config.notices import language_name
 from ziggurat.model.run_folder import BASE, MODEL_FILE, config_file
 from ziggurat.serve.engine import Engine, Opened
 from ziggurat.serve.queue import FairQueue, Late, QueuedLine, SearchOptions

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.filters import MOST_CHARACTERS, identifier
 from ziggurat.serve.access import Access
 from ziggurat.serve.asking import Asking, Recorded

@@ -1,7 +1,8 @@
 """Errors that a user can fix, and the causes behind errors of the system: a full disk, too little memory, open files.
 
-Every message says what is wrong, where, and what to do about it. First come the classes, then `printable` for text of
-unknown origin in messages, then the functions that tell the machine's troubles from damaged files.
+Every message says what is wrong, where, and what to do about it. First come problems and the errors that hold them,
+then `printable` for text of unknown origin in messages, then the functions that tell the machine's troubles from
+damaged files.
 """
 
 from __future__ import annotations
@@ -9,17 +10,104 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
+from typing import Literal, Self
+
+Severity = Literal["error", "warning", "note"]
+
+
+class Remedy(StrEnum):
+    """Ways out for which a caller may have another, as the command line words them; `Problem.shown` replaces them."""
+
+    PREPARE = "run `ziggurat prepare` again"
+    PREPARE_ANEW = "run `ziggurat prepare --force` again"
+    REBUILD = "rebuild it with `--force`"
+    THEN_PREPARE = " and run `ziggurat prepare` again"
+    PREPARE_AFTER = " and prepare again"
+    RESUME = "`--resume`"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong with one setting or file, in words, with all that a caller may know by another name as data."""
+
+    key: str
+    """Dotted key of the setting that it is about, as in its reason; "" for none."""
+    reason: str
+    """What is wrong, and why; one that ends with a colon or comma leads to its remedy."""
+    remedy: str = ""
+    """What to do about it; "" where the reason says it."""
+    severity: Severity = "error"
+    named: tuple[str, ...] = ()
+    """Other keys, and remedies of `Remedy`, that the text names, in the order of their importance."""
+
+    def __str__(self) -> str:
+        """Return the text, with the names that the problem has."""
+        if not self.remedy:
+            return self.reason
+        return f"{self.reason}{' ' if self.reason.endswith((':', ',')) else '; '}{self.remedy}"
+
+    def shown(self, names: Mapping[str, str]) -> str:
+        """Return the text with other names: those of whole keys, of sections above them, and of remedies."""
+        known = {name: names[name] for name in (self.remedy, *self.keys) if name in names}
+        for key in self.keys:
+            above = key
+            while above and above not in names:
+                above = above.rpartition(".")[0]
+            if above:
+                known.setdefault(key, names[above] + key.removeprefix(above))
+        if not known:
+            return str(self)
+        longest = sorted(filter(None, known), key=len, reverse=True)
+        return re.sub(
+            rf"(?<![\w./-])(?:{'|'.join(map(re.escape, longest))})(?![\w-])", lambda found: known[found[0]], str(self)
+        )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All names in the text that a caller may replace, the key first."""
+        return tuple(filter(None, (self.key, *self.named)))
 
 
 class ZigguratError(Exception):
-    """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2."""
+    """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2.
+
+    Args:
+        problems: what is wrong; text alone is a problem of `key`, in which `named` stand.
+        key: see Problem.
+        named: see Problem.
+        between: what stands between the texts of several problems.
+    """
+
+    def __init__(self, *problems: Problem | str, key: str = "", named: Sequence[str] = (), between: str = "; ") -> None:
+        self.problems = tuple(
+            problem if isinstance(problem, Problem) else Problem(key, str(problem), named=tuple(named))
+            for problem in problems
+        )
+        self.between = between
+        super().__init__(between.join(map(str, self.problems)))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its problems, each followed by what else that problem names."""
+        return tuple(key for problem in self.problems for key in problem.keys)
+
+    def with_names(self, names: Mapping[str, str]) -> Self:
+        """Return the error with other names in its text (`Problem.shown`)."""
+        return type(self)(*(problem.shown(names) for problem in self.problems), between=self.between)
 
 
-class ConfigError(ZigguratError):
-    """A configuration key is unknown, ill-typed, out of range or in conflict with another key."""
+class ConfigError(ZigguratError, ValueError):
+    """A configuration key is unknown, ill-typed, out of range or in conflict with another key.
+
+    It is a ValueError, so that a section's rule may raise it, with the key relative to the section: pydantic then adds
+    where the section is.
+    """
 
 
 class DataError(ZigguratError):

@@ -40,12 +40,12 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _left_to_parent() -> Iterator[None]:
-    """Block Ctrl-C and the end of the terminal in processes that are started inside the block.
+    """Block signals to stop that reach whole groups in processes that are started inside the block.
 
-    Both signals reach all processes of a terminal, but only the parent is to act on them.
+    Ctrl-C, the end of a terminal and a scheduler's warning reach all processes, but only the parent is to act on them.
     """
     # A new process inherits the signals that are blocked when it starts.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2))
     try:
         yield
     finally:

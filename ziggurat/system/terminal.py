@@ -109,13 +109,27 @@ def say_at_once(message: str) -> None:
         os.write(2, message.encode())
 
 
-def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal closed).
+REPEATED = (signal.SIGHUP, signal.SIGXCPU, signal.SIGUSR1, signal.SIGUSR2)
+"""REPEATED are the signals to stop that may come several times for one reason, so none counts as a second request.
 
-    SIGHUP is left out where it is already ignored, which is how `nohup` starts a process.
+SIGHUP: both the shell and the kernel send it when a terminal closes. SIGXCPU: the kernel sends it every second once the
+limit of CPU time is reached. SIGUSR1 and SIGUSR2: schedulers announce the end of a job by them (Slurm's `--signal`), to
+single processes and to whole groups.
+"""
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return the signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM, and REPEATED.
+
+    Of the last, those are left out that are ignored already, as `nohup` does with SIGHUP, or that belong to a program
+    that calls ziggurat, such as one that prints its stack on SIGUSR1.
     """
-    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
+    return [signal.SIGINT, signal.SIGTERM, *(number for number in REPEATED if _is_ours(signal.getsignal(number)))]
+
+
+def _is_ours(handler: object) -> bool:
+    """Return whether a signal has its default action or a handler of this package."""
+    return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("ziggurat.")
 
 
 @contextlib.contextmanager
@@ -176,7 +190,7 @@ def let_go(stream: TextIO) -> None:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Context for imports: Ctrl-C and SIGTERM end the process at once, with status 130 and 143.
+    """Context for imports: signals to stop end the process at once, with status 128 + their number.
 
     Raised inside an import, a KeyboardInterrupt would show a traceback of half-loaded modules, or get lost in them.
 
@@ -186,7 +200,7 @@ def importing() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _leave) for number in stop_signals()}
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
+from ziggurat.config.experiment import without_lora
 from ziggurat.config.lifecycle import CheckpointConfig
-from ziggurat.config.lora import without_lora
 from ziggurat.model.directory import (
     AVERAGED,
     AverageScore,

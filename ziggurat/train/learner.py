@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.compatibility import unlike
+from ziggurat.config.differences import differing_keys
 from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig
@@ -184,8 +184,8 @@ def grow_model(
         raise ConfigError(f"{path} has {depths[0]} encoder and {depths[1]} decoder layers already: nothing grows")
     for decoder in (False, True):
         grows = depths[decoder] != (before.decoder if decoder else before.encoder).layers
-        if grows and (reason := ungrowable(before, strategy, decoder=decoder)):
-            raise ConfigError(reason)
+        if grows and (problem := ungrowable(before, strategy, decoder=decoder)):
+            raise ConfigError(problem)
     config = at_depth(before, *depths)
     plan = deepening(strategy, before, config)
     source, target = opened.tokenizers
@@ -331,10 +331,12 @@ class Learner:
         """
         opened = open_model(path)
         theirs, ours = opened.experiment.model, self.architecture
-        if changed := unlike(theirs, ours):
+        if changed := differing_keys(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = f"{path} has a config.yaml with which to train on"
-            if not unlike(theirs, self.experiment.model):  # as deep as this run in the end, which begins shallower
+            if not differing_keys(
+                theirs, self.experiment.model
+            ):  # as deep as this run in the end, which begins shallower
                 hint = "set `training.growth=null`, which trains on at the whole depth"
             elif deeper:
                 hint = "`ziggurat grow` makes a deeper model"

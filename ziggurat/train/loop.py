@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ziggurat.config import Experiment
-from ziggurat.config.notices import notices
+from ziggurat.config.rules.doubtful import notices
 from ziggurat.data.loader import Group
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
@@ -72,7 +72,10 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         log.say(setup.fitted)
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
     begins = not start.progress.update  # a resumed run can change neither its data nor its precision
-    about = [*notices(setup.experiment), *(other_files_notice(setup.experiment.data, setup.store) if begins else [])]
+    about = [
+        *map(str, notices(setup.experiment)),
+        *(other_files_notice(setup.experiment.data, setup.store) if begins else []),
+    ]
     if setup.processes.first and begins:
         model, precision = setup.experiment.model, setup.experiment.training.precision
         if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)):

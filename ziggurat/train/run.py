@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ziggurat import __version__
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
-from ziggurat.config.lora import without_lora
+from ziggurat.config.experiment import without_lora
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import other_files, unlike_store

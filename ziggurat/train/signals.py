@@ -1,4 +1,4 @@
-"""SIGTERM, SIGHUP and Ctrl-C during training: finish the update, write a checkpoint, end; a second one ends at once.
+"""Signals to stop during training: finish the update, write a checkpoint, end; a second one ends at once.
 
 A validation under way is abandoned, and the resumed run does it. The second part of the file ends processes whose
 launcher, torchrun, has died, and those that cannot end as others do.
@@ -14,7 +14,7 @@ import threading
 import time
 from types import FrameType, TracebackType
 
-from ziggurat.system.terminal import say_at_once, stop_signals
+from ziggurat.system.terminal import REPEATED, say_at_once, stop_signals
 
 _PATIENCE_SECONDS = 30.0
 """Time for a process whose launcher is gone to end: as long as torchrun itself waits between SIGTERM and SIGKILL."""
@@ -24,10 +24,10 @@ _HEARD = "finishing this update, then a checkpoint (a validation is left for lat
 
 
 class GracefulStop:
-    """Context in which SIGINT, SIGTERM and SIGHUP are remembered instead of ending the process.
+    """Context in which signals to stop are remembered instead of ending the process.
 
-    A terminal that closes sends SIGHUP twice, through the shell and through the kernel, so SIGHUP never counts as the
-    second signal. Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
+    Those that may come several times for one reason (`REPEATED`) never count as the second signal. Outside the main
+    thread, where Python forbids handlers, signals keep their ordinary effect.
 
     Args:
         says: True to print a message when a signal comes; of several processes one is enough.
@@ -65,7 +65,7 @@ class GracefulStop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            if number == signal.SIGHUP or time.monotonic() < self._heard + self._deaf_seconds:
+            if number in REPEATED or time.monotonic() < self._heard + self._deaf_seconds:
                 return
             os._exit(128 + number)  # without cleaning up: checkpoints on disk are whole at any moment
         self.received, self._heard = number, time.monotonic()

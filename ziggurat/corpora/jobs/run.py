@@ -28,7 +28,7 @@ from ziggurat.system.errors import DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import parse_json, read_bounded
 from ziggurat.system.staging import TEMPORARY, locked, sweep
-from ziggurat.system.terminal import stop_signals
+from ziggurat.system.terminal import REPEATED, stop_signals
 from ziggurat.system.yaml_text import shown
 
 PLAN_FILE = "plan.json"
@@ -208,7 +208,8 @@ def run_job(
         work: what this call does.
         merged: returns what an earlier call merged, if it is still there.
 
-    SIGINT, SIGTERM and SIGHUP end the call within a second; the next call starts unfinished shards again.
+    Signals to stop (Ctrl-C, SIGTERM and the like) end the call within a second; the next one starts unfinished shards
+    again.
 
     Raises DataError: a folder that is in use, inputs that changed, and what `do` and `merge` raise.
     """
@@ -264,7 +265,7 @@ def complete_shards(plan: Plan, files: StageFiles) -> Iterator[Manifest]:
 
 
 class _Signals:
-    """Context that records SIGINT, SIGTERM and SIGHUP; a second signal ends the process at once.
+    """Context that records signals to stop; a second one ends the process at once.
 
     Outside the main thread Python allows no handlers, so signals keep their ordinary effect.
     """
@@ -290,7 +291,7 @@ class _Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            if number == signal.SIGHUP:  # the shell and the kernel each send one when the terminal goes away
+            if number in REPEATED:
                 return
             os._exit(128 + number)
         self.received = number

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.config.pipeline import BitextCorpus, TestSetConfig
 from ziggurat.corpora.pipeline.road import Progress, Road, slug, write_sides
 from ziggurat.corpora.pipeline.settings import Settings, settings_of

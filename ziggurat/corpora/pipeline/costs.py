@@ -22,8 +22,8 @@ import pyarrow.parquet as pq
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.notices import warm_up_notice
 from ziggurat.config.pipeline import BACK_TRANSLATION, BITEXT, ModelName, MonolingualText
+from ziggurat.config.rules.doubtful import warm_up_notice
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
 from ziggurat.corpora.pipeline.road import DISTILLED, Corpora, Road
 from ziggurat.corpora.pipeline.step import Done, Expected
@@ -246,7 +246,7 @@ class Costs:
         early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
         said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
         if cold := warm_up_notice(training):
-            said += f"; {worded(cold, name)}"
+            said += f"; {worded(str(cold), name)}"
         return Expected(limit if timed else seconds, memory, said)
 
     def _until(self, name: ModelName, updates: int) -> float:

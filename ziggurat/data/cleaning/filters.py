@@ -19,7 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from ziggurat.config.data import FilterConfig
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.lengths import character_lengths, has_unspaced, visible_lengths, word_counts
 from ziggurat.data.lines import is_blank
 from ziggurat.system.errors import ConfigError

@@ -20,7 +20,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 
 Keys = NDArray[np.uint64]
 

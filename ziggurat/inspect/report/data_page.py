@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ziggurat.config.notices import main_language
+from ziggurat.config.languages import main_language
 from ziggurat.data.cleaning.comparisons import CONTAMINATION, overlap_notice
 from ziggurat.data.cleaning.filters import confidences, identifier, likeliest, scripts
 from ziggurat.data.cleaning.held_out import HeldOut, Overlap, side_hashes

@@ -1,0 +1,185 @@
+"""Rules on settings that mean nothing beside the others: of a model, and of the other sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from ziggurat.config.data import DataConfig, SubwordConfig
+from ziggurat.config.decode import DecodingConfig
+from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
+from ziggurat.config.model import PRESETS, InitConfig, ModelConfig
+from ziggurat.config.train import TrainingConfig
+from ziggurat.system.errors import Problem
+
+_TABLES = (HISTORIES, RESIDUALS, ATTENTIONS, INITIALISATIONS, MEMORIES)
+_OF_SOME_KINDS = frozenset(option for table in _TABLES for facts in table.values() for option in facts.options)
+_PLANNED = frozenset({"wiring.planned_encoder_layers", "wiring.planned_decoder_layers"})
+_CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attention.qk_length", "dropout.sublayer_unit"}
+"""Keys that mean something beside certain choices only."""
+
+
+def unused_settings(model: ModelConfig) -> list[str]:
+    """Return the keys of `model` that are set but mean nothing beside its other choices."""
+    heeded = _heeded(model)
+    found = []
+    # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
+    if model.family == "rnmt":
+        heeded -= {"wiring.gpas"}
+        if model.d_ff not in _unsaid_d_ff(model):
+            found.append("model.d_ff")
+        if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:
+            found.append("model.layer_norm_epsilon")
+    for name in ("combination", "wiring", "attention", "embedding", "dropout"):
+        section = getattr(model, name)
+        for key, field in type(section).model_fields.items():
+            option = f"{name}.{key}"
+            if option in _CONDITIONAL and option not in heeded and getattr(section, key) != field.default:
+                found.append(f"model.{option}")
+    return [*found, *_unused_in_inits(model)]
+
+
+def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
+    """Yield the idle keys of `init` and of those of single stacks.
+
+    A stack's own takes from `init` what it does not say: keys that mean something there are no idle ones of `init`, and
+    those that mean nothing are named once.
+    """
+    inits, said = model.inits, InitConfig()
+    if len(inits) == 3 and model.init.kind != said.kind and not INITIALISATIONS[model.init.kind].outside:
+        yield "model.init.kind"  # both stacks have their own, and it does nothing outside of them
+    for name, init in inits.items():
+        heeded = {option for one in (inits.values() if name == "init" else (init,)) for option in _heeded_in(one)}
+        heeded -= {"init.qkv"} if model.family == "rnmt" else set()
+        for key in InitConfig.model_fields:
+            idle = (option := f"init.{key}") in _CONDITIONAL and option not in heeded
+            if idle and getattr(init, key) != getattr(said, key):
+                yield f"model.{name}.{key}"
+        said = model.init
+
+
+def _heeded_in(init: InitConfig) -> set[str]:
+    """Return the conditional keys of an initialisation that mean something beside its kind, as `init.alpha`."""
+    idle = set() if init.omega == "profiled" else {"init.profile_tokens"}
+    return set(INITIALISATIONS[init.kind].options - idle)
+
+
+def _unsaid_d_ff(model: ModelConfig) -> set[int]:
+    """Return the values of `d_ff` that nobody wrote: the default, and that of the preset."""
+    presets = [PRESETS[model.preset]] if model.preset else []
+    return {ModelConfig.model_fields["d_ff"].default, *(preset["d_ff"] for preset in presets)}
+
+
+def _heeded(model: ModelConfig) -> set[str]:
+    """Return the conditional keys that mean something beside the choices of `model`."""
+    heeded = {option for facts in _chosen(model) for option in facts.options}
+    if model.embedding.positions == "learned":
+        heeded.add("embedding.max_positions")
+    if model.attention.qk_norm == "l2":
+        heeded.add("attention.qk_length")
+    if model.dropout.sublayer > 0:
+        heeded.add("dropout.sublayer_unit")
+    if model.depth_matters:
+        heeded |= _PLANNED
+    normed = (
+        model.history_norm(decoder=decoder)
+        for decoder, stack in ((False, model.encoder), (True, model.decoder))
+        if "combination.normalize_embedding" in HISTORIES[stack.history].options
+    )
+    if set(normed) <= {"none"}:
+        heeded.discard("combination.normalize_embedding")
+    return heeded
+
+
+def _chosen(model: ModelConfig) -> Iterator[Facts]:
+    """Yield the rows of the kinds that `model` has."""
+    for residual in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
+        yield RESIDUALS[residual]
+    for stack in (model.encoder, model.decoder):
+        yield HISTORIES[stack.history]
+        yield ATTENTIONS[stack.attention]
+    yield MEMORIES[model.memory]
+
+
+_FILES = {"existing": ("source_model", "target_model"), "vocabulary": ("source_vocabulary", "target_vocabulary")}
+"""Kind of `data.subword` -> the keys of the files that it reads."""
+
+_OF_TRAINED_PIECES = (
+    *("vocabulary_size", "target_vocabulary_size", "joint"),
+    *("byte_fallback", "character_coverage", "symbols", "sample_pairs"),
+)
+
+_HEEDED_BY_SCHEDULE = {
+    "isqrt": {"peak", "warmup_updates", "initial", "floor"},
+    "noam": {"factor", "warmup_updates"},
+    "linear": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
+    "cosine": {"peak", "warmup_updates", "initial", "floor", "decay_updates"},
+    "constant": {"peak", "warmup_updates", "initial"},
+    "gnmt+": {"warmup_updates", "base", "replicas", "decay_start", "decay_end"},
+}
+
+
+def unread_files(subword: SubwordConfig) -> list[Problem]:
+    """Return what is wrong with each file of a vocabulary that `subword.kind` does not read."""
+    return [
+        Problem(
+            f"data.subword.{key}",
+            f"`data.subword.{key}` is read with `kind: {kind}` only, not with `kind: {subword.kind}`:",
+            f"set `data.subword.kind={kind}`, or leave it out",
+            named=("data.subword.kind",),
+        )
+        for kind, keys in _FILES.items()
+        for key in keys
+        if kind != subword.kind and getattr(subword, key) is not None
+    ]
+
+
+def unused_in_data(data: DataConfig) -> list[str]:
+    """Return the keys of section `data` that are set but mean nothing beside its other choices."""
+    subword, computed = data.subword, data.alignment.compute
+    idle = {key for kind, keys in _FILES.items() if kind != subword.kind for key in keys}
+    found = list(_set("data.subword", subword, idle | set(_OF_TRAINED_PIECES if subword.kind in _FILES else ())))
+    every = [data.filters, *map(data.filters_of, data.train)]
+    if all(filters.source_script is None and filters.target_script is None for filters in every):
+        found += _set("data.filters", data.filters, {"min_script_share"})
+    idle = set() if computed == "hmm" else {"pairs", "symmetrise"}
+    found += _set("data.alignment", data.alignment, idle)
+    for number, corpus in enumerate(data.dev):
+        found += _set(f"data.dev.{number}", corpus, {"weight"})
+    return found
+
+
+def unused_in_training(training: TrainingConfig) -> list[str]:
+    """Return the keys of section `training` that are set but mean nothing beside its other choices."""
+    schedule, optimiser, batch = training.schedule, training.optimiser, training.batch
+    divergence, validation = training.divergence, training.validation
+    heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
+    if schedule.start == "peak":  # the rest of these two does not depend on the warm-up, that of others does
+        heeded -= {"initial"} | ({"warmup_updates"} if schedule.kind in ("linear", "cosine", "constant") else set())
+    found = list(_set("training.schedule", schedule, type(schedule).model_fields.keys() - heeded))
+    found += _set("training.optimiser", optimiser, set() if optimiser.kind == "muon" else {"momentum"})
+    idle = {"rate_factor", "max_roll_backs"} if divergence.action == "stop" else set()
+    idle |= {"window"} if divergence.loss_spike is None else set()
+    found += _set("training.divergence", divergence, idle)
+    found += _set("training.batch", batch, set() if batch.fit else {"fit_limit", "fit_margin"})
+    idle = set() if validation.metric == "loss" else {"max_share"}
+    idle |= set() if validation.decode else {"beam_size", "max_length", "max_share", "max_sentences"}
+    found += _set("training.validation", validation, idle)
+    return found
+
+
+def unused_in_decoding(decoding: DecodingConfig) -> list[str]:
+    """Return the keys of section `decoding` that are set but mean nothing beside its other choices."""
+    penalty = decoding.length_penalty
+    found = list(_set("decoding", decoding, set() if decoding.diverse_groups > 1 else {"diverse_strength"}))
+    idle = {"alpha"} if penalty.kind == "none" else set()
+    found += _set("decoding.length_penalty", penalty, idle | (set() if penalty.coverage else {"length_ratio"}))
+    return found
+
+
+def _set(path: str, section: BaseModel, idle: set[str]) -> Iterator[str]:
+    """Yield the keys among `idle` whose value is not the default."""
+    for key, field in type(section).model_fields.items():
+        if key in idle and getattr(section, key) != field.default:
+            yield f"{path}.{key}"
