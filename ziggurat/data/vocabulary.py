@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.languages import language_name
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import DataError, printable
 from ziggurat.system.yaml_text import shown
@@ -157,26 +158,13 @@ def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64
     ]
 
 
-_TWO_LETTERS = (  # ISO 639-1
-    "aa ab ae af ak am an ar as av ay az ba be bg bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el "
-    "en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it "
-    "iu iw ja jv jw ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr "
-    "ms mt my na nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg sh "
-    "si sk sl sm sn so sq sr ss st su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo "
-    "xh yi yo za zh zu"
+_FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200 has, of parts of others; older codes
+    "ace acm aeb ajp als apc arb ars ary arz ast awa ayr azb azj ban bem bho bjn bug ceb cjk ckb crh dik dyu fil "
+    "fon fur fuv gaz hne ilo iw jw kab kac kam kbp kea khk kmb kmr knc lij lmo ltg lua luo lus lvs mag mai min "
+    "mni mos nan npi nso nus ory pag pap pbt pes plt prs quy rom sat scn shn swh szl taq tpi tum tzm umb uzn vec "
+    "war wuu ydd yue zsm"
 )
-_THREE_LETTERS = (  # ISO 639-2 and -3 of the languages above, and of those that FLORES-200 has beside them
-    "ace acm aeb afr ajp aka alb als amh apc ara arb arm ars ary arz asm ast awa ayr aze azb azj bak bam ban baq "
-    "bel bem ben bho bjn bod bos bre bug bul bur cat ceb ces chi chv cjk ckb cmn crh cym cze dan deu dik dut dyu "
-    "dzo ell eng epo est eus ewe fao fas fij fil fin fon fra fre fur fuv gaz geo ger gla gle glg gre grn guj hat "
-    "hau heb hin hne hrv hun hye ibo ice ido ilo ina ind isl ita jav jpn kab kac kam kan kas kat kaz kbp kea khk "
-    "khm kik kin kir kmb kmr knc kon kor kur lao lat lav lij lim lin lit lmo ltg ltz lua lug luo lus lvs mac mag "
-    "mai mal mao mar may min mkd mlg mlt mni mon mos mri msa mya nan nav nep nld nno nob nor npi nso nus nya oci "
-    "ori orm ory pag pan pap pbt per pes plt pol por prs pus quy rom ron rum run rus sag san sat scn shn sin slk "
-    "slo slv smo sna snd som sot spa sqi srd srp ssw sun swa swe swh szl tam taq tat tel tgl tha tib tir tpi tsn "
-    "tso tuk tum tur twi tzm uig ukr umb urd uzb uzn vec ven vie war wel wol wuu xho ydd yid yor yue zho zsm zul"
-)
-_CODES = frozenset([*_TWO_LETTERS.split(), *_THREE_LETTERS.split()])
+_CODES = frozenset(_FURTHER_CODES.split())
 _LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # whatever the code is
 _BEFORE_A_CODE = re.compile(
     r"(?:2_?|(?:(?:opt|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])", re.IGNORECASE
@@ -202,7 +190,7 @@ def names_language(code: str) -> bool:
     """Return True for the code of a language, with or without region and script: `de`, `deu`, `pt-BR`, `zho_Hans`."""
     found = _CODE.fullmatch(code)
     main = found[1].lower() if found else ""
-    return main in _CODES or bool(_PRIVATE.fullmatch(main))
+    return language_name(main) != main or main in _CODES or bool(_PRIVATE.fullmatch(main))
 
 
 def _is_language_tag(tag: str) -> bool:
