@@ -18,7 +18,9 @@ SENTENCES = (
 )
 
 
-def trained_tokenizer(sentences: Sequence[str], size: int, tags: Sequence[str]) -> SentencePieceTokenizer:
+def trained_tokenizer(
+    sentences: Sequence[str], size: int, tags: Sequence[str], *, byte_fallback: bool = True
+) -> SentencePieceTokenizer:
     """A joint BPE vocabulary of at most `size` pieces, with `tags` besides."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -26,7 +28,7 @@ def trained_tokenizer(sentences: Sequence[str], size: int, tags: Sequence[str]) 
         model_writer=model,
         model_type="bpe",
         vocab_size=size,
-        byte_fallback=True,
+        byte_fallback=byte_fallback,
         character_coverage=1.0,
         hard_vocab_limit=False,
         normalization_rule_name="identity",

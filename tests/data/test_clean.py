@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ziggurat.config.data import FilterConfig
 from ziggurat.data.cleaning import filters as clean
 from ziggurat.data.cleaning.cleaner import Cleaner
-from ziggurat.data.lines import UnicodeForm, normalise
+from ziggurat.data.lines import UnicodeForm, is_blank, normalise
 from ziggurat.system.errors import ConfigError
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\r\n\u00a0\u3000é\u0301ﬁ"), max_size=20)
@@ -53,11 +53,54 @@ def test_other_white_space_is_text() -> None:
         ("", "b", True),
         ("a", "", True),
         ("\u00a0\u3000", "b", True),
-        ("\u200b", "b", False),
+        ("\u200b", "b", True),
+        ("b", "\ufeff \u3000\u200f", True),
+        ("\0", "b", False),  # which `nul` counts
+        ("\u200bb", "b", False),
     ],
 )
 def test_empty(source: str, target: str, dropped: bool) -> None:
     assert clean.empty([source], [target]).tolist() == [dropped]
+
+
+INVISIBLE = (
+    "\u200b\u200c\u200d\u2060\ufeff\ufffe\u00ad\u200e\u200f\u202a\u202c\u202e\u2066\u2069\u061c\ufe00\ufe0e\ufe0f\u180b\u180e"
+    "\u034f\u3164\u115f\u1160\uffa0\u2800\u17b4\u17b5\u2061\u2063\u206f\U000e0001\U000e0067\U000e007f\U000e0100\U0001d173\U0001bca0"
+    " \t\u00a0\u1680\u2003\u2009\u202f\u205f\u3000\u2028\u2029\x85\x07\x1b\x7f"
+)
+
+
+@given(st.text(st.sampled_from(INVISIBLE), max_size=12), st.characters(categories=["L", "N", "P", "Sm", "Sc"]))
+def test_text_that_nobody_sees_is_blank_whatever_it_is_made_of(blank: str, seen: str) -> None:
+    assert is_blank(blank)
+    assert clean.empty(["a", blank], [blank, "a"]).all()
+    if seen not in INVISIBLE:
+        assert not is_blank(blank + seen + blank)
+
+
+def test_pairs_with_a_side_that_nobody_sees_are_counted_as_empty() -> None:
+    blank = ["\u200b", "\ufeff", "\u2060", "\u200d", "\u00ad", "\u200e", "\ufe0f", "\u034f", "\u3164", "\u2800"]
+    for cleaner in (Cleaner(FilterConfig()), Cleaner.only_empty()):
+        counts: Counter[str] = Counter()
+        left, right, _ = cleaner.clean([*blank, "a"], [*"bcdefghijk", "b"], counts)
+        assert (left, right, counts) == (["a"], ["b"], {"empty": 10})
+
+
+def test_what_shows_something_is_text() -> None:
+    """Joiners make emoji and Persian words; Arabic number signs and a lone accent are seen."""
+    shown = [
+        "\u200d👩\u200d💻",
+        "❤️",
+        "می\u200cخواهم",
+        "\u0600",
+        "\u0301",
+        "\ufffd",
+        "。",
+        "ㅤ한",
+        "🏴\U000e0067",
+        "\ufffc",
+    ]
+    assert not any(map(is_blank, shown))
 
 
 def test_nul_and_control_characters() -> None:

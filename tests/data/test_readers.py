@@ -323,3 +323,31 @@ def test_impossible_formats_name_the_key(
     with pytest.raises(ConfigError) as caught:
         read(**config)
     assert str(caught.value).startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "column", "fields", "hint"),
+    [
+        (("de", "en"), "translation", ("de", "en"), "columns: [translation.de, translation.en]"),
+        (("de", "en"), "translation", ("en", "fr", "de"), "columns: [translation.de, translation.en]"),
+        (("de", "en"), "pair", ("en", "de"), "columns: [pair.de, pair.en]"),
+        (("de", "en"), "translation", ("deu", "eng"), "columns: [translation.deu, translation.eng]"),
+        (("de", "en"), "text", ("src", "tgt"), "columns: [text.src, text.tgt]"),
+        (("de", "en"), "meta", ("url",), ""),
+    ],
+)
+def test_texts_inside_a_column_are_proposed(
+    wanted: tuple[str, str], column: str, fields: tuple[str, ...], hint: str, tmp_path: Path
+) -> None:
+    """Data sets of Hugging Face have both texts in one column, in Parquet and in JSON lines."""
+    record = {"id": "0", column: {name: f"text {name}" for name in fields}}
+    pq.write_table(pa.table({name: [value] for name, value in record.items()}), tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    for path in (tmp_path / "a.parquet", tmp_path / "a.jsonl"):
+        with pytest.raises(DataError) as error:
+            read(path=str(path))
+        assert hint in str(error.value)
+        assert ("columns: [" in str(error.value)) == bool(hint)
+        if wanted[0] in fields:
+            proposed = str(error.value).split("columns: [")[1].split("]")[0].split(", ")
+            assert read(path=str(path), columns=proposed) == (["text de"], ["text en"])

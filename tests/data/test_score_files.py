@@ -126,6 +126,8 @@ def test_however_the_pairs_are_asked_for(
     ("kind", "content", "column", "message"),
     [
         ("", "0.5\nnull\n", None, r"s, line 2: no score \(data\.train\.0\.scores\.0\): could not convert.*null"),
+        ("", "score\n0\n", None, r"s, line 1: no score .*; if it holds the names of columns, remove it"),
+        (".tsv", "src\ttrg\tscore\na\tb\t1\n", 2, r"s\.tsv, line 1: .*; if it holds the names of columns, remove it"),
         ("", "nan\n0\n", None, r"s, line 1: no score .*: not a number"),
         ("", "0.1\n", None, r"s has 1 scores .* but .*corpus\.de and .*corpus\.en has at least 2 pairs"),
         ("", "0.1\n0.2\n0.3\n", None, r"s has 3 scores .* but .* has 2 pairs; line i must be the score of pair i"),

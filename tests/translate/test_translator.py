@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tracemalloc
 import warnings
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import torch
 
 import ziggurat
 from tests.translate.doubles import CopyModel
+from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
@@ -135,6 +137,49 @@ def test_lines_without_a_tag_are_counted_where_tags_name_languages(copying: Tran
         copying.translate(["A dog", "A dog"])
     copying.translate(["A dog"], tag="<2de>")
     assert copying.notices["untagged"] == 2
+    with pytest.warns(TranslationWarning, match=r"begins with `>>fra<<`.*: give it as the tag"):
+        copying.translate([">>fra<< A dog"])
+    assert copying.notices["untagged"] == 2, "it shows which language is meant"
+
+
+@pytest.mark.parametrize(
+    "blank", ["\u200b", "\ufeff", " \u2060\u3000", "\u00ad\u200e", "\ufe0f", "\u3164", "\u2800", "\0", "\U000e0041"]
+)
+def test_text_that_nobody_sees_is_a_blank_line(copying: Translator, blank: str) -> None:
+    found = copying.translate(["A dog", blank])
+    assert [(one.text, one.parts) for one in found] == [("A dog", 1), ("", 0)]
+    assert copying.notices["blank_lines"] == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ("<bt> A dog", "tag_as_text", r"begins with `<bt>`.*: give it as the tag"),
+        (">>por<< A dog", "tag_as_text", r"`>>por<<`.*: this model's tags are <bt>, <new>"),
+        ("de_DE A dog", "tag_as_text", "`de_DE`"),
+        ("[en] A dog", "tag_as_text", r"`\[en\]`"),
+        ("▁A ▁dog", "in_pieces", "`▁`"),
+        ("A do@@ g", "in_pieces", "`@@`"),
+        ("A do￭ g", "in_pieces", "`￭`"),
+        ("A dog “runs” – now", "unknown", "– “ ”; it has .* for some of them"),
+        ("A dog ☃ runs", "unknown", "☃;"),
+        ("A dog e\u0323", "unknown", "lacks"),
+    ],
+)
+def test_lines_that_are_not_what_the_model_reads_are_counted(text: str, kind: str, said: str) -> None:
+    tokenizer = trained_tokenizer([*SENTENCES, '"A dog" - now'], 60, ["<bt>", "<new>"], byte_fallback=False)
+    model = CopyModel(tokenizer.size + 2, tokenizer.eos, frozenset(tokenizer.tags.values()))
+    translator = Translator(model, tokenizer, tokenizer, DecodingConfig(beam_size=2))  # type: ignore[arg-type]
+    with pytest.warns(TranslationWarning) as told:
+        translator.translate([text, "A dog", text])
+    assert translator.notices[kind] == 2
+    assert [message for message in map(str, (one.message for one in told)) if re.search(said, message)]
+
+
+def test_scored_lines_that_are_not_plain_text_are_counted(copying: Translator) -> None:
+    with pytest.warns(TranslationWarning):
+        copying.score(["▁A ▁dog", "A dog", "<new> A dog"], ["A dog", "A do@@ g", "A dog"])
+    assert {kind: copying.notices[kind] for kind in ("in_pieces", "tag_as_text")} == {"in_pieces": 2, "tag_as_text": 1}
 
 
 def test_control_ids_tags_and_filler_rows_are_never_generated(tokenizer: SentencePieceTokenizer) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from ziggurat import __version__
 from ziggurat.cli import (
@@ -26,6 +29,7 @@ from ziggurat.cli import (
     translation,
     tuning,
 )
+from ziggurat.system.errors import ConfigError, printable
 
 app = typer.Typer(
     name="ziggurat",
@@ -64,9 +68,51 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Judge": {"evaluate": evaluation.evaluate, "diagnose": reporting.diagnose, "report": reporting.report},
     "Hand over": {"export": export.export, "import": export.import_model},
 }
+_SETTING = re.compile(r"([a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*)=")
+"""_SETTING is the beginning of an argument that sets a key of the configuration."""
+
+
+class _Verb(TyperCommand):
+    """A verb of which every option counts: one that takes a single value is refused where it is given twice."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)
+        parse = parser.parse_args
+
+        def parse_once(args: list[str]) -> Any:
+            values, rest, order = parse(args)
+            times = Counter(id(parameter) for parameter in order)
+            for parameter in order:
+                if times[id(parameter)] > 1 and _takes_one(parameter):
+                    name = max(parameter.opts, key=len)
+                    raise ConfigError(f"`{name}` is given {times[id(parameter)]} times, and only one of them can count")
+            for parameter in self.params:
+                if parameter.param_type_name == "argument":
+                    _refuse_repeated_settings(values.get(parameter.name or ""))
+            return values, rest, order
+
+        parser.parse_args = parse_once  # type: ignore[method-assign]
+        return parser
+
+
+def _takes_one(parameter: Any) -> bool:
+    """Return True for an option whose second value would take the place of the first; a flag says the same twice."""
+    if parameter.param_type_name != "option" or parameter.multiple or getattr(parameter, "count", False):
+        return False
+    return not getattr(parameter, "is_flag", False) or bool(parameter.secondary_opts)
+
+
+def _refuse_repeated_settings(found: object) -> None:
+    """Raise ConfigError where the words of an argument set a key of the configuration twice."""
+    words = [word for word in found if isinstance(word, str)] if isinstance(found, list | tuple) else []
+    keys = Counter(setting[1] for word in words if (setting := _SETTING.match(word)))
+    if twice := [key for key, times in keys.items() if times > 1]:
+        raise ConfigError(f"`{printable(twice[0])}=` is given {keys[twice[0]]} times, and only one of them can count")
+
+
 for _group, _verbs in _VERBS.items():
     for _name, _verb in _verbs.items():
-        app.command(_name, rich_help_panel=_group)(_verb)
+        app.command(_name, cls=_Verb, rich_help_panel=_group)(_verb)
 
 
 def _print_version(wanted: bool) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.output import (
     check_input,
+    check_scored,
     counted,
     input_stream,
     is_setting,
@@ -284,7 +285,7 @@ def _read(
         check_input(path)
     named_references = list(zip(options.references, references, strict=True))
     for name, of_reference in named_references:
-        refuse_empty(name, of_reference)
+        check_scored(name, of_reference)
     sources = None
     if options.source is not None:
         sources = read_text(options.source)
@@ -292,7 +293,7 @@ def _read(
         pair_up((options.source, sources), *named_references)
     lines = {path: read_text(path) for path in files}
     for path, of_file in lines.items():
-        refuse_empty(path, of_file)
+        check_scored(path, of_file)
         pair_up((path, of_file), *named_references)
     return lines, sources
 

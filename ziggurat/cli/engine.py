@@ -211,6 +211,9 @@ def notices_text(notices: Mapping[str, int]) -> str:
         "unfinished": "cut at the length limit",
         "unmet": "without phrases they should contain",
         "untagged": "without a tag, so in a language that the model chose",
+        "tag_as_text": "with a tag as text",
+        "in_pieces": "in subword pieces already",
+        "unknown": "with text that the vocabulary lacks",
         "too_large": "times out of memory, and translated in smaller batches",
     }
     counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in notices.items() if count]

@@ -107,7 +107,7 @@ def evaluate(
     ] = None,
     metrics: Annotated[
         str,
-        typer.Option("--metrics", help="Of bleu, chrf, ter, meteor, comet, perplexity; separated by commas."),
+        typer.Option("--metrics", help="Of bleu, chrf, chrf++, ter, meteor, comet, perplexity; separated by commas."),
     ] = "bleu,chrf,ter",
     language: Annotated[
         str | None,

@@ -17,6 +17,7 @@ from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.jobs import JobOptions, model_choice, translation_job
 from ziggurat.cli.output import (
     check_one_stream,
+    check_scored,
     counted,
     line_progress,
     output_folder,
@@ -112,17 +113,19 @@ def read_texts(source: str, references: Sequence[str]) -> Texts:
     """Return the texts at these paths. Raises DataError for one that is empty or does not pair up with the others."""
     sources, of_references = read_text(source), [read_text(path) for path in references]
     named = list(zip(references, of_references, strict=True))
-    for path, lines in ((source, sources), *named):
-        refuse_empty(path, lines)
+    refuse_empty(source, sources)  # it may be cut into pieces, if its model reads them
+    for path, lines in named:
+        check_scored(path, lines)
     pair_up((source, sources), *named)
     return Texts([source, *references], sources, of_references)
 
 
 def metric_names(listed: str) -> tuple[list[str], bool]:
     """Return the metrics of a comma-separated list, in the order of ALL_METRICS, and whether `perplexity` is in it."""
-    from ziggurat.evaluate.metrics import ALL_METRICS, check_metrics
+    from ziggurat.evaluate.metrics import ALL_METRICS, OTHER_NAMES, check_metrics
 
-    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    given = (name.strip().lower() for name in listed.split(",") if name.strip())
+    names = [OTHER_NAMES.get(name, name) for name in given]
     if not names:
         raise ConfigError(f"`--metrics` is empty; valid: {', '.join(ALL_METRICS)}, {PERPLEXITY}")
     of_outputs = [name for name in names if name != PERPLEXITY]
@@ -311,6 +314,7 @@ def _scores_of_file(
 ) -> list[Score]:
     """Return the scores of the translations in a file."""
     texts = read_texts(hypothesis, reference)
+    check_scored(hypothesis, texts.sources)
     sources = None if source is None else read_text(source)
     if source is not None and sources is not None:
         refuse_empty(source, sources)

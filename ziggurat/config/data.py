@@ -96,11 +96,11 @@ class FilterConfig(Section):
     max_pieces: Length | None = Field(default=250, ge=1)
     """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
     max_words: Length | None = Field(default=None, ge=1)
-    """Longest sentence on either side, in whitespace-separated words. Text of a language without blanks has to be
-    segmented before: otherwise a sentence is one word."""
+    """Longest sentence on either side, in whitespace-separated words; in scripts without blanks, as many characters as
+    five letters of English say count as a word (two of Chinese, five of Thai)."""
     max_length_ratio: Real | None = Field(default=None, gt=1)
-    """Largest ratio of the sides' lengths, in whitespace-separated words (in characters where a side has no
-    blanks)."""
+    """Largest ratio of the sides' lengths, in whitespace-separated words, or in characters where a side has one word;
+    where a side is in a script without blanks, in characters weighed by what they say (docs/cleaning.md)."""
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
     duplicates: bool = False

@@ -2,10 +2,10 @@
 
 Order of reading:
 
-- text: lines, readers, vocabulary, subword, subword_training;
+- text: lines, parquet, readers, vocabulary, subword, subword_training;
 - cleaning: the folder `cleaning`;
 - word alignments: hmm, aligner, word_links;
-- the store: inputs, encoding, prepare, table, corpus, store_checks;
+- the store: signs, inputs, encoding, prepare, table, corpus, store_checks;
 - modified pairs: modifiers, modified;
 - batches: batching, loader.
 

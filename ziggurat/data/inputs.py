@@ -30,6 +30,7 @@ from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
+from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, about
@@ -235,6 +236,8 @@ class Corpus:
     """Key of the corpus in the configuration, such as `data.train.0`."""
     config: CorpusConfig
     reader: CorpusReader
+    languages: tuple[str, str] = ("", "")
+    """Codes of source and target."""
     read: int = 0
     """Pairs in the files."""
     read_of: Counter[int] = field(default_factory=Counter)
@@ -245,6 +248,8 @@ class Corpus:
     """Pairs dropped, by reason."""
     sides: SideSample = field(default_factory=SideSample)
     """Sample of its two sides."""
+    signs: CorpusSigns = field(default_factory=CorpusSigns)
+    """Signs that its text is not what it seems."""
     alignments: AlignmentFiles | None = None
     """Files with its word alignments."""
     maker: HmmLinks | None = None
@@ -325,7 +330,7 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
         for number, corpus in enumerate(corpora):
             key = f"data.{split}.{number}"
             with about(key):
-                found.append(_found(split, key, corpus, CorpusReader.of(corpus, key, config.languages_of(corpus))))
+                found.append(_found(split, key, corpus, config.languages_of(corpus)))
     return found
 
 
@@ -342,9 +347,10 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
         corpus.origin = origins_of(list(known), known.__getitem__)
 
 
-def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> Corpus:
+def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:
     """Return a corpus with the files of its scores and word alignments, if it names any."""
-    corpus = Corpus(split, key, config, reader, scores=find_scores(config, key, reader))
+    reader = CorpusReader.of(config, key, languages)
+    corpus = Corpus(split, key, config, reader, languages, scores=find_scores(config, key, reader))
     if config.alignment is None:
         return corpus
     paths = find_files(config.alignment, f"{key}.alignment")
@@ -372,9 +378,12 @@ def count_pairs(
     for corpus in corpora:
         with about(corpus.key):
             for (source, target), _, _ in corpus.blocks(words or (WordCounter("split"), WordCounter("split"))):
+                part = corpus.reader.part
+                place, file = corpus.read_of[part], corpus.reader.files[part]
                 corpus.sides.see(source, target)
+                corpus.signs.see((source, target), place, file, corpus.languages)
                 corpus.read += len(source)
-                corpus.read_of[corpus.reader.part] += len(source)
+                corpus.read_of[part] += len(source)
                 done += len(source)
                 progress("read", done, None)
         if not corpus.read:

@@ -1,11 +1,13 @@
 """Lines of text: read from UTF-8 files in blocks, with the position of every fault, and normalised.
 
 First of the text modules, in order of use: lines, readers, clean, sides; then from text to ids: vocabulary,
-segmentation, subword, subword_training. The normalisation is the same for training and for translation.
+segmentation, subword, subword_training. The normalisation is the same for training and for translation, and so is
+what counts as a blank line: `is_blank`.
 """
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -122,6 +124,29 @@ class LineStream:
         whole = "uncompressed file" if compression_of(self.path) else "file"
         place = f"byte {in_line} of the line, {in_file} of the {whole}, from 0"
         return f"{self.path}, line {line}: not valid UTF-8: {found} ({place}); {hint}"
+
+
+# White space and controls but NUL; format characters that show nothing, fillers of Hangul and Khmer, variation
+# selectors, the blank of braille, noncharacters (U+FFFE is a byte order mark read the wrong way round), blanks of
+# shorthand, music and hieroglyphs, tags. By number, so that no version of a Unicode table changes what is dropped.
+_INVISIBLE = (
+    r"\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e"
+    r"\u2060-\u206f\u2800\u3164\ufdd0-\ufdef\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    r"\U00013430-\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
+)
+_VISIBLE = re.compile(f"[^{_INVISIBLE}]")
+INVISIBLE = re.compile(f"[{_INVISIBLE}]")
+"""INVISIBLE is a character that nobody sees: white space, and whatever shows nothing where it stands alone."""
+
+
+def is_blank(text: str) -> bool:
+    """Return True where nobody sees anything of `text`: it is white space and other invisible characters alone.
+
+    A zero-width space, a byte order mark, a soft hyphen, a mark of direction, a variation selector or a filler is no
+    more text than a blank is. NUL counts as visible: it is a fault with a name of its own.
+    """
+    # Most lines begin with a visible ASCII character, which is found in a third of the time.
+    return not "!" <= text[:1] <= "~" and _VISIBLE.search(text) is None
 
 
 UnicodeForm = Literal["none", "nfc", "nfkc"]

@@ -36,6 +36,7 @@ from ziggurat.data.inputs import (
     short_row_notices,
     side_notices,
 )
+from ziggurat.data.signs import sign_notices
 from ziggurat.data.store_checks import InputWatch, differences, other_files, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import (
@@ -133,7 +134,15 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
         )
     save_tokenizers(directory, *tokenizers)
     _align_corpora(corpora, config, tokenizers, progress)
-    notices = short_row_notices(corpora) + side_notices(corpora, config) + tag_notices(config, tokenizers[0].tags)
+    signs = [(corpus.key, corpus.signs) for corpus in corpora]
+    notices = [
+        *short_row_notices(corpora),
+        *side_notices(corpora, config),
+        *sign_notices(
+            signs, config.unicode, segmented=subword.kind == "vocabulary", symbols=config.subword.symbols or ()
+        ),
+        *tag_notices(config, tokenizers[0].tags),
+    ]
     return Trained(tokenizers, notices, scorers)
 
 

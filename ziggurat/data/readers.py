@@ -2,8 +2,6 @@
 
 `CorpusReader.of` finds files, format and columns; `blocks` streams them. One generator per format follows.
 
-Parquet files of sentence pairs, read a batch of rows at a time.
-
 Scores of pairs that other tools wrote: lines of numbers, columns of TSV, fields of JSON lines or Parquet.
 
 Bicleaner appends a column to a TSV, or writes numbers alone; OpusFilter's `score` writes JSON lines, an object a pair.
@@ -19,52 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, ScoreConfig
 from ziggurat.data.lines import LineStream
-from ziggurat.system.compressed import compression_of, uncompressed_file
+from ziggurat.data.parquet import nested_hint, parquet_numbers, parquet_pairs
+from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
 from ziggurat.system.files import find_files
-
-
-def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two string columns, so many rows at a time; `a.b` is field b of the struct column a. Raises DataError."""
-    row = 0
-    try:
-        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
-            # Arrow reads whole top-level columns; _texts then takes the field.
-            tops = [name if name in table.schema_arrow.names else name.split(".")[0] for name in names]
-            for name, top in zip(names, tops, strict=True):
-                if top not in table.schema_arrow.names:
-                    known = ", ".join(table.schema_arrow.names)
-                    raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
-            for batch in table.iter_batches(batch_size=rows, columns=sorted(set(tops))):
-                texts = [_texts(batch, name, path) for name in names]
-                yield texts[0], texts[1]
-                row += batch.num_rows
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
-
-
-def _texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
-    """Return the texts in column `name` of `batch`; null is an empty text."""
-    steps = [name] if name in batch.schema.names else name.split(".")
-    column = batch.column(steps[0])
-    for step in steps[1:]:
-        if not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
-            raise DataError(f"{path}: column {name!r}: {steps[0]} has no field {step!r} (its type is {column.type})")
-        column = column.field(step)
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        raise DataError(f"{path}: column {name!r} is not text but {column.type}")
-    return [text.replace("\n", " ") if text else "" for text in column.to_pylist()]
-
 
 BLOCK_PAIRS = 16_384
 """Most pairs in a block; blocks of text files also end after about 1 MiB."""
@@ -289,12 +249,20 @@ def _jsonl_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[P
                 sides[0].append(pick_source(record))
                 sides[1].append(pick_target(record))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
-                raise DataError(
-                    f"{path}, line {number}: {printable(reason, 120)}; wanted: a JSON object with the texts "
-                    f"{columns.source!r} and {columns.target!r}; the line is: {printable(line)}"
-                ) from None
+                raise _unlike_record(error, f"{path}, line {number}", line, columns) from None
         yield sides
+
+
+def _unlike_record(error: Exception, where: str, line: str, columns: _Columns) -> DataError:
+    """Return the error for a line that is no JSON object with both texts."""
+    reason, hint, names = str(error), "", (str(columns.source), str(columns.target))
+    if isinstance(error, KeyError):
+        reason, record = f"no field {error}", json.loads(line)
+        hint = nested_hint(names, {key: list(its) for key, its in record.items() if isinstance(its, dict)})
+    return DataError(
+        f"{where}: {printable(reason, 120)}; wanted: a JSON object with the texts {names[0]!r} and {names[1]!r}{hint}; "
+        f"the line is: {printable(line)}"
+    )
 
 
 def _picker(name: str) -> Callable[[Any], str]:
@@ -344,7 +312,7 @@ class ScoreColumn(NamedTuple):
     def blocks(self, path: Path) -> Iterator[Floats]:
         """Yield the scores in a file. Raises DataError naming the line of what is no number."""
         if self.kind == "parquet":
-            yield from _parquet(path, str(self.column))
+            yield from parquet_numbers(path, str(self.column))
             return
         stream = LineStream(path)
         while count := stream.available():
@@ -364,9 +332,10 @@ class ScoreColumn(NamedTuple):
                 raise ValueError("not a number")
         except (ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
             where = "" if self.column is None else f" in column {self.column!r}"
+            hint = "; if it holds the names of columns, remove it (`tail -n +2`)" if number == 1 else ""
             raise DataError(
                 f"{path}, line {number}: no score{where} ({self.key}): {printable(str(error), 100)}; "
-                f"the line is: {printable(line)}"
+                f"the line is: {printable(line)}{hint}"
             ) from None
         return float(found)
 
@@ -384,27 +353,6 @@ def _field(record: Any, name: str) -> float:
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise TypeError(f"{name!r} is not a number but {type(found).__name__}")
     return float(found)
-
-
-def _parquet(path: Path, name: str) -> Iterator[Floats]:
-    row = 0
-    try:
-        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
-            if name not in table.schema_arrow.names:
-                known = ", ".join(table.schema_arrow.names)
-                raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
-            for batch in table.iter_batches(columns=[name]):
-                column = batch.column(0)
-                if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-                    raise DataError(f"{path}: column {name!r} has no numbers but {column.type}")
-                found = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-                if np.isnan(found).any():  # null as well
-                    place = row + int(np.isnan(found).argmax()) + 1
-                    raise DataError(f"{path}: no number in column {name!r} of row {place}")
-                row += len(found)
-                yield found
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
 
 
 def find_scores(corpus: CorpusConfig, key: str, reader: CorpusReader) -> list[ScoreColumn]:

@@ -1,18 +1,22 @@
 """Vocabularies: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
 
+Text that has tags or pieces in it already is known by its marks: `leading_tag`, `segmentation_mark`.
+
 The tokenizer for text that is already segmented (subword-nmt) exists to reproduce published set-ups; its protocol is in
 ziggurat.data.subword.
 """
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.languages import language_name
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import DataError, Problem, Remedy, printable
 from ziggurat.system.yaml_text import shown
@@ -163,13 +167,112 @@ def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64
     ]
 
 
-_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__")  # `<bt>` and its like name no language
+_FURTHER_CODES = (  # of languages without a code of two letters that FLORES-200 has, of parts of others; older codes
+    "ace acm aeb ajp als apc arb ars ary arz ast awa ayr azb azj ban bem bho bjn bug ceb cjk ckb crh dik dyu fil "
+    "fon fur fuv gaz hne ilo iw jw kab kac kam kbp kea khk kmb kmr knc lij lmo ltg lua luo lus lvs mag mai min "
+    "mni mos nan npi nso nus ory pag pap pbt pes plt prs quy rom sat scn shn swh szl taq tpi tum tzm umb uzn vec "
+    "war wuu ydd yue zsm"
+)
+_CODES = frozenset(_FURTHER_CODES.split())
+_LANGUAGE_TAG = re.compile(r"<2[a-z].*>|>>[a-z].*<<|__[a-z].*__", re.IGNORECASE)  # whatever the code is
+_BEFORE_A_CODE = re.compile(
+    r"(?:2_?|(?:(?:opt|lang|tok|src|tgt|trg|source|target|language|to|into|2|l[12])[_:=-])+)(?=[a-z])", re.IGNORECASE
+)
+_CODE = re.compile(r"([a-z]{2,3})(?:[_-](?:[a-z]{2}|[a-z]{4}|[0-9]{3}))*", re.IGNORECASE)
+_PRIVATE = re.compile("q[a-t][a-z]")  # of ISO 639-2: for whatever one likes
 _SEVERAL = "mul"  # ISO 639's code for text of several languages, which tells none
+_HTML = frozenset({"<br>", "<hr>", "<id>", "<li>", "<th>", "<tr>", "<tt>"})
+_LEADING_TAG = re.compile(
+    r"""[\s\u200b\ufeff]*(
+        <{1,2} [^\s<>]{1,24} >{1,2} | >>\s?[^\s<>]{1,24}\s?<< | [＜⟨] [^\s<>]{2,24} [＞⟩]
+        | &(?:lt|gt); \S{2,40}? ;(?=\s)
+        | __\w{1,20}?__(?!\w) | \[[^\s\[\]]{2,20}\] | ｟[^\s｠]{2,30}｠ | ([#@$=|]{1,2}) [a-zA-Z_-]{2,12} \2(?=\s)
+        | [a-z]{2,3}[_-][A-Z](?:[A-Z]|[a-z]{3})(?=\s) | (?i:(?:opt_|lang_|tok_|tgt_|trg_|src_|to_)+[a-z]{2,3})(?=\s)
+        | translate\ [A-Z]\w+\ to\ [A-Z]\w+:
+    )""",
+    re.VERBOSE,
+)
+_DIRECTION = re.compile(r"([a-z]{2,3})(?:2|->|→|[_-]to[_-])([a-z]{2,3})", re.IGNORECASE)
+
+
+def names_language(code: str) -> bool:
+    """Return True for the code of a language, with or without region and script: `de`, `deu`, `pt-BR`, `zho_Hans`."""
+    found = _CODE.fullmatch(code)
+    main = found[1].lower() if found else ""
+    return language_name(main) != main or main in _CODES or bool(_PRIVATE.fullmatch(main))
+
+
+def _is_language_tag(tag: str) -> bool:
+    """Return True for a tag that names a language, however it is spelt: `<2de>`, `__de__`, `[de_DE]`, `<to_de>`."""
+    if _LANGUAGE_TAG.fullmatch(tag):
+        return True
+    core = html.unescape(tag).strip("<>[]{}()｟｠«»＜＞⟨⟩|@#$=_ ")
+    if found := _DIRECTION.fullmatch(core):  # `en2de`
+        return names_language(found[1]) and names_language(found[2])
+    return names_language(core) or names_language(_BEFORE_A_CODE.sub("", core, count=1))
 
 
 def language_tags(known: Iterable[str]) -> list[str]:
-    """Return those of a model's tags that name languages."""
-    return [tag for tag in known if _LANGUAGE_TAG.fullmatch(tag)]
+    """Return those of a model's tags that name languages; `<bt>` and its like name none."""
+    return [tag for tag in known if _is_language_tag(tag)]
+
+
+def leading_tag(text: str, known: Collection[str] = ()) -> str | None:
+    """Return the tag that a text begins with, as text: one of the `known`, or one that names a language; else None."""
+    found = _LEADING_TAG.match(text)
+    if found is None or found[1] in known or found[1].startswith("translate "):
+        return found and found[1]
+    return found[1] if _is_language_tag(found[1]) and found[1].lower() not in _HTML else None
+
+
+_PIECES = re.compile(r"(?:^|\s)(▁)\w|\w(@@)(?:\s|$)|\w(￭)|(￭)\w|\w (##)\w|\w(</w>)(?:\s|$)|(?: (Ġ)\w+){2}")
+PIECE_MARKS = ("▁", "@@", "￭", " ##", "</w>", " Ġ")
+"""PIECE_MARKS is what text cut into subword pieces has in it; other text may have it as well, which is looked at."""
+
+
+def segmentation_mark(text: str) -> str | None:
+    """Return the mark by which a text is known to be cut into subword pieces already; None where it is not.
+
+    SentencePiece has `▁the ▁house`, subword-nmt `hou@@ se`, OpenNMT `hou￭ se`, BERT `hou ##se`, GPT-2 `the Ġhouse Ġis`.
+    """
+    if not any(mark in text for mark in PIECE_MARKS):
+        return None
+    found = _PIECES.search(text)
+    return next(filter(None, found.groups())) if found else None
+
+
+_TYPOGRAPHIC = {'"': "“”„‟«»", "'": "‘’‚‛‹›", "-": "–—‒―−‐‑", ".": "…", " ": "\u00a0\u202f\u2009"}
+"""_TYPOGRAPHIC is a plain mark -> those that stand for it in print, and that old vocabularies lack."""
+_PLAIN = {mark: plain for plain, marks in _TYPOGRAPHIC.items() for mark in marks}
+
+
+def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk: int) -> str:
+    """Return what of a text has no piece, for a message: characters, or else words; and plain marks in their place."""
+    characters = sorted(set(text) - {" "})
+    lacking = [c for c, ids in zip(characters, encode(characters), strict=True) if unk in ids]
+    if not lacking:
+        words = list(dict.fromkeys(text.split()))
+        lacking = [word for word, ids in zip(words, encode(words), strict=True) if unk in ids]
+    plain = list(dict.fromkeys(_PLAIN[c] for c in lacking if c in _PLAIN))
+    known = [c for c, ids in zip(plain, encode(plain), strict=True) if unk not in ids and c != " "]
+    instead = f"; it has {' '.join(known)} for some of them" if known else ""
+    return f"{printable(' '.join(lacking), 200)}{instead}"
+
+
+def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterator[tuple[str, str]]:
+    """Yield kind and message of each sign that a line is not what a model reads: a tag as text, pieces.
+
+    Args:
+        text: of the line.
+        known: tags of the model.
+        segmented: whether the model reads text that is cut into pieces.
+    """
+    if (tag := leading_tag(text, known)) is not None:
+        own = f"this model's tags are {printable(', '.join(known), 200)}" if known else "this model has no tags"
+        way_out = "give it as the tag (`--tag`)" if tag in known else own
+        yield "tag_as_text", f"a line begins with `{printable(tag)}`, which is read as text and not as a tag: {way_out}"
+    if not segmented and (mark := segmentation_mark(text)) is not None:
+        yield "in_pieces", f"a line is cut into subword pieces already (`{mark}`): give the plain text"
 
 
 def several_languages(known: Iterable[str]) -> str:

@@ -142,7 +142,8 @@ class ModelSource:
 
 def _silence(notices: Notices) -> None:
     """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
-    notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet", "untagged"), "")
+    of_lines = ("blank_lines", "long_lines", "unfinished", "unmet", "untagged", "tag_as_text", "in_pieces", "unknown")
+    notices.told |= dict.fromkeys(of_lines, "")
 
 
 def _of_model(name: str) -> bool:

@@ -269,8 +269,8 @@ class TranslationCall:
         The line's prefix and constraints go to its first part, terms to the parts whose source has them. `notices`
         counts blank and long lines. Raises DataError where they have more tokens than the model has positions.
         """
-        count_untagged(bool(self.tag), texts, self.source.tags, notices)
-        rows = enumerate(in_parts(texts, self.source.encode, self.source_limit, notices))
+        count_untagged(bool(self.tag), texts, self.source, notices)
+        rows = enumerate(in_parts(texts, self.source.encode, self.source_limit, notices, self.source.unk))
         return [
             [
                 self._part(text if len(parts) == 1 else self.source.decode(ids), ids, place, number, extras)

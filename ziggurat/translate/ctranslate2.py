@@ -324,8 +324,9 @@ class CTranslate2Translator:
 
     def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
         limit = min(call.decoding.max_source_pieces, max(1, self._made.positions - 1 - len(call.tag)))
-        count_untagged(bool(call.tag), texts, self.source_tokenizer.tags, self.notices)
-        of_texts = [new for _, new in in_parts(texts, self.source_tokenizer.encode, limit, self.notices)]
+        tokenizer = self.source_tokenizer
+        count_untagged(bool(call.tag), texts, tokenizer, self.notices)
+        of_texts = [new for _, new in in_parts(texts, tokenizer.encode, limit, self.notices, tokenizer.unk)]
         parts = [part for new in of_texts for part in new]
         first = 1 if call.forced or call.options.next_words else 0  # parts that begin with the prefix
         others = call._replace(forced=[], options=replace(call.options, next_words=False, complete=False))

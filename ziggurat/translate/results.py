@@ -21,8 +21,9 @@ from typing import Any, BinaryIO
 
 import regex
 
+from ziggurat.data.lines import is_blank
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.vocabulary import language_tags
+from ziggurat.data.vocabulary import VocabularyTokenizer, language_tags, text_signs, unknown_text
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 Encode = Callable[[list[str]], list[list[int]]]
@@ -113,26 +114,38 @@ def check_tag(tag: str | None, known: Collection[str]) -> None:
         raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {', '.join(known) or 'none'}")
 
 
-def count_untagged(tagged: bool, texts: Sequence[str], known: Collection[str], notices: Notices) -> None:
-    """Count texts that are not tagged where the tags of a model name several languages: it chooses one by itself."""
-    languages = [] if tagged else language_tags(known)
-    if len(languages) > 1:
-        for _ in texts:
+def count_untagged(tagged: bool, texts: Sequence[str], tokenizer: Tokenizer, notices: Notices) -> None:
+    """Count texts without a tag, those with a tag as text, and those that are cut into pieces already.
+
+    A text is without a tag where the tags of a model name several languages, and it is not tagged and begins with none:
+    the model chooses one by itself.
+    """
+    languages = [] if tagged else language_tags(tokenizer.tags)
+    segmented = isinstance(tokenizer, VocabularyTokenizer)
+    for text in texts:
+        signs = dict(text_signs(text, tokenizer.tags, segmented=segmented))
+        for kind, message in signs.items():
+            notices.add(kind, f"{message}; the line is: {printable(text, 80)}")
+        if len(languages) > 1 and "tag_as_text" not in signs:
             notices.add("untagged", f"a line without a tag, in whatever language: `tag` can be {', '.join(languages)}")
 
 
 def in_parts(
-    texts: Sequence[str], encode: Encode, limit: int, notices: Notices
+    texts: Sequence[str], encode: Encode, limit: int, notices: Notices, unk: int | None = None
 ) -> Iterator[tuple[str, list[list[int]]]]:
     """Yield each text as it is translated, with the pieces of its parts: none for a blank text, several for a long one.
 
-    `limit` is the most pieces of a part; `notices` counts blank and long texts.
+    `limit` is the most pieces of a part; `notices` counts blank and long texts, and those with the unknown piece `unk`.
     """
     clean = without_nul(texts)
     for text, ids in zip(clean, encode(clean), strict=True):
-        # str.strip also removes the blanks that normalisation keeps, such as U+3000.
-        parts = split_long(text, ids, encode, limit) if text.strip() and ids else []
+        parts = split_long(text, ids, encode, limit) if ids and not is_blank(text) else []
         notices["blank_lines"] += not parts
+        if parts and unk is not None and unk in ids:
+            lacking = "" if "unknown" in notices.told else unknown_text(text, encode, unk)
+            notices.add(
+                "unknown", f"a line has text that the vocabulary lacks, and the model cannot read it: {lacking}"
+            )
         if len(parts) > 1:
             notices.add(
                 "long_lines",
@@ -151,7 +164,7 @@ def split_long(text: str, ids: list[int], encode: Encode, limit: int) -> list[li
     if len(ids) <= limit:
         return [ids]
     units: list[list[int]] = []
-    sentences = [s for s in _SENTENCE_END.split(text) if s.strip()]
+    sentences = [s for s in _SENTENCE_END.split(text) if not is_blank(s)]
     for sentence, pieces in zip(sentences, encode(sentences), strict=True):
         if len(pieces) <= limit:
             units.append(pieces)

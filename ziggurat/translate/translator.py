@@ -42,6 +42,7 @@ from ziggurat.translate.results import (
     TargetScore,
     Translation,
     TranslationWarning,
+    count_untagged,
     refuse_single,
     windows,
     without_nul,
@@ -65,8 +66,10 @@ class Translator:
 
     `notices` counts what was not translated in the ordinary way: `blank_lines` (not shown to the model), `long_lines`
     (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing), `untagged` (no
-    tag, where the model has those of several languages); and `too_large`, how often memory ran out, so that the rest
-    of a call was translated in smaller batches. The first of each kind gives a warning, except for blank lines.
+    tag, where the model has those of several languages), `tag_as_text` (a tag that the text begins with), `in_pieces`
+    (cut into subword pieces already), `unknown` (text that the vocabulary lacks); and `too_large`, how often memory
+    ran out, so that the rest of a call was translated in smaller batches. The first of each kind gives a warning,
+    except for blank lines.
     `on_finished` is called with the number of sentences that a step of the search has finished, for a progress bar; a
     line in several parts is several sentences, a blank one is none. `about_precision` returns what `auto` has chosen
     and, if told to, what would be faster, for which it may measure.
@@ -187,6 +190,8 @@ class Translator:
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
         call, reader = self.call_of(TranslateOptions(tag=tag)), self.source_tokenizer
+        count_untagged(tag is not None, sources, reader, self.notices)
+        count_untagged(True, targets, self.target_tokenizer, self.notices)
         source_ids = [[*call.tag, *ids, reader.eos] for ids in reader.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=first + 1):

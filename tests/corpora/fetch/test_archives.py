@@ -179,3 +179,23 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path) -> None:
         archive.write_bytes(content)
         with pytest.raises(DamageError, match="damaged"):
             taken(archive, tmp_path / f"out-{kind}", "*.de")
+
+
+SHADOWS = (
+    "__MACOSX/._C.en-ru.en", "__MACOSX/sub/._C.en-ru.ru", "._C.en-ru.en", "sub/._C.en-ru.ru",
+    "sub/.DS_Store", "Thumbs.db", "__MACOSX/C.en-ru.en", "./__MACOSX/._LICENSE", "desktop.ini",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["a.zip", "a.tgz"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_a_desktop_adds_to_an_archive_is_not_looked_at(kind: str, order: int, tmp_path: Path) -> None:
+    wanted = [("sub/C.en-ru.en", b"a\n"), ("sub/C.en-ru.ru", b"b\n"), ("LICENSE", b"free")]
+    shadows = [(name, b"\x00\x05\x16\x07\x00\x02") for name in SHADOWS]
+    archive = KINDS[kind](tmp_path / kind, [*wanted, *shadows][::order])
+    folder = tmp_path / "out"
+    folder.mkdir()
+    found, terms = take_out(archive, ["*.en", "*.ru"], folder)
+    names = {pattern: [member.name for member in members] for pattern, members in found.items()}
+    assert names == {"*.en": ["sub/C.en-ru.en"], "*.ru": ["sub/C.en-ru.ru"]}
+    assert terms == {"LICENSE": "free"}

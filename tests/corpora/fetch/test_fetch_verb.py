@@ -50,7 +50,8 @@ def fetch(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
     def call(*arguments: str) -> Result:
-        status = ended("fetch", "--registry", str(registry), "--proxy", "", *arguments)
+        proxy = () if "--proxy" in arguments else ("--proxy", "")
+        status = ended("fetch", "--registry", str(registry), *proxy, *arguments)
         return Result(status, *capfd.readouterr())
 
     return call

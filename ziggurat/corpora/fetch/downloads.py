@@ -234,6 +234,8 @@ _MOST_HEADER_BYTES = 1 << 20  # of one tar header that holds a long name or exte
 _FREE_BYTES = 1 << 24  # of output that is not checked against the ratio
 _SPARE_BYTES = 1 << 26  # left free on the disk
 _BLOCK_BYTES = 1 << 20
+_SHADOW = re.compile(r"(^|/)(__MACOSX/|\._[^/]*$|\.DS_Store$|Thumbs\.db$|desktop\.ini$)", re.IGNORECASE)
+"""_SHADOW is a member that a desktop put beside a corpus: what macOS and Windows know of the files, and no text."""
 _TERMS = re.compile(r"(^|/)(licen[cs]e|readme|copying)(\.(txt|md))?$", re.IGNORECASE)
 _MOST_TERMS = 32
 _MOST_TERMS_BYTES = 1 << 18
@@ -294,8 +296,12 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
 
 
 def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of each file in an archive; the content is to be read before the next member."""
-    return _zip_members(archive) if archive.suffix.lower() == ".zip" else _tar_members(archive)
+    """Yield name, size and content of each file in an archive; the content is to be read before the next member.
+
+    Files that a desktop added are left out.
+    """
+    members = _zip_members(archive) if archive.suffix.lower() == ".zip" else _tar_members(archive)
+    return (member for member in members if not _SHADOW.search(member[0]))
 
 
 def _zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:

@@ -37,6 +37,7 @@ from ziggurat.data.inputs import (
     side_notices,
 )
 from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.data.signs import sign_notices
 from ziggurat.data.subword_training import read_pair_scores, train_pair_scores, write_pair_scores
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
@@ -244,7 +245,8 @@ class CleanStep(Step):
         # (3) Take out what is held out.
         unseen = self._without_held_out(training, taken) if taken else []
         # (4) Report.
-        found = side_notices(corpora, data) + overlap_notices(corpora, data)
+        signs = sign_notices([(corpus.key, corpus.signs) for corpus in corpora], data.unicode, segmented=False)
+        found = side_notices(corpora, data) + signs + overlap_notices(corpora, data)
         notices = [notice.shown(pipeline_names(corpora=self._keys())) for notice in found] + unseen
         notices += [_nothing_left(n, self._names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
         for name, corpus in zip(self._names, training, strict=True):

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
-from ziggurat.data.lines import normalise
+from ziggurat.data.lines import is_blank, normalise
 from ziggurat.system.compressed import byte_blocks
 from ziggurat.system.errors import DataError
 
@@ -52,7 +52,7 @@ def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Re
     (text,) = normalise([text.removeprefix(_BYTE_ORDER_MARK) if first_of_file else text], "none")
     if "\0" in text:
         return "", "nul"
-    if not text or text.isspace():
+    if is_blank(text):
         return "", "empty"
     return ("", "too_long") if len(text) > MAX_CHARACTERS else (text, None)
 
@@ -76,7 +76,7 @@ class PairFilter:
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
         """Return the first reason, in this order, to drop the pair, or None."""
-        if not translation or translation.isspace():
+        if is_blank(translation):
             return "empty"
         if max(text_pieces, translation_pieces) > self.max_pieces:
             return "too_long"

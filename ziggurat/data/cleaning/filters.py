@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.languages import main_language
+from ziggurat.data.cleaning.lengths import character_lengths, has_unspaced, visible_lengths, word_counts
+from ziggurat.data.lines import is_blank
 from ziggurat.system.errors import ConfigError
 
 Mask = NDArray[np.bool_]
@@ -29,11 +31,8 @@ Predicate = Callable[[Sequence[str], Sequence[str]], Mask]
 
 
 def empty(source: Sequence[str], target: Sequence[str]) -> Mask:
-    """Either side has nothing but white space (as defined by Unicode, U+00A0 and U+3000 included)."""
-    return _mask(
-        (not s or not t or s.isspace() or t.isspace() for s, t in zip(source, target, strict=True)),
-        len(source),
-    )
+    """Either side has nothing that anyone sees, as ziggurat.data.lines.is_blank has it."""
+    return _mask((is_blank(s) or is_blank(t) for s, t in zip(source, target, strict=True)), len(source))
 
 
 def nul(source: Sequence[str], target: Sequence[str]) -> Mask:
@@ -48,21 +47,26 @@ def too_long(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mas
 
 
 def too_many_words(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mask:
-    """Either side has more than `limit` words, which white space separates."""
-    return np.maximum(*_words(source, target)) > limit
+    """Either side has more than `limit` words; in scripts without blanks, characters worth as many."""
+    return np.maximum(word_counts(source), word_counts(target)) > limit
 
 
 def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) -> Mask:
-    """The longer side has more than `limit` times as many words as the shorter.
+    """The longer side is more than `limit` times as long as the shorter.
 
-    Words are separated by white space. Where a side has only one (or a script without blanks), both sides are counted
-    in characters.
+    Lengths are in words, which white space separates, or in characters where a side has only one word. Where either
+    side has text of a script without blanks, they are in visible characters of both sides, each weighed by what it
+    says (ziggurat.data.cleaning.lengths): blanks that somebody put into such text make no difference.
     """
-    words = _words(source, target)
-    characters = [_lengths(map(len, side), len(side)) for side in (source, target)]
-    by_words = (words[0] > 1) & (words[1] > 1)
-    first, second = (np.where(by_words, w, c) for w, c in zip(words, characters, strict=True))
-    return np.maximum(first, second) > limit * np.minimum(first, second)
+    sides = source, target
+    lengths = [_lengths((len(text.split()) for text in side), len(side)) for side in sides]
+    unspaced = has_unspaced(source) | has_unspaced(target)
+    single = (np.minimum(*lengths) <= 1) & ~unspaced
+    for places, measure in ((single.nonzero()[0], character_lengths), (unspaced.nonzero()[0], visible_lengths)):
+        if places.size:
+            for found, side in zip(lengths, sides, strict=True):
+                found[places] = measure([side[place] for place in places.tolist()])
+    return np.maximum(*lengths) > limit * np.minimum(*lengths)
 
 
 def identical(source: Sequence[str], target: Sequence[str]) -> Mask:
@@ -133,11 +137,6 @@ def _mask(values: object, count: int) -> Mask:
 
 def _lengths(values: object, count: int) -> NDArray[np.int64]:
     return np.fromiter(values, np.int64, count)  # type: ignore[call-overload]
-
-
-def _words(source: Sequence[str], target: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Return the number of words of each text of both sides, [2][pairs]."""
-    return [_lengths((len(text.split()) for text in side), len(side)) for side in (source, target)]
 
 
 def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], bool]) -> Mask:

@@ -1,0 +1,95 @@
+"""Parquet files of sentence pairs and of their scores, read a batch of rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from ziggurat.system.compressed import uncompressed_file
+from ziggurat.system.errors import DataError, printable
+
+
+def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield two string columns, so many rows at a time; `a.b` is field b of the struct column a. Raises DataError."""
+    row = 0
+    try:
+        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
+            # Arrow reads whole top-level columns; _texts then takes the field.
+            tops = [name if name in table.schema_arrow.names else name.split(".")[0] for name in names]
+            for name, top in zip(names, tops, strict=True):
+                if top not in table.schema_arrow.names:
+                    fields = {column.name: _field_names(column.type) for column in table.schema_arrow}
+                    known = ", ".join(
+                        f"{column} ({', '.join(its)})" if its else column for column, its in fields.items()
+                    )
+                    hint = nested_hint(names, {column: its for column, its in fields.items() if its})
+                    raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}{hint}")
+            for batch in table.iter_batches(batch_size=rows, columns=sorted(set(tops))):
+                texts = [_texts(batch, name, path) for name in names]
+                yield texts[0], texts[1]
+                row += batch.num_rows
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
+
+
+def _field_names(kind: pa.DataType) -> list[str]:
+    """Return the names of the fields of a struct; none for another type."""
+    return [field.name for field in kind] if pa.types.is_struct(kind) else []
+
+
+def nested_hint(names: Sequence[str], fields: Mapping[str, Sequence[str]]) -> str:
+    """Return what to write where both texts are fields of one column, as in the data sets of Hugging Face.
+
+    `fields` are those of each column that has any; they may be called as the columns wanted, or be other languages.
+    """
+    for column, its in fields.items():
+        if set(names) <= set(its):
+            return f": set `columns: [{', '.join(f'{column}.{name}' for name in names)}]`"
+    if pairs := {column: its for column, its in fields.items() if len(its) == 2}:
+        column, its = next(iter(pairs.items()))
+        return f": is it `columns: [{', '.join(f'{column}.{name}' for name in its)}]`, or the other way round?"
+    return ""
+
+
+def _texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
+    """Return the texts in column `name` of `batch`; null is an empty text."""
+    steps = [name] if name in batch.schema.names else name.split(".")
+    column = batch.column(steps[0])
+    for step in steps[1:]:
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
+            raise DataError(f"{path}: column {name!r}: {steps[0]} has no field {step!r} (its type is {column.type})")
+        column = column.field(step)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise DataError(f"{path}: column {name!r} is not text but {column.type}")
+    return [text.replace("\n", " ") if text else "" for text in column.to_pylist()]
+
+
+def parquet_numbers(path: Path, name: str) -> Iterator[NDArray[np.float64]]:
+    """Yield a column of numbers, a batch of rows at a time. Raises DataError, also for a row without a number."""
+    row = 0
+    try:
+        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
+            if name not in table.schema_arrow.names:
+                known = ", ".join(table.schema_arrow.names)
+                raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
+            for batch in table.iter_batches(columns=[name]):
+                column = batch.column(0)
+                if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+                    raise DataError(f"{path}: column {name!r} has no numbers but {column.type}")
+                found = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+                if np.isnan(found).any():  # null as well
+                    place = row + int(np.isnan(found).argmax()) + 1
+                    raise DataError(f"{path}: no number in column {name!r} of row {place}")
+                row += len(found)
+                yield found
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error

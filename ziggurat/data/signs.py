@@ -1,0 +1,183 @@
+"""Signs in a corpus that its text is not what it seems, counted with the place of the first.
+
+- A first row that holds the names of columns.
+- Text that is cut into subword pieces already, or that begins with the tag of a language as text.
+- Letters with accents spelt in two ways: composed (NFC) and decomposed (NFD).
+
+Nothing is changed; `sign_notices` says what was seen.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ziggurat.config.languages import main_language
+from ziggurat.data.lines import UnicodeForm
+from ziggurat.data.vocabulary import PIECE_MARKS, leading_tag, names_language, segmentation_mark
+from ziggurat.system.errors import Problem, printable
+
+SIDES = ("source", "target")
+_SHARE = 0.001  # of the lines of a corpus; fewer that have a sign are accidents
+_MOST_TAGS = 1000  # that are remembered
+_MOST_WORDS = 4  # of the name of a column
+_COLUMN_NAMES = (
+    "source src sl tl target tgt trg text texts sentence sentences sent segment seg line string input output "
+    "original translation translated translations reference ref hypothesis hyp mt human lang language s t l pe "
+    "orig trans simplified traditional phrase document doc l1 l2 1 2 0 a b english german french spanish "
+    "italian portuguese dutch russian ukrainian polish czech slovak slovene hungarian romanian bulgarian "
+    "croatian serbian greek turkish arabic hebrew persian hindi bengali urdu tamil chinese mandarin japanese "
+    "korean thai vietnamese indonesian malay khmer lao burmese swedish danish norwegian finnish estonian "
+    "latvian lithuanian icelandic irish welsh catalan basque galician swahili latin esperanto tagalog filipino "
+    "englisch deutsch anglais français francais español espanol inglés ingles italiano português 英语 中文 日本語"
+)
+_COLUMN_WORDS = frozenset(_COLUMN_NAMES.split())
+_NAME_ENDS = re.compile(r"[\W_]+")
+
+
+@dataclass
+class Sign:
+    """Lines that have a sign."""
+
+    lines: int = 0
+    first: str = ""
+    """Place of the first line, and what it has."""
+
+    def see(self, where: str, number: int, found: str = "") -> None:
+        """Count line `number` of a file, and what was `found` in it."""
+        self.lines += 1
+        if not self.first:
+            self.first = f"{where}, line {number}{f': `{printable(found)}`' if found else ''}"
+
+
+@dataclass
+class SideSigns:
+    """Signs in one side of a corpus."""
+
+    lines: int = 0
+    segmented: Sign = field(default_factory=Sign)
+    tags: set[str] = field(default_factory=set)
+    """Some of the tags that lines begin with."""
+    tagged: Sign = field(default_factory=Sign)
+    decomposed: Sign = field(default_factory=Sign)
+    """Lines that are not in NFC."""
+    composed: bool = False
+    """Whether any line has letters that NFD would take apart."""
+
+    def see(self, texts: Sequence[str], before: int, where: str) -> None:
+        """Look at the lines of a block; `before` lines of its file, called `where`, came before it."""
+        self.lines += len(texts)
+        joined = "\n".join(texts)
+        pieces = any(mark in joined for mark in PIECE_MARKS)
+        nfc = joined.isascii() or unicodedata.is_normalized("NFC", joined)
+        if not self.composed and not joined.isascii():
+            composed = joined if nfc else "\n".join(t for t in texts if unicodedata.is_normalized("NFC", t))
+            self.composed = not unicodedata.is_normalized("NFD", composed)
+        for number, text in enumerate(texts, before + 1):
+            if (tag := leading_tag(text)) is not None:
+                self.tagged.see(where, number, tag)
+                if len(self.tags) < _MOST_TAGS:
+                    self.tags.add(tag)
+            if pieces and (mark := segmentation_mark(text)) is not None:
+                self.segmented.see(where, number, mark)
+            if not nfc and not unicodedata.is_normalized("NFC", text):
+                self.decomposed.see(where, number)
+
+
+@dataclass
+class CorpusSigns:
+    """Signs in a corpus."""
+
+    sides: tuple[SideSigns, SideSigns] = field(default_factory=lambda: (SideSigns(), SideSigns()))
+    headers: list[str] = field(default_factory=list)
+    """First rows that hold the names of columns: file and row of each."""
+
+    def see(
+        self, pairs: tuple[Sequence[str], Sequence[str]], before: int, files: Sequence[object], languages: Sequence[str]
+    ) -> None:
+        """Look at a block of pairs of a part of the corpus, of which `before` pairs came earlier."""
+        if not before and pairs[0] and is_header(pairs[0][0], pairs[1][0], languages):
+            row = " and ".join(f"`{printable(side[0].strip(), 40)}`" for side in pairs)
+            self.headers.append(f"{files[0]}: {row}")
+        for side, texts, file in zip(self.sides, pairs, (files[0], files[-1]), strict=True):
+            side.see(texts, before, str(file))
+
+
+def is_header(source: str, target: str, languages: Sequence[str]) -> bool:
+    """Return True where two texts are names of columns: `source` and `target`, `text_en` and `text_de`, `en` and `de`.
+
+    Two-letter codes must be those of the corpus's `languages`: `no` and `ne` may be words.
+    """
+    codes = {main_language(language).lower() for language in languages}
+    names = [source.strip().casefold(), target.strip().casefold()]
+    return names[0] != names[1] and all(_is_column(name, codes) for name in names)
+
+
+def _is_column(name: str, codes: set[str]) -> bool:
+    words = [word.rstrip("0123456789") or word for word in _NAME_ENDS.split(name) if word]
+    if not words or len(words) > _MOST_WORDS or len(name) > 40:
+        return False
+    known = [word in _COLUMN_WORDS or word in codes or (len(word) == 3 and names_language(word)) for word in words]
+    regions = [place > 0 and known[place - 1] and len(word) in (2, 4) for place, word in enumerate(words)]
+    return known[0] and all(map(bool.__or__, known, regions)) and not words[0].isdigit()
+
+
+def sign_notices(
+    corpora: Sequence[tuple[str, CorpusSigns]], unicode: UnicodeForm, *, segmented: bool, symbols: Collection[str] = ()
+) -> list[Problem]:
+    """Return a warning on each sign of each corpus, by its key in the configuration.
+
+    Args:
+        corpora: key and signs of each.
+        unicode: the form that text is brought into.
+        segmented: whether text is meant to be cut into pieces.
+        symbols: text that is always one piece: tags that are among them are meant to be text.
+    """
+    notices = list[Problem]()
+    for key, signs in corpora:
+        if signs.headers:
+            rows = "; ".join(signs.headers[:3]) + (f"; and {len(signs.headers) - 3} more" * (len(signs.headers) > 3))
+            said = f"{key}: the first row looks like the names of columns ({rows}), and is taken for a pair:"
+            notices.append(Problem(key, said, "remove it, with `tail -n +2`, say", "warning"))
+        for name, side in zip(SIDES, signs.sides, strict=True):
+            many = f"{key}: {{}} of {side.lines:,} {name} lines"
+            found = _side_notices(many, side, segmented, symbols)
+            notices += [Problem(key, text, severity="warning", named=("data.subword.kind",)) for text in found]
+    return notices + (_form_notices(corpora) if unicode == "none" else [])
+
+
+def _side_notices(many: str, side: SideSigns, segmented: bool, symbols: Collection[str]) -> Iterator[str]:
+    least = _SHARE * side.lines
+    if not segmented and side.segmented.lines > least:
+        yield (
+            f"{many.format(f'{side.segmented.lines:,}')} are cut into subword pieces already, the first in "
+            f"{side.segmented.first}: they would be cut once more. Give the plain text, or a vocabulary for such text "
+            "(`data.subword.kind: vocabulary`)"
+        )
+    if side.tagged.lines > least and not side.tags <= set(symbols):
+        yield (
+            f"{many.format(f'{side.tagged.lines:,}')} begin with the tag of a language as text, the first in "
+            f"{side.tagged.first}: it is cut into pieces as any word is. Take it out of the text and give it as `tag` "
+            "of a corpus, so that `--tag` can set it"
+        )
+
+
+def _form_notices(corpora: Sequence[tuple[str, CorpusSigns]]) -> list[Problem]:
+    """Return a warning where the same letters are spelt composed and decomposed; either alone is fine."""
+    sides = [(key, name, side) for key, s in corpora for name, side in zip(SIDES, s.sides, strict=True)]
+    if not any(side.composed for _, _, side in sides):
+        return []
+    return [
+        Problem(
+            key,
+            f"{key}: {side.decomposed.lines:,} of {side.lines:,} {name} lines have decomposed letters (not in NFC), "
+            f"the first in {side.decomposed.first}, and others have them composed: the vocabulary spells each in two "
+            "ways. Set `data.unicode: nfc`",
+            severity="warning",
+            named=("data.unicode",),
+        )
+        for key, name, side in sides
+        if side.decomposed.lines
+    ]
