@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import URLError
 
 import pytest
 
@@ -129,3 +130,20 @@ def test_intervals_of_translations_that_hardly_match_anything() -> None:
     assert 0 < score.mean < 10
     assert 0 < score.interval < 10
     json.dumps(score.as_record())
+
+
+@pytest.mark.parametrize("tokenizer", ["flores200", "flores101", "spm", "spBLEU-1K"])
+@pytest.mark.parametrize(
+    "error", [URLError(OSError(-2, "Name or service not known")), SystemExit(1), TimeoutError("timed out")]
+)
+def test_a_tokenizer_whose_model_cannot_be_downloaded(
+    tokenizer: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.SACREBLEU_DIR", str(tmp_path))
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_spm.download_file", fails)
+    with pytest.raises(ConfigError, match=f"`{tokenizer}` needs a model that could not be downloaded") as caught:
+        evaluate(["a"], [["a"]], tokenize=tokenizer)
+    assert "\n" not in str(caught.value)

@@ -62,7 +62,7 @@ def test_configurations_of_transformers(exported: Path, tmp_path: Path) -> None:
         (exported / "config.json").write_text(json.dumps({**plain, **changes}))
         said = refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
         assert reason in said, (name, said)
-    for key in ("decoder_start_token_id", "encoder_layers", "scale_embedding"):
+    for key in ("eos_token_id", "encoder_layers", "scale_embedding"):
         (exported / "config.json").write_text(json.dumps({k: v for k, v in plain.items() if k != key}))
         assert f"no `{key}`" in refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
     assert not (tmp_path / "back").exists()

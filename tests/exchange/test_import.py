@@ -232,9 +232,9 @@ def test_a_fairseq_checkpoint_computes_the_same(
 def test_a_line_of_fairseqs_dictionary_ends_with_a_line_feed_alone(tmp_path: Path) -> None:
     tokens = ["the", "\u2028", "a\x85b", "\x0b", "bar"]
     content = "".join(f"{token} 1{end}" for token, end in zip(tokens, ("\n", "\r\n", *"\n\n\n"), strict=True))
-    assert _ids(content.encode(), tmp_path) == {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3} | {
-        token: number for number, token in enumerate(tokens, start=4)
-    }
+    control = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
+    ids = control | {token: number for number, token in enumerate(tokens, start=4)}
+    assert _ids(content.encode(), tmp_path) == (ids, 9)
 
 
 def _model(tokenizer: SentencePieceTokenizer, path: Path) -> Path:
@@ -252,6 +252,7 @@ def test_fairseq_models_that_are_not_plain_are_refused_with_all_reasons(
     checkpoint = fairseq_checkpoint(path, tmp_path / "fairseq", learned=True, **unlike)
     with pytest.raises(ExportError, match=r"lightconv.*layernorm_embedding.*tanh.*encoder_embed_dim: 8"):
         import_checkpoint(checkpoint, tmp_path / "out", dictionaries=words)
+    checkpoint = fairseq_checkpoint(path, tmp_path / "fairseq", learned=True)
     with pytest.raises(DataError, match="--dictionary"):
         import_checkpoint(checkpoint, tmp_path / "out")
     with pytest.raises(DataError, match="no such file"):

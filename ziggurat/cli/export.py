@@ -186,7 +186,7 @@ def import_model(
         typer.Option("--sentencepiece", help="Model of the source, then of the target where it differs."),
     ] = None,
     languages: Annotated[
-        str | None, typer.Option("--languages", help="Codes of source and target, such as de-en.")
+        str | None, typer.Option("--languages", help="Codes of source and target: de-en, pt-BR-en or pt-br:en.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,

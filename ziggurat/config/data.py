@@ -263,7 +263,7 @@ class SubwordConfig(Section):
     target_model: PathText | None = None
     """`existing`: SentencePiece model of the target side; default: the source model."""
     source_vocabulary: PathText | None = None
-    """`vocabulary`: file with one token per line; anything after the first blank (a count) is ignored."""
+    """`vocabulary`: file with one token per line, and perhaps a blank and a count, such as a dict.txt of fairseq."""
     target_vocabulary: PathText | None = None
     """`vocabulary`: the same for the target side; default: the source vocabulary."""
     regularisation: RegularisationConfig | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,9 @@ class VocabularyTokenizer:
     """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
 
     Args:
-        content: the vocabulary file: UTF-8, one token per line; anything after the first blank or tab (a count)
-            is ignored. `<pad>`, `<unk>`, `<s>` and `</s>` are control symbols, which text cannot produce; those that
-            are not listed follow the last token.
+        content: the vocabulary file: UTF-8, one token per line, with or without a count (read_listing).
+            `<pad>`, `<unk>`, `<s>` and `</s>` are control symbols, which text cannot produce; those that are not listed
+            follow the last token.
         unicode: normalisation of text before it is looked up.
         tags: tokens that only `prepare` and the translator set; text cannot produce them.
 
@@ -41,7 +42,7 @@ class VocabularyTokenizer:
 
     def __init__(self, content: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
         self.unicode = unicode
-        self._listed = _tokens(content)
+        self._listed = _once(content)
         self._names = [*self._listed, *(name for name in _CONTROL_NAMES if name not in set(self._listed))]
         first_tag = len(self._names)
         ids = {name: number for number, name in enumerate(self._names)}
@@ -55,7 +56,7 @@ class VocabularyTokenizer:
 
     def content(self) -> bytes:
         """Return a vocabulary file that gives the same tokenizer."""
-        return "".join(f"{token}\n" for token in self._listed).encode()
+        return listing(self._listed)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Look up each blank-separated token; no bos, no eos."""
@@ -89,22 +90,59 @@ class VocabularyTokenizer:
         )
 
 
-def _tokens(content: bytes) -> list[str]:
-    """Return the listed tokens in order."""
+class Listed(NamedTuple):
+    """A line of a vocabulary file."""
+
+    line: int
+    """From 1."""
+    token: str
+    replaces: bool
+    """Whether the token may be listed before: fairseq then gives it the later id."""
+
+
+_REPLACES = " #fairseq:overwrite"
+_COUNTED = re.compile(rf"(.*) [+-]?[0-9]+(?:({_REPLACES}))?", flags=re.DOTALL)
+_ENDS_TOKEN = re.compile(r"[ \t\r]")
+
+
+def read_listing(content: bytes) -> Iterator[Listed]:
+    """Yield the tokens of a vocabulary file in their order: dict.txt of fairseq, lists of subword-nmt, plain lists.
+
+    A line is a token, a blank and a count, and at the end perhaps fairseq's mark `#fairseq:overwrite`; such a token may
+    have blanks inside. In any other line the token ends at the first blank or tab. Blanks around a token are left out:
+    text that is split at blanks has no such token. fairseq also counts an empty token with a count, which is yielded.
+
+    Raises DataError naming the line: not UTF-8, or empty.
+    """
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         bad_line = content.count(b"\n", 0, error.start) + 1
         raise DataError(f"line {bad_line}: not valid UTF-8 (byte {error.start} of the file, from 0)") from None
-    lines = text.removesuffix("\n").split("\n")
+    # Not by `splitlines`: U+2028 and U+0085 are tokens of vocabularies of the web.
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        counted = _COUNTED.fullmatch(line.rstrip())
+        found = counted[1] if counted else _ENDS_TOKEN.split(line, maxsplit=1)[0]
+        token = found.strip(" ") or found
+        if not token and not counted:
+            raise DataError(f"line {number}: no token")
+        yield Listed(number, token, bool(counted and counted[2]))
+
+
+def listing(tokens: Iterable[str]) -> bytes:
+    """Return a vocabulary file of these tokens; one that a blank or tab would end is written with a count."""
+    return "".join(f"{token} 1\n" if _ENDS_TOKEN.search(token) else f"{token}\n" for token in tokens).encode()
+
+
+def _once(content: bytes) -> list[str]:
+    """Return the listed tokens in order, each once."""
     first_line: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        token = re.split(r"[ \t\r]", line, maxsplit=1)[0]
+    for number, token, replaces in read_listing(content):
         if not token:
             raise DataError(f"line {number}: no token")
-        if token in first_line:
+        if token in first_line and not replaces:
             raise DataError(f"line {number}: {printable(token)!r} is listed already in line {first_line[token]}")
-        first_line[token] = number
+        first_line.setdefault(token, number)
     return list(first_line)
 
 

@@ -154,6 +154,12 @@ def sacrebleu_metric(
         raise ConfigError(f"unknown tokenizer `{tokenize}`; valid: {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
     try:
         return makers[name]()
+    except (OSError, SystemExit) as error:  # sacreBLEU ends the program where a certificate is not accepted
+        said = printable(str(getattr(error, "reason", error)), 120)
+        raise ConfigError(
+            f"BLEU's tokenizer `{tokenize}` needs a model that could not be downloaded ({said}): score once where "
+            "there is a network, and copy ~/.sacrebleu from there; or take a tokenizer that needs none, such as `char`"
+        ) from None
     except (ImportError, RuntimeError) as error:  # in sacreBLEU, the package of a tokenizer is missing
         tokenizer = tokenize or f"{main_language(target_language or '')}-mecab"
         if tokenizer not in INSTALLED_BY:

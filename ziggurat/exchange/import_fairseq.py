@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
-from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.data.vocabulary import VocabularyTokenizer, listing, read_listing
+from ziggurat.exchange.agreement import language_tokens
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.exchange.imported import (
     ACTIVATIONS,
@@ -25,11 +27,11 @@ from ziggurat.exchange.imported import (
     ControlIds,
     ForeignModel,
     layer_from,
-    load_pickled,
     positions_from,
     take,
-    tensors_of,
 )
+from ziggurat.exchange.pickled import Values, load_pickled, tensors_of
+from ziggurat.exchange.toolkits import refuse_checkpoint
 from ziggurat.system.errors import DataError, ExportError, printable
 from ziggurat.system.small_files import JsonForm, read_bounded, shaped
 
@@ -40,13 +42,23 @@ _REFUSED: dict[str, Any] = {
     "character_embeddings": False,
     "cross_self_attention": False,
     "layernorm_embedding": False,
+    "merge_src_tgt_embed": False,
     "no_cross_attention": False,
     "no_decoder_final_norm": False,
 }
 """Options with the value that a plain Transformer has; any other value refuses the model."""
 
+_MULTILINGUAL = re.compile(
+    r"multilingual_\w+|translation_multi_simple_epoch|translation_from_pretrained_\w+|semisupervised_translation"
+    r"|online_backtranslation|m?bart\w*|m2m\w*"
+)
+"""Tasks and architectures whose models write several languages, chosen by codes that the task puts into the batches."""
+
+_PACKAGES = ("fairseq", "numpy")
+"""Packages whose objects checkpoints may hold: averages and times of the training run, options as dataclasses."""
+
 _UNREAD = re.compile(
-    r"(en|de)coder\.version|\w+\.embed_positions\._float_tensor|decoder\.output_projection\.weight"
+    r"(en|de)coder\.version|\w+\.embed_positions\.(_float_tensor|weights)"
     # copies that fairseq's layers keep for torch's fused inference; they are not trained
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
 )
@@ -58,28 +70,43 @@ def read_fairseq(
     """Read a checkpoint of an architecture whose name begins with `transformer`, and warn that it is a pickle.
 
     Args:
-        path: checkpoint (.pt).
+        path: checkpoint (.pt), of any version since 2017.
         dictionaries: dict.XX.txt of source and target, or one for both.
         models: SentencePiece models of source and target, or one for both; none: text is segmented already.
         languages: codes of source and target; None: those of the checkpoint.
 
-    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files that cannot be read.
+    Raises ExportError with all reasons why the model is not a plain Transformer, or why the dictionaries are not those
+    of its matrices; DataError: files that cannot be read.
     """
+    options, tensors = _load(path)
+    tensors = _renamed(tensors)
+    if reasons := _of_several_languages(options, tensors) or _reasons(options, tensors):
+        raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
+    shaped(options, _Options, f"{path}: its options have")
     if not dictionaries:
         raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
-    options, tensors = _load(path)
-    shaped(options, _Options, f"{path}: its options have")
-    if reasons := _reasons(options, tensors):
-        raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
-    contents = [_read(file) for file in dictionaries]
-    named_contents = list(zip(dictionaries, contents, strict=True))
-    ids = [_ids(content, file) for file, content in (named_contents[0], named_contents[-1])]
-    # Equal dictionaries are one vocabulary, unless each side is segmented by a separate model.
-    joint = contents[0] == contents[-1] and len(models) < 2
-    source = _tokenizer(contents[0], models[0] if models else None)
-    target = source if joint else _tokenizer(contents[-1], models[-1] if models else None)
+    named_contents = [(file, _read(file)) for file in dictionaries]
+    read = [_ids(content, file) for file, content in (named_contents[0], named_contents[-1])]
+    ids = [found for found, _ in read]
     anatomy = _anatomy(options, tensors)
-    named = (_shown(options.get("source_lang") or "source"), _shown(options.get("target_lang") or "target"))
+    pairs = ((dictionaries[0], anatomy.encoder, read[0][1]), (dictionaries[-1], anatomy.decoder, read[-1][1]))
+    said = [_shown(options.get(f"{side}_lang") or side) for side in ("source", "target")]
+    _refuse_other_dictionaries(path, options, pairs, (said[0], said[1]), ids[0] == ids[1])
+    if len(dictionaries) == 1 and anatomy.encoder.embedding is not anatomy.decoder.embedding:
+        warnings.warn(
+            f"{path}: {dictionaries[0]} is taken for both sides, whose matrices differ: right if it was made with "
+            "`--joined-dictionary`; else name that of the source, then that of the target",
+            UserWarning,
+            stacklevel=2,
+        )
+    alone = [_segmenter(model) for model in models]
+    # Tokens that name languages are no pieces of the models: no text becomes one, a corpus's `tag` does.
+    tags = language_tokens({**ids[0], **ids[1]}, alone) if alone else []
+    segmenters = [SentencePieceTokenizer(model.model, tags=tags) for model in alone]
+    # Equal dictionaries are one vocabulary, unless each side is segmented by a separate model.
+    joint = ids[0] == ids[1] and len(models) < 2
+    source: Tokenizer = segmenters[0] if segmenters else _listed(ids[0])
+    target = source if joint else (segmenters[-1] if segmenters else _listed(ids[1]))
     return ForeignModel(
         kind=f"fairseq {_shown(options.get('arch') or options.get('_name'))}",
         anatomy=anatomy,
@@ -89,24 +116,64 @@ def read_fairseq(
         control=ControlIds(_PAD, _UNK, _EOS, _EOS),
         source=source,
         target=target,
-        languages=languages or named,
+        languages=languages or (said[0], said[1]),
     ).checked(str(path))
 
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options of the model and its parameters. Raises DataError."""
-    content = load_pickled(path, "weights and options", classes=[argparse.Namespace])
+    """Return the options of the model and the task, and the parameters. Raises DataError, ExportError."""
+    content = load_pickled(path, "weights and options", classes=[argparse.Namespace], packages=_PACKAGES)
+    refuse_checkpoint(path, content)
     try:
-        # Options are in `args` of older checkpoints, in `cfg.model` of newer ones.
+        # Options are in `args` of older checkpoints, in `cfg.model` and `cfg.task` of newer ones.
         configured = content.get("cfg") or {}
-        options = content.get("args") or configured["model"]
+        options = _flat(content.get("args") or configured["model"])
+        task = _flat(configured.get("task"))
         tensors = content["model"]
     except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a checkpoint of fairseq ({type(error).__name__}: {error})") from None
-    named = options if isinstance(options, dict) else vars(options)
-    if not all(isinstance(key, str) for key in named):
+        raise DataError(
+            f"{path}: not a checkpoint of fairseq, which has `model`, and its options in `args` or `cfg` "
+            f"({type(error).__name__}: {printable(str(error))})"
+        ) from None
+    if not all(isinstance(key, str) for key in (*options, *task)):
         raise DataError(f"{path}: not a checkpoint of fairseq (options without names)")
-    return named, tensors_of(path, tensors)
+    kind = task.pop("_name", None)
+    return {**task, **options, "task": options.get("task") or task.get("task") or kind}, tensors_of(path, tensors)
+
+
+def _flat(options: Any) -> dict[str, Any]:
+    """Return options by the names that they have on fairseq's command line.
+
+    Those of its newest models are nested: `encoder: {layers: 6}` is `encoder_layers`.
+    """
+    given = {} if options is None else dict(options) if isinstance(options, dict) else vars(options)
+    parts = {name: given.get(name) for name in ("encoder", "decoder")}
+    parts |= {name: vars(part) for name, part in parts.items() if isinstance(part, Values)}
+    nested = {name: part for name, part in parts.items() if isinstance(part, dict)}
+    return given | {f"{name}_{key}": value for name, part in nested.items() for key, value in part.items()}
+
+
+def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters by the names of fairseq 0.12, as its `upgrade_state_dict` renames those of 2017 to 2019."""
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        joined = re.fullmatch(r"((?:en|de)coder\.layers\.\d+\.\w+)\.in_proj_(weight|bias)", key)
+        if joined and tensor.ndim and tensor.shape[0] % 3 == 0:
+            parts = zip("qkv", tensor.chunk(3), strict=True)
+            renamed |= {f"{joined[1]}.{name}_proj.{joined[2]}": part for name, part in parts}
+        elif norm := re.fullmatch(r"((en|de)coder\.layers\.\d+)\.layer_norms\.(\d)\.(weight|bias)", key):
+            names = _NORMS if norm[2] == "de" else (_NORMS[0], _NORMS[2])
+            place = int(norm[3])
+            renamed[f"{norm[1]}.{names[place]}.{norm[4]}" if place < len(names) else key] = tensor
+        else:
+            renamed[key] = tensor
+    if (output := renamed.pop("decoder.embed_out", None)) is not None:
+        renamed.setdefault("decoder.output_projection.weight", output)
+    return renamed
+
+
+_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+"""Norms of a decoder layer, which were once numbered; an encoder layer has no second."""
 
 
 class _Options(JsonForm):
@@ -121,11 +188,30 @@ class _Options(JsonForm):
     decoder_embed_dim: int = Field(ge=1)
     max_source_positions: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
     max_target_positions: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
+    max_positions: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
 
 
 def _shown(value: Any) -> str:
     """Return an option's value for messages; of a list only its type, since it may hold itself a million times."""
     return printable(str(value)) if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+def _of_several_languages(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
+    """Return the reason why a model of several languages cannot be imported; an empty list for any other model."""
+    name, task = _shown(options.get("arch") or options.get("_name")), _shown(options.get("task"))
+    languages = options.get("langs") or options.get("lang_pairs")
+    tokens = [key for key in ("encoder_langtok", "decoder_langtok") if options.get(key)]
+    several = any(_MULTILINGUAL.match(one) for one in (name, task)) or any(key.startswith("models.") for key in tensors)
+    listed = languages.split(",") if isinstance(languages, str) else languages
+    if not (several or tokens or options.get("lang_dict") or (isinstance(listed, list) and len(listed) > 1)):
+        return []
+    said = [f"`arch: {name}`", f"`task: {task}`", *(f"`{key}: {_shown(options[key])}`" for key in tokens)]
+    named = f" ({printable(str(languages))})" if isinstance(languages, str) else ""
+    return [
+        f"{', '.join(said)}: a model of several languages{named}, for which fairseq puts codes into the text or "
+        "has them written first, behind the dictionary's tokens; a model here cannot be told them. Let fairseq "
+        "translate with it, a corpus to train a model on, for example"
+    ]
 
 
 def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
@@ -139,12 +225,12 @@ def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[
     ]
     if options.get("activation_fn", "relu") not in ACTIVATIONS:
         reasons.append(f"`activation_fn: {_shown(options['activation_fn'])}`; known are {', '.join(ACTIVATIONS)}")
-    width = options["decoder_embed_dim"]
+    width = options.get("decoder_embed_dim")
     for key in ("encoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
-        if options.get(key, width) != width:
+        if width is not None and options.get(key, width) != width:
             reasons.append(f"`{key}: {_shown(options[key])}` is not the decoder's width {width}")
     known = re.compile(
-        r"(en|de)coder\.(embed_tokens|embed_positions|layer_norm)\.(weight|bias)"
+        r"(en|de)coder\.(embed_tokens|embed_positions|layer_norm)\.(weight|bias)|decoder\.output_projection\.weight"
         r"|(en|de)coder\.layers\.\d+\.(self_attn|encoder_attn)\.[qkv]_proj\.(weight|bias)"
         r"|(en|de)coder\.layers\.\d+\.(self_attn|encoder_attn)\.out_proj\.(weight|bias)"
         r"|(en|de)coder\.layers\.\d+\.((self_attn|encoder_attn|final)_layer_norm|fc1|fc2)\.(weight|bias)"
@@ -152,7 +238,48 @@ def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[
     unknown = [key for key in tensors if not known.fullmatch(key) and not _UNREAD.fullmatch(key)]
     if unknown:
         reasons.append(f"parameter {printable(unknown[0])} is unknown ({len(unknown)} in all)")
+    for name in ("encoder", "decoder"):
+        pre_norm, final = bool(options.get(f"{name}_normalize_before")), f"{name}.layer_norm.weight" in tensors
+        if pre_norm != final:
+            why = "without a norm at the end of the stack, as before 2019" if pre_norm else "with a norm at the end"
+            reasons.append(f"`{name}_normalize_before: {str(pre_norm).lower()}` {why}")
+    shared = options.get("share_all_embeddings") or options.get("share_decoder_input_output_embed", True)
+    if not shared and "decoder.output_projection.weight" not in tensors:
+        reasons.append("`share_decoder_input_output_embed: false`, but the output has no matrix")
     return reasons
+
+
+def _refuse_other_dictionaries(
+    path: Path,
+    options: Mapping[str, Any],
+    sides: Sequence[tuple[Path, StackMatrices, int]],
+    languages: tuple[str, str],
+    joint: bool,
+) -> None:
+    """Raise ExportError for dictionaries that fairseq itself would not accept: ids are places, so one line shifts all.
+
+    Args:
+        path: the checkpoint, for the message.
+        options: its options.
+        sides: of source and target the dictionary's file, the stack, and the number of ids.
+        languages: codes that the checkpoint names.
+        joint: the dictionaries are equal.
+    """
+    reasons = []
+    for side, (file, stack, count) in zip(("source", "target"), sides, strict=True):
+        if (rows := stack.embedding.shape[0]) != count:
+            reasons.append(f"{side}: the dictionary {file} has {count:,} tokens, the model {rows:,} rows")
+    names = tuple(file.name for file, _, _ in sides)
+    swapped = tuple(f"dict.{language}.txt" for language in reversed(languages))
+    if names == swapped and languages[0] != languages[1] and not joint:
+        reasons.append(f"the model translates {languages[0]} to {languages[1]}: name {swapped[1]} first")
+    if options.get("share_all_embeddings") and not joint:
+        reasons.append("`share_all_embeddings: true`, but the dictionaries of source and target are not one")
+    if reasons:
+        raise ExportError(
+            f"{path}: {'; '.join(reasons)}. Name the dictionaries of this model; rows behind them are of a task that "
+            "adds tokens, such as language codes, and cannot be imported"
+        )
 
 
 def _read(path: Path) -> bytes:
@@ -162,28 +289,37 @@ def _read(path: Path) -> bytes:
         raise DataError(f"{path}: no such file") from None
 
 
-def _ids(dictionary: bytes, path: Path) -> dict[str, int]:
-    """Return the ids by token: four control symbols, then the lines of the file, as fairseq counts.
+def _ids(dictionary: bytes, path: Path) -> tuple[dict[str, int], int]:
+    """Return the ids by token, and their number: four control symbols, then the lines of the file, as fairseq counts.
+
+    A token with the mark `#fairseq:overwrite` may be listed before; it has the later id, and the earlier one is lost.
 
     Raises DataError for a file that is not UTF-8, or a token that is there twice, which fairseq refuses, too.
     """
     ids = {"<s>": _BOS, "<pad>": _PAD, "</s>": _EOS, "<unk>": _UNK}
+    count = len(ids)
     try:
-        # Not by `splitlines`: U+2028 and U+0085 are tokens of vocabularies of the web.
-        lines = dictionary.decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not valid UTF-8 (byte {error.start}, from 0); is it a dictionary?") from None
-    for number, line in enumerate(lines, start=1):
-        token = line.removesuffix("\r").rsplit(" ", 1)[0]
-        if token in ids:
-            raise DataError(f"{path}, line {number}: {printable(token)!r} is listed twice; ids behind it are not known")
-        ids[token] = len(ids)
-    return ids
+        for number, token, replaces in read_listing(dictionary):
+            if token in ids and not replaces:
+                raise DataError(
+                    f"line {number}: {printable(token)!r} is listed twice; ids behind it are not known. fairseq knows "
+                    "a token that replaces an earlier one by ` #fairseq:overwrite` at the end of its line"
+                )
+            ids[token] = count
+            count += 1
+    except DataError as error:
+        raise DataError(f"{path}: {error}; is it a dictionary of fairseq?") from None
+    return ids, count
 
 
-def _tokenizer(dictionary: bytes, model: Path | None) -> Tokenizer:
-    if model is None:
-        return VocabularyTokenizer(dictionary)
+def _listed(ids: Mapping[str, int]) -> VocabularyTokenizer:
+    """Return the tokenizer of text that is segmented into the dictionary's tokens."""
+    return VocabularyTokenizer(
+        listing(token for token in ids if token and token not in ("<s>", "<pad>", "</s>", "<unk>"))
+    )
+
+
+def _segmenter(model: Path) -> SentencePieceTokenizer:
     try:
         return SentencePieceTokenizer(_read(model))
     except DataError as error:
@@ -204,7 +340,8 @@ def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str)
     width_of(embedding, f"{name}.embed_tokens.weight")
     embedding = embedding.float()
     # fairseq's default where an old checkpoint does not say.
-    count = int(options.get("max_source_positions" if name == "encoder" else "max_target_positions") or 1024)
+    own = "max_source_positions" if name == "encoder" else "max_target_positions"
+    count = int(options.get(own) or options.get("max_positions") or 1024)
     positions: Tensor | None = None
     if not options.get("no_token_positional_embeddings", False):
         learned = tensors.get(f"{name}.embed_positions.weight")

@@ -32,13 +32,12 @@ from ziggurat.exchange.imported import (
     ForeignModel,
     TokenizerConfig,
     layer_from,
-    load_pickled,
     positions_from,
     refuse_languages_apart,
     take,
-    tensors_of,
     with_vocabularies,
 )
+from ziggurat.exchange.pickled import load_pickled, tensors_of
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import JsonForm, check_opens, inside, read_bounded, read_json
@@ -66,6 +65,7 @@ class Generation(JsonForm):
     suppress_tokens: list[int] | None = None
     renormalize_logits: bool | None = None
     forced_bos_token_id: int | None = None
+    decoder_start_token_id: int | None = Field(default=None, ge=0)
 
 
 def decoding_of(given: Generation, positions: int) -> dict[str, Any]:
@@ -129,6 +129,14 @@ def notes_of(given: Generation) -> tuple[str, ...]:
 _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": True}
 """Model types that are plain Transformers, and whether they are pre-norm."""
 
+_OTHER_LISTS = {
+    "m2m_100": ": NLLB, whose languages are numbered behind the pieces of sentencepiece.bpe.model, and written first, "
+    "which a model here cannot be told. Let transformers translate with it, a corpus to train a model on",
+    "pegasus": "; as Pegasus is published it has spiece.model, whose pieces are counted from 105 on",
+    "blenderbot": "; byte-level BPE is not read",
+}
+"""Model type -> what stands in the place of vocab.json as such models are published."""
+
 _INDEX = "model.safetensors.index.json"
 """Index of weights that are split over several files."""
 
@@ -155,6 +163,13 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         raise ExportError(f"{folder}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
     config = _read(folder, "config.json", _Config)
     generation = _read(folder, "generation_config.json", Generation, _read(folder, "config.json", Generation))
+    first = config.decoder_start_token_id
+    first = generation.decoder_start_token_id if first is None else first
+    if first is None:
+        raise DataError(f"{folder}: no `decoder_start_token_id` in config.json or generation_config.json")
+    if not (folder / "vocab.json").exists():
+        instead = _OTHER_LISTS.get(config.model_type, "")
+        raise ExportError(f"{folder}: has no vocab.json with the ids of its pieces{instead}")
     tensors = _tensors(folder)
     if unknown := _unknown(config, tensors):
         raise ExportError(f"{folder}: {unknown}; is it a plain Transformer?")
@@ -182,7 +197,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
             config.pad_token_id,
             source_ids.get("<unk>", config.pad_token_id),
             config.eos_token_id,
-            config.decoder_start_token_id,
+            first,
         ),
         source=source,
         target=target,
@@ -255,7 +270,7 @@ class _Config(JsonForm):
     scale_embedding: bool
     pad_token_id: int = Field(ge=0)
     eos_token_id: int = Field(ge=0)
-    decoder_start_token_id: int = Field(ge=0)
+    decoder_start_token_id: int | None = Field(default=None, ge=0)
     tie_word_embeddings: bool = True
     static_position_embeddings: bool | None = None
 

@@ -21,7 +21,8 @@ from pydantic import Field
 from torch import Tensor
 
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
-from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.data.vocabulary import VocabularyTokenizer, listing
+from ziggurat.exchange.agreement import language_tokens
 from ziggurat.exchange.anatomy import (
     Affine,
     Anatomy,
@@ -258,6 +259,7 @@ def read_marian(
             pads, (source_ids, target_ids), (vocabularies[0], vocabularies[-1]), strict=True
         )
     ]
+    _refuse_shifted(files.weights, (vocabularies[0], vocabularies[-1]), (source_ids, target_ids), pads)
     search = {key.replace("-", "_"): value for key, value in files.options.items()}
     found = shaped(search, _Search, f"{files.weights}: its decoder.yml has")
     return ForeignModel(
@@ -277,6 +279,19 @@ def read_marian(
     ).checked(str(files.weights))
 
 
+def _refuse_shifted(
+    path: Path, vocabularies: Sequence[Path], ids: Sequence[Mapping[str, int]], rows: Sequence[int]
+) -> None:
+    """Raise ExportError where ids are places in a file of another length than the matrix: any may be shifted."""
+    reasons = [
+        f"{side}: {file} has {len(known):,} tokens, the model {count:,} rows"
+        for side, file, known, count in zip(("source", "target"), vocabularies, ids, rows, strict=True)
+        if file.suffix not in (".yml", ".yaml", ".json") and len(known) != count
+    ]
+    if reasons:
+        raise ExportError(f"{path}: {'; '.join(dict.fromkeys(reasons))}; is it the vocabulary of this model?")
+
+
 def _sides(
     vocabularies: Sequence[Path], models: Sequence[Path]
 ) -> tuple[tuple[Tokenizer, dict[str, int]], tuple[Tokenizer, dict[str, int]]]:
@@ -289,12 +304,12 @@ def _sides(
         return (read[0], ids[0]), (read[0] if joint else read[1], ids[1])
     source_ids, target_ids = (read_ids(file) for file in files)
     if not models:
-        listed = [VocabularyTokenizer(_listed(ids)) for ids in (source_ids, target_ids)]
+        listed = [VocabularyTokenizer(listing(_spelt(ids))) for ids in (source_ids, target_ids)]
         return (listed[0], source_ids), (listed[0] if source_ids == target_ids else listed[1], target_ids)
-    tags = [token for token in source_ids if (token[:2], token[-2:]) == (">>", "<<")]  # OPUS-MT: >>fra<<
-    source, target = with_vocabularies(
-        _tokenizer(models[0], tags), _tokenizer(models[-1], tags), source_ids, target_ids
-    )
+    alone = [_tokenizer(model, []) for model in (models[0], models[-1])]
+    tags = language_tokens(source_ids, alone)
+    source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in alone)
+    source, target = with_vocabularies(source, target, source_ids, target_ids)
     return (source, source_ids), (target, target_ids)
 
 
@@ -313,9 +328,10 @@ def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:
     return tokenizer.pieces(range(count))
 
 
-def _listed(ids: Mapping[str, int]) -> bytes:
-    """Return a vocabulary as text, a token per line in the order of ids."""
-    return "".join(f"{token}\n" for token in sorted(ids, key=ids.__getitem__)).encode()
+def _spelt(ids: Mapping[str, int]) -> list[str]:
+    """Return the tokens of a vocabulary in the order of ids, without those that text split at blanks cannot have."""
+    spelt = (token for token in ids if token and token == token.strip(" ") and "\n" not in token)
+    return sorted(spelt, key=ids.__getitem__)
 
 
 def _control(ids: Mapping[str, int], path: Path) -> tuple[int, int]:

@@ -1,12 +1,8 @@
 """Models of other toolkits on their way to a model directory.
 
-Four parts: the reader of pickled checkpoints; the parameter names that fairseq, and after it the BART family of
-transformers, give to a layer; `ForeignModel`, which checks that the parts fit each other and puts the rows in the order
-of our vocabularies; and SentencePiece models over another toolkit's vocabulary.
-
-Pickles are read by torch with `weights_only=True`, which runs no code of the file: it knows tensors, numbers, strings,
-lists, dictionaries, and the classes that a caller allows, which must only hold values. Still, import only checkpoints
-of people you trust: that reader has had security flaws.
+Three parts: the parameter names that fairseq, and after it the BART family of transformers, give to a layer;
+`ForeignModel`, which checks that the parts fit each other and puts the rows in the order of our vocabularies; and
+SentencePiece models over another toolkit's vocabulary.
 
 An OPUS-MT model segments each side by a SentencePiece model, but takes ids from a list of pieces that both sides share.
 Our tokenizers take ids from the SentencePiece model itself, so the models are written again with all pieces of the
@@ -16,9 +12,6 @@ list: those that a model lacks are marked as unused, SentencePiece's mark for pi
 from __future__ import annotations
 
 import dataclasses
-import pickle
-import warnings
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +23,10 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.config.kinds import Sharing
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabulary
+from ziggurat.exchange.agreement import Side, Unmatched, language_tokens, unmatched
 from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
-from ziggurat.system.errors import DataError, ExportError, out_of_memory, printable, refuse_passing
-from ziggurat.system.small_files import JsonForm, check_regular
+from ziggurat.system.errors import ExportError, printable
+from ziggurat.system.small_files import JsonForm
 
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
 
@@ -120,6 +114,7 @@ class ForeignModel:
         never: its ids that it rules out before it normalises.
         source_control: those of the source side; None: the same.
         notes: what it is told to do and this package does not, for people.
+        unmatched: what of its dictionary, segmenter and matrices has no counterpart in the others; set by `checked`.
     """
 
     kind: str
@@ -135,21 +130,25 @@ class ForeignModel:
     never: frozenset[int] = frozenset()
     source_control: ControlIds | None = None
     notes: tuple[str, ...] = ()
+    unmatched: tuple[Unmatched, ...] = ()
 
     def checked(self, name: str) -> ForeignModel:
-        """Return the model if its parts fit each other; `name` is its file or folder, for errors.
+        """Return the model, with its `unmatched`, if its parts fit each other; `name` is its file, for errors.
 
-        Raises ExportError: ids beyond the rows of a matrix, a matrix of another shape, heads that do not divide it.
+        Raises ExportError: ids beyond the rows of a matrix, a matrix of another shape, heads that do not divide it; too
+        much of the dictionary, the segmenter or the matrices is without a counterpart.
         """
-        reasons = []
+        reasons, sides = [], []
         for side, stack, ids in (
             ("source", self.anatomy.encoder, self.source_ids),
             ("target", self.anatomy.decoder, self.target_ids),
         ):
             rows, width = stack.embedding.shape
+            tokenizer = self.source if side == "source" else self.target
             control = dataclasses.asdict(self.control if side == "target" else self.source_control or self.control)
             # The encoder never reads the decoder's first input.
             control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
+            sides.append(Side(side, rows, ids, frozenset(control.values()), tokenizer))
             largest = max(ids.values(), default=-1)
             reasons += [
                 f"{side}: the id of `{key}` is {number}, the matrix has rows 0 to {rows - 1:,}"
@@ -169,7 +168,12 @@ class ForeignModel:
             reasons.append(f"the output's bias has shape {list(output.bias.shape)}")
         if reasons:
             raise ExportError(f"{name}: {'; '.join(reasons)}")
-        return self
+        found = unmatched(*sides)
+        if too_many := [str(one) for one in found if one.too_many]:
+            raise ExportError(
+                f"{name}: its weights, dictionary and segmenter are not of one model: {'; '.join(too_many)}"
+            )
+        return dataclasses.replace(self, unmatched=tuple(found))
 
     def sharing(self) -> Sharing:
         """Return which matrices of the other model are one and the same, as far as our vocabularies allow it.
@@ -293,63 +297,6 @@ def positions_from(first: int, count: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def load_pickled(path: Path, what: str, *, classes: Sequence[type] = ()) -> Any:
-    """Return the content of a file of torch.save, tensors on the CPU, and warn that it is a pickle.
-
-    Args:
-        path: the file, as zip or in the format before torch 1.6.
-        what: description of the content that is expected, for messages.
-        classes: classes allowed besides tensors and plain values.
-
-    Raises:
-        DataError: it has other content, or is no such file.
-        MachineError: it cannot be read now, which says nothing about its content.
-    """
-    _refuse_packed(path)
-    warnings.warn(
-        f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code of it; import only checkpoints "
-        "of people you trust",
-        UserWarning,
-        stacklevel=3,
-    )
-    try:
-        with torch.serialization.safe_globals(list(classes)):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: holds more than {what}, and is not read ({error})") from None
-    except (OSError, RuntimeError, EOFError, AttributeError, KeyError, TypeError, ValueError) as error:
-        if out_of_memory(error):  # a RuntimeError of torch's
-            raise
-        refuse_passing(path, error)
-        raise DataError(f"{path}: damaged, or not written by torch.save ({type(error).__name__}: {error})") from None
-
-
-def _refuse_packed(path: Path) -> None:
-    """Raise DataError if there is no such file, or if it is a compressed zip file: torch writes none.
-
-    A few kilobytes of a compressed file could unpack to all of the memory.
-    """
-    try:
-        size = check_regular(path)
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as packed:
-                if sum(entry.file_size for entry in packed.infolist()) > size:
-                    raise DataError(f"{path}: a compressed zip file, not a checkpoint as torch writes it")
-    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # ValueError: bad names
-        raise DataError(f"{path}: damaged, or not written by torch.save ({error})") from None
-
-
-def tensors_of(path: Path, content: object) -> dict[str, Tensor]:
-    """Return the named tensors that the file `path` held. Raises DataError for content that is anything else."""
-    if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
-        raise DataError(f"{path}: not the weights of a model (names and tensors)")
-    for key, tensor in content.items():
-        # A view may repeat one number a billion times, and a copy of it would fill the memory.
-        if not isinstance(tensor, Tensor) or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise DataError(f"{path}: parameter {printable(key)} is not a tensor that the file holds")
-    return dict(content)
-
-
 class SpecialToken(JsonForm):
     """A token with its options, of which only the spelling counts here."""
 
@@ -376,9 +323,10 @@ class TokenizerConfig(JsonForm):
         They are language codes (`>>fra<<` of OPUS-MT, `__fr__` in fairseq's manner), and the special tokens that the
         SentencePiece models do not have.
         """
+        models = list(models)
         segmented = {piece for model in models for piece in model.pieces(range(model.size))}
-        special = self._special() - segmented
-        return [token for token in ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__")) or token in special]
+        tags = {*language_tokens(ids, models), *(self._special() - segmented)}
+        return [token for token in ids if token in tags]
 
     def unknown(self, ids: Mapping[str, int]) -> list[str]:
         """Return a note on the special tokens that `ids` lacks, for people; none where it has them all."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,12 +12,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from ziggurat.config import dump
-from ziggurat.data.subword import save_tokenizers
+from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
+from ziggurat.exchange.agreement import segmented_by
 from ziggurat.exchange.import_fairseq import read_fairseq
 from ziggurat.exchange.import_huggingface import read_huggingface
 from ziggurat.exchange.import_marian import read_marian
 from ziggurat.exchange.imported import ForeignModel
 from ziggurat.exchange.marian_files import is_marian
+from ziggurat.exchange.toolkits import refuse_file, refuse_folder
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import refuse_replacing
 from ziggurat.model.run_folder import CONFIG_FILE, MODEL_FILE
@@ -43,20 +47,19 @@ def import_checkpoint(
         force: replace a model in `out`.
         dictionaries: vocabularies; see read_fairseq and read_marian.
         models: SentencePiece models; see read_fairseq, read_huggingface and read_marian.
-        languages: codes of source and target, such as `de-en`; None: those of the checkpoint.
+        languages: codes of source and target, such as `de-en` (language_pair); None: those of the checkpoint.
 
     Raises ExportError: not a plain Transformer (with all reasons). ConfigError, DataError: faults of the arguments.
     """
     refuse_replacing(out, force=force)
-    pair: tuple[str, str] | None = None
-    if languages is not None:
-        source, dash, target = languages.partition("-")
-        if not (source and dash and target):
-            raise ConfigError(f"`--languages {languages}`: two codes with a hyphen between them, such as de-en")
-        pair = (source, target)
+    pair = None if languages is None else language_pair(languages)
     if len(dictionaries) > 2 or len(models) > 2:
         raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
     recover(checkpoint)
+    if not checkpoint.is_dir():
+        refuse_file(checkpoint)
+    elif not is_marian(checkpoint):
+        refuse_folder(checkpoint)
     if not checkpoint.exists():
         raise DataError(f"{checkpoint}: no such file or folder")
     if is_marian(checkpoint):
@@ -76,12 +79,57 @@ def import_checkpoint(
         model = read_fairseq(checkpoint, dictionaries, models, pair)
     if model.notes:
         warnings.warn(f"{checkpoint}: not taken over: {', '.join(model.notes)}", UserWarning, stacklevel=2)
+    for one in model.unmatched:
+        warnings.warn(f"{checkpoint}: {one}", UserWarning, stacklevel=2)
+    segmenter = segmented_by(model.source_ids)
+    if segmenter is not None and not isinstance(model.source, SentencePieceTokenizer):
+        remedy = "Give its model by `--sentencepiece`, or let" if "SentencePiece" in segmenter else "Let"
+        written = "joined again" if "@@" in segmenter else "written as such pieces"
+        warnings.warn(
+            f"{checkpoint}: its tokens are pieces of {segmenter}, and nothing that segments text is imported. {remedy} "
+            f"text come segmented; translations are {written}",
+            UserWarning,
+            stacklevel=2,
+        )
     given: list[Path | str] = [word for path in dictionaries for word in ("--dictionary", path)]
     given += [word for path in models for word in ("--sentencepiece", path)]
     given += ["--languages", languages] if languages is not None else []
     again = made_by("import", checkpoint, *given, "--out", out, "--force")
     parameters = _write_imported(model, out, again)
-    return {"out": str(out), "kind": model.kind, "parameters": parameters, "sharing": model.sharing()}
+    return {
+        "out": str(out),
+        "kind": model.kind,
+        "parameters": parameters,
+        "sharing": model.sharing(),
+        "unmatched": [dataclasses.asdict(one) for one in model.unmatched],
+    }
+
+
+_CODE = re.compile(r"[a-z]{2,3}([-_][A-Z][a-z]{3})?([-_]([A-Z]{2}|[0-9]{3}))?")
+"""A language's code with its script and region, cased as usual: pt-BR, zh_Hans, sr-Latn-RS, es-419."""
+_PART = re.compile(r"[A-Z][a-z]{3}|[A-Z]{2}|[0-9]{3}")
+"""A script or region."""
+
+
+def language_pair(languages: str) -> tuple[str, str]:
+    """Return the two codes in a text such as `de-en`, `pt-BR-en` or `pt-br:en`.
+
+    Raises ConfigError for a text that can be cut in several ways, or in none.
+    """
+    if ":" in languages:
+        cuts = [tuple(languages.split(":"))]
+    else:
+        parts = languages.split("-")
+        cuts = [("-".join(parts[:place]), "-".join(parts[place:])) for place in range(1, len(parts))]
+    cuts = [cut for cut in cuts if len(cut) == 2 and all(cut)]
+    if len(cuts) > 1 or (cuts and _CODE.match(cuts[0][0]) and _PART.fullmatch(cuts[0][1])):
+        cuts = [cut for cut in cuts if all(map(_CODE.fullmatch, cut))]
+    if len(cuts) != 1:
+        raise ConfigError(
+            f"`--languages {printable(languages)}`: two codes with a hyphen between them, such as de-en; with a colon "
+            "where a code has hyphens itself, such as pt-br:en"
+        )
+    return cuts[0][0], cuts[0][1]
 
 
 def _write_imported(model: ForeignModel, out: Path, again: str) -> int:

@@ -169,16 +169,30 @@ def read_ids(path: Path) -> dict[str, int]:
         return found
     ids: dict[str, int] = {}
     if path.suffix in (".yml", ".yaml"):
-        for token, number in _entries(text, path):
-            ids.setdefault(token, number)
+        for line, token, number in _entries(text, path):
+            ids.setdefault(_whole(token, f"{path}: line {line}"), number)
         return ids
-    for token in text.removesuffix("\n").split("\n"):
-        ids.setdefault(token.removesuffix("\r"), len(ids))
+    for line, token in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        token = token.removesuffix("\r")
+        if token in ids or not token:  # Marian refuses both: ids are places, and those behind it are not known
+            raise DataError(f"{path}: line {line}: {repr(printable(token)) + ' again' if token else 'no token'}")
+        ids[token] = len(ids)
     return ids
 
 
-def _entries(text: str, path: Path) -> Iterator[tuple[str, int]]:
-    """Yield tokens and ids, line by line: YAML would read `1` and `01`, or `~` and `null`, as the same key.
+def _whole(token: str, place: str) -> str:
+    """Return a token with each pair of surrogates as the one character that it stands for, escaped as JSON does it.
+
+    Raises DataError for half of such a pair; `place` is the file and line.
+    """
+    try:
+        return token.encode("utf-16", "surrogatepass").decode("utf-16")
+    except UnicodeDecodeError:
+        raise DataError(f"{place}: {printable(token)!r} has half of a character that was escaped in two") from None
+
+
+def _entries(text: str, path: Path) -> Iterator[tuple[int, str, int]]:
+    """Yield lines, tokens and ids: YAML would read `1` and `01`, or `~` and `null`, as the same key.
 
     A line is `token: 5`, the token bare or in quotes, or `? token` and then `: 5`.
     """
@@ -195,7 +209,7 @@ def _entries(text: str, path: Path) -> Iterator[tuple[str, int]]:
             token = key
         if not re.fullmatch(r" *[0-9]{1,9} *", value) or not token:
             raise DataError(f"{path}: line {number}: {printable(line)!r} is not `token: id`")
-        yield _unquoted(token.rstrip(" ")), int(value)
+        yield number, _unquoted(token.rstrip(" ")), int(value)
         key = None
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ziggurat.system.errors import DamageError, DataError, is_full_disk
+from ziggurat.system.small_files import MAX_POINTER_BYTES, refuse_pointer
 
 _BLOCK_BYTES = 1 << 18
 # Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has such a limit itself, a window of 128 MiB (`--long=27`).
@@ -65,14 +66,15 @@ def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
     Raises:
         DamageError: its content is not of the kind that the name says, ends early, has a wrong checksum, or is followed
             by other bytes.
-        DataError: the file is unreadable, or expands more than MAX_RATIO times.
+        DataError: the file is unreadable, a pointer file of Git LFS, or expands more than MAX_RATIO times.
     """
     compression = compression_of(path) if compression == "" else compression
     try:
         with path.open("rb") as file:
-            head = file.read(16)
+            head = file.read(MAX_POINTER_BYTES + 1)
             if not head:  # empty whatever its name; the count of pairs refuses it later
                 return
+            refuse_pointer(path, head)
             _check_magic(path, head, compression)
             file.seek(0)
             if compression is None:
@@ -93,6 +95,8 @@ def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
     """
     if compression_of(path) is None:
         with path.open("rb") as file:
+            refuse_pointer(path, file.read(MAX_POINTER_BYTES + 1))
+            file.seek(0)
             yield file
         return
     with tempfile.TemporaryFile() as file:

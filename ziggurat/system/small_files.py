@@ -7,6 +7,7 @@ its form, lines of JSON; then what makes a safetensors file the same every time.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -29,6 +30,16 @@ pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document ta
 MAX_DEPTH = 64
 """Deepest nesting of objects and lists."""
 
+MAX_POINTER_BYTES = 1024
+"""Most bytes of a pointer file, by the specification of Git LFS."""
+
+_POINTERS = {
+    b"version https://git-lfs.github.com/spec/": ("Git LFS", "git lfs pull"),
+    b"version https://hawser.github.com/spec/": ("Git LFS", "git lfs pull"),  # its name until 2014
+    b"/annex/objects/": ("git-annex", "git annex get"),
+}
+"""First bytes of a file that stands for a large one in a Git repository -> who wrote it, what fetches the large one."""
+
 Shape = TypeVar("Shape", bound=BaseModel)
 Taken = TypeVar("Taken")
 
@@ -50,7 +61,8 @@ def check_name(path: Path) -> None:
 def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
     """Return the size of the regular file `path` in bytes.
 
-    Raises FileNotFoundError when it does not exist, `error` for a folder, pipe, device or inaccessible path.
+    Raises FileNotFoundError when it does not exist, `error` for a folder, pipe, device, inaccessible path or a pointer
+    file of Git LFS.
     """
     try:
         found = path.stat()
@@ -64,16 +76,35 @@ def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
     if not stat.S_ISREG(found.st_mode):
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
         raise error(f"{path}: is {what}, not a regular file")
+    if 0 < found.st_size <= MAX_POINTER_BYTES:
+        with contextlib.suppress(OSError):  # reading it then says why it cannot be read
+            refuse_pointer(path, path.read_bytes(), error=error)
     return found.st_size
 
 
 def check_opens(path: Path | str) -> None:
     """Open a file and close it; for libraries that report every file that they cannot open as missing (safetensors).
 
-    Raises OSError with the reason.
+    Raises OSError with the reason, DataError for a pointer file of Git LFS.
     """
-    with Path(path).open("rb"):
-        pass
+    with Path(path).open("rb") as file:
+        refuse_pointer(path, file.read(MAX_POINTER_BYTES + 1))
+
+
+def refuse_pointer(path: Path | str, start: bytes, *, error: type[ZigguratError] = DataError) -> None:
+    """Raise `error` if a file that begins with `start` is a pointer file of Git LFS or git-annex.
+
+    `start` is the whole file, or its first MAX_POINTER_BYTES + 1 bytes. A repository that is cloned or downloaded
+    without its large files has such short texts in their places.
+    """
+    if len(start) > MAX_POINTER_BYTES:
+        return
+    for beginning, (writer, command) in _POINTERS.items():
+        if start.startswith(beginning):
+            raise error(
+                f"{path}: a pointer of {writer}, not the file itself, which was not downloaded: run `{command}` in "
+                "its repository, or download the file again"
+            )
 
 
 def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:

@@ -1,0 +1,241 @@
+"""Checkpoints and folders of other toolkits: known by name, refused with what can be done; pickles told in one line."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tests.exchange.test_fairseq import LINES, OPTIONS, parameters, words, write
+from ziggurat.exchange.importer import import_checkpoint, language_pair
+from ziggurat.system.errors import ConfigError, DataError, ExportError, ZigguratError
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(is a pickle|its tokens are pieces of|is taken for both sides)")
+
+
+def refused(path: Path, out: Path, **more: Any) -> str:
+    with pytest.raises(ZigguratError) as caught:
+        import_checkpoint(path, out, **more)
+    assert not out.exists()
+    said = str(caught.value)
+    assert "\n" not in said
+    assert "weights_only" not in said
+    return said
+
+
+MATRIX = torch.zeros(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "toolkit"),
+    [
+        ({"model": {"encoder.embeddings.make_embedding.emb_luts.0.weight": MATRIX}, "vocab": {}}, "OpenNMT-py"),
+        ({"model": {}, "generator": {"0.weight": MATRIX}, "opt": argparse.Namespace(), "vocab": {}}, "OpenNMT-py"),
+        ({"steps": 100, "best_ckpt_score": 1.0, "model_state": {"encoder.layers.0.x": MATRIX}}, "JoeyNMT"),
+        ({"embedding_source.embedding.weight": MATRIX, "output_layer.weight": MATRIX}, "Sockeye"),
+        ({"model": {"encoder_frontend.embed.weight": MATRIX}}, "fairseq2"),
+        ({"state_dict": {"a": MATRIX}, "pytorch-lightning_version": "2"}, "PyTorch Lightning"),
+        ({"model.shared.weight": MATRIX}, "transformers"),
+    ],
+)
+@pytest.mark.parametrize("dictionary", [False, True])
+def test_pickles_of_other_toolkits(content: Any, toolkit: str, dictionary: bool, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "model.pt")
+    dictionaries = [words(tmp_path / "dict.txt", LINES)] if dictionary else []
+    said = refused(tmp_path / "model.pt", tmp_path / "out", dictionaries=dictionaries)
+    assert f"a model of {toolkit}" in said
+    assert "translate" in said
+
+
+FOLDERS: dict[str, tuple[list[str], str]] = {
+    "CTranslate2": (["model.bin", "shared_vocabulary.json", "config.json"], "a model of CTranslate2"),
+    "older CTranslate2": (["model.bin", "source_vocabulary.txt", "target_vocabulary.txt"], "a model of CTranslate2"),
+    "OpenNMT-tf": (["checkpoint", "ckpt-5000.index", "ckpt-5000.data-00000-of-00001"], "a model of OpenNMT-tf"),
+    "Tensor2Tensor": (["checkpoint", "model.ckpt-5.index", "model.ckpt-5.meta", "hparams.json"], "of Tensor2Tensor"),
+    "saved model": (["saved_model.pb"], "a model of TensorFlow"),
+    "Sockeye": (["params.best", "config", "version", "vocab.src.0.json"], "a model of Sockeye"),
+    "Eole": (["config.json", "model.00.safetensors", "vocab.json"], "a model of Eole"),
+    "fairseq": (["model.pt", "dict.de.txt", "dict.en.txt"], "name the checkpoint itself"),
+    "JoeyNMT": (["best.ckpt", "src_vocab.txt"], "name the checkpoint itself"),
+    "ours": (["config.yaml", "vocabulary.json", "model.safetensors"], "of this package already"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_of_other_toolkits(name: str, tmp_path: Path) -> None:
+    files, said = FOLDERS[name]
+    (tmp_path / "theirs").mkdir()
+    for file in files:
+        (tmp_path / "theirs" / file).write_text("{}")
+    assert said in refused(tmp_path / "theirs", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("params.best", "a model of Sockeye"),
+        ("params.00012", "a model of Sockeye"),
+        ("model.ckpt-5.index", "a model of Tensor2Tensor"),
+        ("ckpt-5.data-00000-of-00001", "a model of OpenNMT-tf"),
+        ("model.t7", "a model of OpenNMT of Lua"),
+        ("de_en.nemo", "a model of NeMo"),
+        ("model.safetensors", "name its folder"),
+        ("wmt16.en-de.joined-dict.transformer.tar.bz2", "unpack it"),
+        ("model.onnx", "does not read"),
+    ],
+)
+def test_files_of_other_toolkits(name: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"content")
+    assert said in refused(tmp_path / name, tmp_path / "out")
+
+
+def test_a_checkpoint_of_tensorflow_is_known_by_its_stem(tmp_path: Path) -> None:
+    (tmp_path / "model.ckpt-5.index").write_bytes(b"content")
+    assert "Tensor2Tensor" in refused(tmp_path / "model.ckpt-5", tmp_path / "out")
+
+
+@pytest.fixture
+def pickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Write a pickle with an object of the class `module.Name` in it, the old way or as zip."""
+
+    def make(name: str, place: Callable[[dict[str, Any], Any], object], zipped: bool = True) -> Path:
+        module, _, short = name.rpartition(".")
+        for end in (place for place, sign in enumerate(f"{module}.") if sign == "."):
+            made = ModuleType(module[:end])
+            made.__path__ = []  # type: ignore[attr-defined]
+            monkeypatch.setitem(sys.modules, module[:end], made)
+        kind = type(short, (), {"__module__": module, "__qualname__": short})
+        setattr(made, short, kind)
+        value = kind()
+        value.encoder_layers = 1
+        content: dict[str, Any] = {"args": argparse.Namespace(), "model": {}, "extra_state": {}}
+        place(content, value)
+        torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+        return tmp_path / "model.pt"
+
+    return make
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("omegaconf_like.dictconfig.DictConfig", "an object of omegaconf_like.dictconfig.DictConfig"),
+        ("options.Options", "an object of options.Options"),
+        ("enumeration.Choices", "an object of enumeration.Choices"),
+        ("onmt.inputters.TextField", "a model of OpenNMT-py"),
+        ("torchtext.vocab.Vocab", "a model of OpenNMT-py"),
+        ("joeynmt.vocabulary.Vocabulary", "a model of JoeyNMT"),
+        ("eole.config.Config", "a model of Eole"),
+    ],
+)
+def test_options_of_any_class_are_told_in_one_line(
+    name: str, said: str, zipped: bool, pickled: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = pickled(name, lambda content, value: content.update(args=value), zipped)
+    assert said in refused(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_averages_of_the_training_run_are_not_read(zipped: bool, pickled: Callable[..., Path], tmp_path: Path) -> None:
+    """As checkpoints of 2018 have them in `extra_state`."""
+    model = write(tmp_path / "plain.pt", parameters((8, 8)))
+    plain = torch.load(model, weights_only=False)
+
+    def place(content: dict[str, Any], value: Any) -> None:
+        content |= {"args": plain["cfg"]["model"], "model": plain["model"], "extra_state": {"train_loss": value}}
+
+    path = pickled("fairseq.meters.AverageMeter", place, zipped)
+    dictionary = words(tmp_path / "dict.txt", LINES)
+    import_checkpoint(path, tmp_path / "out", dictionaries=[dictionary])
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_damaged_pickles_are_told_in_one_line_or_read(seed: int, zipped: bool, tmp_path: Path) -> None:
+    draw, dictionary = random.Random(seed), words(tmp_path / "dict.txt", LINES)
+    whole = torch.load(write(tmp_path / "whole.pt", parameters((8, 8))), weights_only=False)
+    torch.save(whole, tmp_path / "whole.pt", _use_new_zipfile_serialization=zipped)
+    content = (tmp_path / "whole.pt").read_bytes()
+    said = []
+    for _ in range(20):
+        spoilt = bytearray(content)
+        for _ in range(draw.randint(1, 4)):
+            spoilt[draw.randrange(len(spoilt) if draw.random() < 0.3 else 6000)] = draw.randrange(256)
+        (tmp_path / "spoilt.pt").write_bytes(spoilt)
+        try:
+            import_checkpoint(tmp_path / "spoilt.pt", tmp_path / "out", dictionaries=[dictionary], force=True)
+        except ZigguratError as error:
+            said.append(str(error))
+    assert said
+    assert not any("\n" in one for one in said)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_options_that_are_an_object_of_fairseq_are_read_by_their_values(
+    zipped: bool, pickled: Callable[..., Path], tmp_path: Path
+) -> None:
+    def place(content: dict[str, Any], value: Any) -> None:
+        kind = type(value)
+        sides = {"encoder": kind(), "decoder": kind()}
+        for key, option in OPTIONS.items():
+            side, _, name = key.partition("_")
+            setattr(sides.get(side, value), name if side in sides else key, option)
+        value.encoder, value.decoder = sides["encoder"], sides["decoder"]
+        content |= {"args": None, "cfg": {"model": value, "task": None}, "model": parameters((8, 8))}
+
+    path = pickled("fairseq.models.transformer.TransformerConfig", place, zipped)
+    report = import_checkpoint(path, tmp_path / "out", dictionaries=[words(tmp_path / "dict.txt", LINES)])
+    assert report["kind"] == "fairseq transformer_iwslt_de_en"
+
+
+@pytest.mark.parametrize("content", [b"", b"no pickle", b"\x80\x02.", b"PK\x03\x04rubbish", b"<!DOCTYPE html><html>"])
+def test_files_that_torch_did_not_write_are_told_in_one_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(content)
+    assert "model.pt" in refused(tmp_path / "model.pt", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("given", "pair"),
+    [
+        ("de-en", ("de", "en")),
+        ("pt-BR-en", ("pt-BR", "en")),
+        ("en-pt-BR", ("en", "pt-BR")),
+        ("zh-Hans-en", ("zh-Hans", "en")),
+        ("en-zh_TW", ("en", "zh_TW")),
+        ("nb-NO-en-GB", ("nb-NO", "en-GB")),
+        ("zh-Hant-HK-en", ("zh-Hant-HK", "en")),
+        ("sr-Latn-sr-Cyrl", ("sr-Latn", "sr-Cyrl")),
+        ("es-419-en", ("es-419", "en")),
+        ("deu_Latn-eng_Latn", ("deu_Latn", "eng_Latn")),
+        ("DE-EN", ("DE", "EN")),
+        ("source-target", ("source", "target")),
+        ("pt-br:en", ("pt-br", "en")),
+        ("x-mul-x:en-x-klingon", ("x-mul-x", "en-x-klingon")),
+    ],
+)
+def test_a_pair_of_languages_is_cut_between_them(given: str, pair: tuple[str, str]) -> None:
+    assert language_pair(given) == pair
+
+
+@pytest.mark.parametrize(
+    "given", ["german", "de-", "-en", "pt-br-en", "pt-BR", "zh-Hans", "a:b:c", ":en", "de-en-fr", ""]
+)
+def test_a_pair_of_several_readings_or_none_is_asked_for(given: str) -> None:
+    with pytest.raises(ConfigError, match="pt-br:en"):
+        language_pair(given)
+
+
+def test_no_such_file_and_a_folder_without_a_model(tmp_path: Path) -> None:
+    assert "no such file" in refused(tmp_path / "none", tmp_path / "out")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((DataError, ExportError), match=r"config\.json"):
+        import_checkpoint(tmp_path / "empty", tmp_path / "out")
