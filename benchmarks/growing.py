@@ -43,8 +43,8 @@ def training(axis: str, value: int, seconds: float) -> dict[str, float]:
     from ziggurat.config.train import LossConfig, OptimiserConfig
     from ziggurat.model.build import build_model, parameter_roles
     from ziggurat.train.device import keep_freed_memory
+    from ziggurat.train.distributed import joined
     from ziggurat.train.optim import Optimiser
-    from ziggurat.train.processes import joined
     from ziggurat.train.update import Parallel, Replicated, train_update
 
     sizes = {"depth": 6, "batch": 4096, "vocabulary": 8_000, "length": 16, "processes": 1, axis: value}

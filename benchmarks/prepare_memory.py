@@ -43,7 +43,7 @@ from ray.cluster_utils import Cluster
 from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs.launchers import ray_actors
 from ziggurat.corpora.jobs.preparation import prepare_job
-from ziggurat.corpora.jobs.run import Work
+from ziggurat.corpora.jobs.job import Work
 node = {"num_cpus": 1, "object_store_memory": 200 << 20}
 cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
 cluster.add_node(**node)

@@ -188,3 +188,83 @@ def test_test_modules_have_names_of_their_own() -> None:
     """Folders of tests are no packages: of two modules of one name pytest collects only one."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
+
+
+SAME_NAME = {
+    "backtranslation.py": "the verb, and the job",
+    "base.py": "what a folder's modules share: histories, residuals, sections",
+    "kinds.py": "one table of kinds for each subject (docs/architecture.md)",
+    "app.py": "the application of a server, and of the command line",
+    "alignment.py": "the verb, and the alignment of served text",
+    "ctranslate2.py": "export to it, and translation by it",
+    "engine.py": "the engine of a server's model, of a pipeline, and the choice of one by a verb",
+    "evaluation.py": "the verb, and the step of a pipeline",
+    "experiment.py": "the root of the schema, and its rules",
+    "files.py": "files on disk, and files over HTTP",
+    "inspection.py": "the verb alone",
+    "lines.py": "lines of corpora, of documents, of synthetic pairs",
+    "model.py": "the section of the schema, and its rules",
+    "models.py": "the models of a pipeline",
+    "modifiers.py": "their configuration, and their edits",
+    "page.py": "a page of the server, and of a report",
+    "pipeline.py": "its configuration, and its verb",
+    "preparation.py": "the verb, and the job in shards",
+    "splitting.py": "sentences of a text",
+    "training.py": "the verb, and the step of a pipeline",
+    "translations.py": "those that a server makes",
+    "tuning.py": "the sweep, and its verb",
+}
+"""SAME_NAME is a basename that several modules have -> what each says of its room's subject."""
+
+
+def test_modules_of_one_name_say_the_same_of_another_subject() -> None:
+    names = [path.name for path in MODULES if path.name != "__init__.py"]
+    assert {name for name in names if names.count(name) > 1} <= set(SAME_NAME)
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in MODULES]
+    names = [node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef)]
+    public = [name for name in names if not name.startswith("_")]
+    assert not {name for name in public if public.count(name) > 1}
+
+
+LONG = {
+    "build_app": "a table of routes and middlewares",
+    "step": "Search.step: eight numbered phases of one step of a beam search",
+    "forward": "the backward pass that it leaves for each chunk of the logits",
+    "export_model": "the five phases of an export",
+    "with_timeouts": "one subclass of uvicorn's protocol",
+}
+"""LONG is a function of more than 60 lines of code, verbs apart -> what it is."""
+OPTIONS = {
+    "Loader": "the order of training data is a function of all of them",
+    "Translator": "a model, its tokenizers and how it searches",
+    "TranslationCall": "the same, for one call",
+    "RelativeAttention": "that of its base class, and one more",
+    "compare": "a verb for Python",
+    "export_model": "a verb for Python",
+    "forward": "autograd passes tensors one by one",
+    "build_app": "the parts of a server",
+    "sweep": "a verb for Python",
+}
+"""OPTIONS is a function or class of more than 8 parameters, verbs apart -> why."""
+
+
+def test_functions_can_be_read_at_once() -> None:
+    """At most 60 lines of code and 8 parameters; verbs have as many options as the command line."""
+    for path in MODULES:
+        if room(path) == "cli":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        owners = {id(n): c.name for c in ast.walk(tree) if isinstance(c, ast.ClassDef) for n in c.body}
+        for node in ast.walk(tree):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            name = owners.get(id(node), node.name) if node.name == "__init__" else node.name
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = sum(argument.arg not in ("self", "cls") for argument in given)
+            assert lines <= 60 or name in LONG, f"{path}: {name} has {lines} lines"
+            assert count <= 8 or name in OPTIONS, f"{path}: {name} has {count} parameters"

@@ -29,13 +29,13 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig, Recompute, RecomputeConfig
 from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.build import build_model, count_parameters, parameter_roles, set_recompute
-from ziggurat.model.inspection import bare_model
+from ziggurat.model.counts import bare_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import local
+from ziggurat.train.distributed import Processes, joined
 from ziggurat.train.learner import Sharded
 from ziggurat.train.objective import autocast, batch_loss
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.processes import Processes, joined
 from ziggurat.train.update import Replicated, train_update
 
 HERE = "tests.test_scaling_doc"

@@ -32,8 +32,7 @@ sys.path.insert(0, str(HERE.parent))
 from measuring import processor  # noqa: E402
 
 import ziggurat  # noqa: E402
-from ziggurat.config.recipes import load_named  # noqa: E402
-from ziggurat.config.small import SUFFIX  # noqa: E402
+from ziggurat.config.recipes import SUFFIX, load_named  # noqa: E402
 from ziggurat.model.run_folder import SCORES, DecodingSpeed, keep_speed  # noqa: E402
 from ziggurat.system.files import write_atomically  # noqa: E402
 from ziggurat.translate.results import TranslationWarning  # noqa: E402

@@ -28,7 +28,7 @@ from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.config.reference import METHODS, methods_in_use
 from ziggurat.inspect.cost import Cost, estimate_cost
 from ziggurat.model.build import build_model
-from ziggurat.model.inspection import bare_model, inspect_experiment, parts
+from ziggurat.model.counts import bare_model, inspect_experiment, parts
 
 MILLION = 1_000_000
 

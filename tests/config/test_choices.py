@@ -15,7 +15,7 @@ from tests.docs.pages import anchors
 from ziggurat.config.base import inner_section
 from ziggurat.config.choices import (
     ALIASES,
-    Choice,
+    NamedChoice,
     choices,
     choices_named,
     methods_of_paper,
@@ -52,7 +52,7 @@ def enumerations(section: type[BaseModel], prefix: str = "") -> Iterator[tuple[s
             yield f"{prefix}{name}", value
 
 
-def choice(name: str) -> Choice:
+def choice(name: str) -> NamedChoice:
     """Return the choice called `key: value`, or `key` where the key is the method."""
     (found,) = [c for c in choices() if c.name == name]
     return found

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, dump, load_experiment, parse_experiment
+from ziggurat.config.choices import pipeline_markdown
 from ziggurat.config.load import change_section
-from ziggurat.config.pipeline_reference import pipeline_markdown
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, markdown
 from ziggurat.system.errors import ConfigError
@@ -231,7 +231,7 @@ def test_unknown_recipe_names_the_nearest() -> None:
 def test_reference_page_is_up_to_date_and_complete() -> None:
     fresh = (DOCS / "config.md").read_text(encoding="utf-8") == markdown()
     fresh_too = (DOCS / "pipeline-keys.md").read_text(encoding="utf-8") == pipeline_markdown()
-    assert fresh_too, "run: python -m ziggurat.config.pipeline_reference > docs/pipeline-keys.md"
+    assert fresh_too, "run: python -m ziggurat.config.choices > docs/pipeline-keys.md"
     assert fresh, "docs/config.md is not of these keys: python -m ziggurat.config.reference > docs/config.md"
     assert all(entry.meaning for entry in entries()), [e.path for e in entries() if not e.meaning]
 

@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import pairwise
 from random import Random
 
-from ziggurat.data.modifiers import AlignedPair, Span
+from ziggurat.data.modifiers import EditablePair, Span
 
 Letters = tuple[str, str]
 
@@ -22,7 +22,7 @@ KEYS: Letters = ("qetuxn", "äöüßøå")
 ENDS = ("", ".", "?", "!", "...")
 
 
-def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: int = 1) -> AlignedPair:
+def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: int = 1) -> EditablePair:
     """Return a pair of up to `most` words a side with random links, which may be none, one to one or many to many.
 
     Marked letters are those of a script without blanks too; keys are not.
@@ -41,7 +41,7 @@ def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: 
         texts.append(text.rstrip(" ,") + end)
         spans.append(words)
     links = {(rng.choice(spans[0]), rng.choice(spans[1])) for _ in range(rng.randint(0, 6))}
-    return AlignedPair(texts[0], texts[1], sorted(links))
+    return EditablePair(texts[0], texts[1], sorted(links))
 
 
 def _known(text: str, letters: str) -> list[str]:
@@ -50,7 +50,7 @@ def _known(text: str, letters: str) -> list[str]:
     return [folded.get(character.casefold()[0], "") for character in text]
 
 
-def check(before: AlignedPair, after: AlignedPair, letters: Letters = MARKS) -> None:
+def check(before: EditablePair, after: EditablePair, letters: Letters = MARKS) -> None:
     """Assert that each link of `before` is one of `after`, if there is something left of both its words, and no other.
 
     Further links of `after` must be of text that is the same on both sides (copies and hints), or of a word whose
@@ -78,7 +78,7 @@ def check(before: AlignedPair, after: AlignedPair, letters: Letters = MARKS) -> 
     assert found == +replaced, (before.texts, before.links, after.texts, after.links)
 
 
-def check_apart(pair: AlignedPair) -> None:
+def check_apart(pair: EditablePair) -> None:
     """Assert that the linked words of each side are parts of its text, and have no character in common."""
     for side, text in enumerate(pair.texts):
         words = sorted({link[side] for link in pair.links})

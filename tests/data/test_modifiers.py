@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.data.marked_pairs import KEYS, MARKS, check, check_apart, marked_pair
 from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
-from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TYPOS, AlignedPair, Edit, merged, moved, next_hit
+from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TYPOS, Edit, EditablePair, merged, moved, next_hit
 
 ONLY: dict[str, dict[str, Any]] = {
     "no_end_punctuation": {},
@@ -29,8 +29,8 @@ ONLY: dict[str, dict[str, Any]] = {
 
 
 def modified(
-    name: str, pair: AlignedPair, rng: Random, options: dict[str, Any] | None = None, p: float = 1.0
-) -> AlignedPair:
+    name: str, pair: EditablePair, rng: Random, options: dict[str, Any] | None = None, p: float = 1.0
+) -> EditablePair:
     """Apply a modifier to a copy of a pair."""
     kind = name.split()[0]
     config = ModifiersConfig.model_validate({kind: {"probability": p, **(options or {})}})
@@ -52,7 +52,7 @@ def check_modifier(name: str, rng: Random) -> bool:
         other = marked_pair(rng, (MARKS[0][10:], MARKS[1][10:]))
         pair = marked_pair(rng, (MARKS[0][:10], MARKS[1][:10]))
         changed = merged([pair, other])
-        check(other, AlignedPair(changed.texts[0], changed.texts[1], changed.links[len(pair.links) :]))
+        check(other, EditablePair(changed.texts[0], changed.texts[1], changed.links[len(pair.links) :]))
         changed.links = changed.links[: len(pair.links)]
     elif name == "noise":
         changed = modified(name, pair, rng)
@@ -106,14 +106,14 @@ def test_alignments_stay_right_through_several_modifiers(typos: bool) -> None:
 
 def test_words_without_characters_have_no_links() -> None:
     """As a store has them of a no-break space between blanks; a hint behind one would come before its beginning."""
-    pair = AlignedPair("a b", "A N B", [((0, 1), (0, 1)), ((2, 1), (2, 3)), ((2, 3), (4, 5))])
+    pair = EditablePair("a b", "A N B", [((0, 1), (0, 1)), ((2, 1), (2, 3)), ((2, 3), (4, 5))])
     assert modified("terms", pair, Random(1), {"template": "{src}<{trg}>"}).texts[0] == "a<A> b<B>"
 
 
 def test_edits_that_do_not_ascend_are_refused() -> None:
     for edits in ([Edit(2, 3, ""), Edit(0, 1, "")], [Edit(0, 2, ""), Edit(1, 3, "")], [Edit(2, 1, "")]):
         with pytest.raises(ValueError, match="not in ascending order"):
-            AlignedPair("abcd", "").edit(SOURCE, edits)
+            EditablePair("abcd", "").edit(SOURCE, edits)
 
 
 @given(st.text("ab ", max_size=12), st.data())
@@ -127,7 +127,7 @@ def test_a_part_of_a_text_keeps_its_characters(text: str, data: st.DataObject) -
     for edit in reversed(edits):
         inside = list(range(edit.first, edit.end))
         numbered[edit.first : edit.end] = [(c, inside[0] if inside else None) for c in edit.text]
-    pair = AlignedPair(text, "")
+    pair = EditablePair(text, "")
     spans = pair.edit(SOURCE, edits)
     assert pair.texts[SOURCE] == "".join(c for c, _ in numbered)
     assert [pair.texts[SOURCE][slice(*span)] for span in spans] == [edit.text for edit in edits]
@@ -165,18 +165,18 @@ TRANSLATION = "The dog, “big” and tired, sleeps."
 def test_what_modifiers_do(name: str, options: dict[str, Any], source: str, target: str) -> None:
     links = [((4, 8), (4, 7)), ((11, 15), (10, 13))]
     assert [SENTENCE[slice(*s)] for s, _ in links] == ["Hund", "groß"]
-    pair = AlignedPair(SENTENCE, TRANSLATION, links)
+    pair = EditablePair(SENTENCE, TRANSLATION, links)
     assert modified(name, pair, Random(1), options).texts == [source, target]
 
 
 def test_words_that_begin_with_a_digit_get_no_capital() -> None:
-    pair = modified("title_case", AlignedPair("in den (1980er) jahren, o2 x", "the 1980s, »3rd« b2b"), Random(1))
+    pair = modified("title_case", EditablePair("in den (1980er) jahren, o2 x", "the 1980s, »3rd« b2b"), Random(1))
     assert pair.texts == ["In Den (1980er) Jahren, O2 X", "The 1980s, »3rd« B2b"]
 
 
 def test_capitals_of_turkish() -> None:
     config = ModifiersConfig.model_validate({"upper_case": {"probability": 1.0}})
-    pair = AlignedPair("ılık bir iş", "nice big city")
+    pair = EditablePair("ılık bir iş", "nice big city")
     MODIFIERS["upper_case"](pair, config.upper_case, Random(1), 0, ("tr", "en"))
     assert pair.texts == ["ILIK BİR İŞ", "NICE BIG CITY"]
 
@@ -194,7 +194,7 @@ def test_capitals_of_turkish() -> None:
     ],
 )
 def test_only_the_same_end_is_cut(source: str, target: str, cut: bool) -> None:
-    found = modified("no_end_punctuation", AlignedPair(source, target), Random(1)).texts
+    found = modified("no_end_punctuation", EditablePair(source, target), Random(1)).texts
     assert found == ([source[:-1], target[:-1]] if cut else [source, target])
 
 
@@ -207,7 +207,7 @@ def test_typing_errors_are_small(kind: str) -> None:
         edit = TYPOS[kind](text, Random(seed))
         if edit is None:
             continue
-        pair = AlignedPair(text, "")
+        pair = EditablePair(text, "")
         pair.edit(SOURCE, [edit])
         assert len(pair.texts[0]) - len(text) == grown.get(kind, 0)
         assert pair.texts[0] != text
@@ -228,7 +228,7 @@ def test_typing_errors_take_any_text(text: str, rng: Random, kind: str) -> None:
 @given(st.text(max_size=30), st.text(max_size=30), st.randoms(use_true_random=False))
 def test_modifiers_take_any_text(source: str, target: str, rng: Random) -> None:
     for name in ("no_end_punctuation", "upper_case", "title_case", "typos", "inline", "terms", "prefix"):
-        modified(name, AlignedPair(source, target), rng)
+        modified(name, EditablePair(source, target), rng)
 
 
 def test_the_share_of_words_is_their_probability() -> None:
@@ -238,7 +238,7 @@ def test_the_share_of_words_is_their_probability() -> None:
     for words in (1, 5, 20):
         share = sum(number < words for number in numbers) / len(numbers)
         assert abs(share - (1 - 0.95**words)) < 0.015
-    pair = AlignedPair(
+    pair = EditablePair(
         "a b c d e f g h i j", "A B C D E F G H I J", [((n, n + 1), (n, n + 1)) for n in range(0, 20, 2)]
     )
     hinted = 0
@@ -260,13 +260,13 @@ def test_each_kind_of_typing_error_has_its_own_probability(monkeypatch: pytest.M
         wanted = {**dict.fromkeys(TYPO_KINDS, 0.0), kind: 1.0, TYPO_KINDS[number - 1]: 0.3}
         made.clear()
         for _ in range(200):
-            modified("typos", AlignedPair("a b", "c d"), rng, wanted)
+            modified("typos", EditablePair("a b", "c d"), rng, wanted)
         assert made.keys() == {kind, TYPO_KINDS[number - 1]}
         assert made[kind] == 200
         assert 30 < made[TYPO_KINDS[number - 1]] < 90
 
 
-LETTERS = AlignedPair("a b c d e f g h", "A B C D E F G H", [((n, n + 1), (n, n + 1)) for n in range(0, 16, 2)])
+LETTERS = EditablePair("a b c d e f g h", "A B C D E F G H", [((n, n + 1), (n, n + 1)) for n in range(0, 16, 2)])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
@@ -281,7 +281,7 @@ def test_so_many_hints_are_random_words(share: float) -> None:
 
 
 def test_a_word_that_is_its_own_translation_gets_no_hint() -> None:
-    pair = AlignedPair("in Berlin", "at Berlin", [((0, 2), (0, 2)), ((3, 9), (3, 9))])
+    pair = EditablePair("in Berlin", "at Berlin", [((0, 2), (0, 2)), ((3, 9), (3, 9))])
     assert modified("terms", pair, Random(1), {"template": "{src}<{trg}>"}).texts == ["in<at> Berlin", "at Berlin"]
 
 
@@ -290,7 +290,7 @@ def test_what_is_put_into_a_line_has_the_shares_of_its_kinds(weights: tuple[floa
     kinds, found = ("tags", "placeholders", "noise"), Counter[str]()
     options = dict(zip(kinds, weights, strict=True))
     for seed in range(1000):
-        text = modified("inline", AlignedPair("a", "A", [((0, 1), (0, 1))]), Random(seed), options).texts[1]
+        text = modified("inline", EditablePair("a", "A", [((0, 1), (0, 1))]), Random(seed), options).texts[1]
         added = text.removeprefix("A ")
         found["tags" if added == text else "placeholders" if added in PLACEHOLDERS else "noise"] += 1
     for kind, weight in options.items():
@@ -311,5 +311,5 @@ def test_a_prefix_has_so_many_words(least: int, most: int) -> None:
     options = {"min_words": least, "max_words": most, "template": "{trg}|"}
     found = [modified("prefix", LETTERS, Random(seed), options).texts[0].split("|") for seed in range(60)]
     assert {len(words.split()) for words, _ in found} == set(range(least, most + 1))
-    short = AlignedPair("a", " ".join("A" * (least - 1)))
+    short = EditablePair("a", " ".join("A" * (least - 1)))
     assert modified("prefix", short, Random(1), options).texts == short.texts

@@ -6,7 +6,7 @@ import pytest
 
 from ziggurat.config.languages import check_language_code, language_doubt, main_language
 from ziggurat.evaluate.scores import MissingTokenizerError, evaluate
-from ziggurat.evaluate.splitting import splitting, unspaced_script
+from ziggurat.evaluate.tokenisation import splitting, unspaced_script
 from ziggurat.system.errors import ConfigError
 
 JAPANESE = ["私は毎朝コーヒーを飲みます。", "彼女は図書館で本を読んでいる。", "はい。"]

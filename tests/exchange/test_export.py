@@ -22,7 +22,7 @@ from tests.exchange.examples import SENTENCES
 from tests.small import small_config
 from ziggurat.cli.export import _report_text
 from ziggurat.config import load_experiment
-from ziggurat.corpora.jobs.models import ModelChoice
+from ziggurat.corpora.jobs.tasks import ModelChoice
 from ziggurat.exchange.anatomy import Affine, compose, dissect
 from ziggurat.exchange.exporter import ExportVerification, Gate, compare, export_model, search_settings
 from ziggurat.exchange.plain import ExportedModel, with_epsilon

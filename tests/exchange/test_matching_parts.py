@@ -20,7 +20,7 @@ from tests.exchange.test_fairseq import parameters
 from tests.exchange.test_opus import TARGETS, trained
 from ziggurat.data.subword import SentencePieceTokenizer, load_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer, listing
-from ziggurat.exchange.agreement import MOST_UNMATCHED, Side, language_tokens, unmatched
+from ziggurat.exchange.agreement import MOST_UNMATCHED, VocabularySide, language_tokens, unmatched
 from ziggurat.exchange.importer import import_checkpoint
 from ziggurat.system.errors import DataError, ExportError
 
@@ -128,8 +128,10 @@ def test_random_dictionaries_against_matrices(missing: set[int], more: int) -> N
     """Every row, token and piece without a counterpart is counted, whatever is missing."""
     ids = {token: row for row, token in enumerate(TOKENS) if row not in missing}
     tokenizer = VocabularyTokenizer(listing(TOKENS))
-    side = Side("source", len(TOKENS) + more, ids, frozenset(), tokenizer)
-    other = Side("target", len(TOKENS), {token: row for row, token in enumerate(TOKENS)}, frozenset(), tokenizer)
+    side = VocabularySide("source", len(TOKENS) + more, ids, frozenset(), tokenizer)
+    other = VocabularySide(
+        "target", len(TOKENS), {token: row for row, token in enumerate(TOKENS)}, frozenset(), tokenizer
+    )
     found = unmatched(side, other)
     assert sum(one.count for one in found) == len(missing) + more
     rows = {row for one in found for row in one.examples}
@@ -146,7 +148,7 @@ def test_random_dictionaries_against_segmenters(data: st.DataObject) -> None:
     added = data.draw(st.sets(st.text("tehous", min_size=4, max_size=9).filter(lambda token: token not in own)))
     tokens = ["</s>", "<unk>", "<pad>", *(piece for piece in own if piece not in missing), *added, "madeupword0000"]
     ids = {token: row for row, token in enumerate(tokens)}
-    side = Side("source", len(tokens), ids, frozenset((0, 1, 2)), model("source"))
+    side = VocabularySide("source", len(tokens), ids, frozenset((0, 1, 2)), model("source"))
     counts = {one.what: one.count for one in unmatched(side, side)}
     assert sum(count for what, count in counts.items() if "lacks" in what) == len(missing)
     assert sum(count for what, count in counts.items() if "never gives" in what) == len(added)

@@ -16,7 +16,7 @@ from tests.exchange.examples import SENTENCES
 from ziggurat.cli import main
 from ziggurat.exchange.exporter import export_model
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
-from ziggurat.translate.ctranslate2 import CTranslate2Translator, Found, hypothesis_of
+from ziggurat.translate.ctranslate2 import CTranslate2Translator, SearchResult, hypothesis_of
 from ziggurat.translate.engines import unsupported_settings
 from ziggurat.translate.options import TranslateOptions, tells_alignments
 from ziggurat.translate.results import begins_word, first_word, side_by_side
@@ -76,7 +76,7 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
 
 
 def test_quality_needs_no_scores_of_tokens() -> None:
-    part = hypothesis_of(Found(["a", "b"], -3.0, True), "a b", 0.0, [], None)
+    part = hypothesis_of(SearchResult(["a", "b"], -3.0, True), "a b", 0.0, [], None)
     assert part.quality == -1.0
     assert side_by_side("x", [[part], [part]], 1).hypotheses[0].quality == -1.0  # the end of either part counts
 

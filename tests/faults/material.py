@@ -21,8 +21,8 @@ from torch import Tensor
 from ziggurat.config import dump, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.corpora.jobs.launchers import cut
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob, make_plan, make_shard
 from ziggurat.corpora.synthesis.lines import readable_lines
-from ziggurat.corpora.synthesis.run import BackTranslationJob, make_plan, make_shard
 from ziggurat.data.aligner import Aligner
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer

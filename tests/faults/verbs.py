@@ -126,7 +126,7 @@ _MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_
 _FETCH = ("fetch", "origin/my.yaml", "--registry", "origin/registry.yaml", "--cache", "cache")
 _FETCHING = (
     *(
-        "ziggurat.corpora.fetch.corpus",
+        "ziggurat.corpora.fetch.pairs",
         "ziggurat.corpora.fetch.downloads",
         "ziggurat.corpora.fetch.indexes",
         "pyarrow",
@@ -247,7 +247,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.run", "ziggurat.corpora.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.backtranslation", "ziggurat.corpora.jobs.launchers"),
     ),
     "backtranslate-merge": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
@@ -258,7 +258,7 @@ VERBS: dict[str, Verb] = {
         ),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.run", "ziggurat.corpora.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.corpora.synthesis.backtranslation", "ziggurat.corpora.jobs.launchers"),
     ),
     "filter": Verb(
         ("filter", "run", "--source", "text", "--target", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),

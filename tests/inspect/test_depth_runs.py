@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tests.inspect.runs import write_run
-from ziggurat.config.recipes import load_named
-from ziggurat.config.small import SUFFIX
+from ziggurat.config.recipes import SUFFIX, load_named
 from ziggurat.inspect.report.against_depth import runs_by_method
 from ziggurat.inspect.report.runs import read_runs
 

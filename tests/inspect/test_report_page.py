@@ -14,12 +14,12 @@ from tests.conftest import tiny_experiment
 from tests.inspect import hand_made
 from tests.inspect.runs import train_record, validation_record, write_run
 from ziggurat.data.prepare import prepare
-from ziggurat.inspect.report import translations
+from ziggurat.inspect.report import samples
 from ziggurat.inspect.report.content import Content, as_record, gather
 from ziggurat.inspect.report.figure import numbers
 from ziggurat.inspect.report.page import page
 from ziggurat.inspect.report.runs import read_runs
-from ziggurat.inspect.report.translations import Sentences, Translated
+from ziggurat.inspect.report.samples import Sentences, Translated
 from ziggurat.train.diagnosis.records import Record, write_records
 
 HOSTILE = "<script>alert(1)<"
@@ -122,7 +122,7 @@ def test_runs_that_failed_say_what_is_missing_and_how_to_get_it(tmp_path: Path, 
     folder = write_run(tmp_path / "a", records)
     runs = read_runs([folder])
     prepare(runs[0].experiment.data)
-    content = gather(runs, lambda: translations.dev_sentences(runs, 5))
+    content = gather(runs, lambda: samples.dev_sentences(runs, 5))
     sound(page(content))
     told = {lack.what: lack.way for lack in content.missing}
     expected = {
@@ -138,7 +138,7 @@ def test_runs_that_failed_say_what_is_missing_and_how_to_get_it(tmp_path: Path, 
 @pytest.mark.slow
 def test_without_a_store_the_page_is_sound_and_says_so(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", curves(200))])
-    content = gather(runs, lambda: translations.dev_sentences(runs, 5))
+    content = gather(runs, lambda: samples.dev_sentences(runs, 5))
     sound(page(content))
     told = {lack.what: lack.way for lack in content.missing}
     assert "no store" in told["translations"]

@@ -21,7 +21,7 @@ from ziggurat.train.checkpoint import read_progress
 from ziggurat.train.diagnosis.health import WARNINGS_FILE
 from ziggurat.train.diagnosis.records import DEPTH_FILE
 from ziggurat.train.loop import train
-from ziggurat.train.metrics import CLOCK_FIELDS
+from ziggurat.train.run_log import CLOCK_FIELDS
 
 QUIET = Console(file=io.StringIO())
 """Takes what a run would print."""

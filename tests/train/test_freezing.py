@@ -14,8 +14,8 @@ from tests.conftest import tiny_experiment
 from tests.train.launch import run_together
 from tests.train.runs import QUIET, outcome, records, same_records
 from ziggurat.config import Experiment
+from ziggurat.config.layers import LeftOut
 from ziggurat.config.load import load_experiment
-from ziggurat.config.pruning import LeftOut
 from ziggurat.config.rules.doubtful import notices
 from ziggurat.model.depth import pruned_experiment
 from ziggurat.model.directory import open_model

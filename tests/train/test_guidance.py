@@ -18,8 +18,8 @@ from tests.train.batches import LENGTHS, LINKS, batches
 from tests.train.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment
 from ziggurat.config.experiment import Experiment as Checked
+from ziggurat.config.layers import LeftOut
 from ziggurat.config.load import change_section
-from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.aligner import error_rate, format_links
 from ziggurat.data.babel import generate_aligned

@@ -26,8 +26,8 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.inspect.trial import open_data
+from ziggurat.model.counts import inspect_experiment
 from ziggurat.model.directory import open_model, write_model_directory
-from ziggurat.model.inspection import inspect_experiment
 from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.model.tensors import read_tensors, weights
 from ziggurat.system.errors import CheckpointError, ConfigError, TrainingError

@@ -16,8 +16,8 @@ from tests.train.runs import QUIET, outcome, same_records, train_part
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section, load_experiment
 from ziggurat.config.pipeline_models import EvaluationConfig
-from ziggurat.corpora.jobs.models import ModelChoice
-from ziggurat.corpora.jobs.models import opened as job_opened
+from ziggurat.corpora.jobs.tasks import ModelChoice
+from ziggurat.corpora.jobs.tasks import opened as job_opened
 from ziggurat.corpora.pipeline.context import PipelineContext
 from ziggurat.corpora.pipeline.evaluation import _bytes_of, _models, _systems
 from ziggurat.corpora.pipeline.models import model_files

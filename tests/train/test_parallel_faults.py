@@ -24,8 +24,8 @@ from ziggurat.model.run_folder import checkpoint_folders
 from ziggurat.system.errors import ConfigError, ZigguratError
 from ziggurat.train import loop, objective
 from ziggurat.train.checkpoint import read_progress
+from ziggurat.train.distributed import joined
 from ziggurat.train.loop import train
-from ziggurat.train.processes import joined
 from ziggurat.train.run import refuse_unshared
 from ziggurat.train.validate import dev_loss
 

@@ -25,8 +25,8 @@ from ziggurat.model.fast.quantised import quantise
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import whole
 from ziggurat.train.device import Shortage
+from ziggurat.train.distributed import Processes, joined
 from ziggurat.train.learner import Sharded
-from ziggurat.train.processes import Processes, joined
 from ziggurat.train.update import Parallel, Replicated
 
 HERE = "tests.train.test_parallel_models"

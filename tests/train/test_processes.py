@@ -16,7 +16,7 @@ from tests.train.launch import finish, launch, run_together
 from ziggurat.exchange.fold import NotPlainError
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, TrainingError
 from ziggurat.system.staging import BeingBuiltError
-from ziggurat.train.processes import Processes, _meeting_place, joined
+from ziggurat.train.distributed import Processes, _meeting_place, joined
 from ziggurat.translate.search import NonFiniteScoreError
 
 HERE = "tests.train.test_processes"
@@ -78,7 +78,7 @@ def test_a_process_that_never_said_anything_is_not_waited_for(monkeypatch: pytes
     store = HashStore()
     store.set_timeout(timedelta(seconds=1))  # then it raises RuntimeError
     store.set("ziggurat/arrivals/0", "7 3")
-    monkeypatch.setattr("ziggurat.train.processes._store", lambda: store)
+    monkeypatch.setattr("ziggurat.train.distributed._store", lambda: store)
     said = str(Processes(0, 2, 0, 2).hanging(RuntimeError("gloo")))
     assert "behind: process 1 (in or after update 0)" in said
 
@@ -175,7 +175,7 @@ def test_a_process_that_fails_alone_does_not_wait_for_the_others_of_its_machine(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: calls.append(device))
-    monkeypatch.setattr("ziggurat.train.processes._meet", lambda backend, processes: calls.append(backend))
+    monkeypatch.setattr("ziggurat.train.distributed._meet", lambda backend, processes: calls.append(backend))
     monkeypatch.setattr(Processes, "arrive", lambda self: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: calls.append("left"))
     with pytest.raises(TrainingError) if fails else nullcontext(), joined(0.1, "auto"):

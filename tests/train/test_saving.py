@@ -30,10 +30,10 @@ from ziggurat.model.tensors import weights
 from ziggurat.system.errors import CheckpointError, MachineError
 from ziggurat.train import saving
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, save_checkpoint
+from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
 from ziggurat.train.loop import train
-from ziggurat.train.metrics import RunLog
-from ziggurat.train.processes import Processes
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.saving import Buffers, Saver, clear_leftovers, prune
 
 FULL = OSError(errno.ENOSPC, "No space left on device")

@@ -17,7 +17,7 @@ from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import DataError
 from ziggurat.translate.call import ContinuousTranslation
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
-from ziggurat.translate.ctranslate2 import Call, Found, by_next_word, heads_of
+from ziggurat.translate.ctranslate2 import Call, SearchResult, by_next_word, heads_of
 from ziggurat.translate.options import TranslateOptions
 from ziggurat.translate.results import Hypothesis, begins_word, boundary_ids, ends_in_word, first_word
 from ziggurat.translate.search import search
@@ -108,8 +108,8 @@ def test_a_whole_word_is_not_gone_on_with(untrained: Translator) -> None:
 
 
 def test_results_of_ctranslate2_are_told_apart_by_their_words() -> None:
-    def found(*said: str) -> list[Found]:
-        return [Found(each.split(), -1.0, ended=not each.endswith("~")) for each in said]
+    def found(*said: str) -> list[SearchResult]:
+        return [SearchResult(each.split(), -1.0, ended=not each.endswith("~")) for each in said]
 
     call = Call(DecodingConfig(n_best=3), TranslateOptions(next_words=True), ["▁a"])
     whole = call._replace(options=replace(call.options, complete=True))

@@ -30,7 +30,7 @@ from ziggurat.system.terminal import duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from ziggurat.corpora.jobs.run import Plan
+    from ziggurat.corpora.jobs.job import Plan
     from ziggurat.data.aligner import Aligner, Link, TrainingOptions
     from ziggurat.data.readers import CorpusReader
 
@@ -185,11 +185,11 @@ def _by_job(
     output: str,
 ) -> dict[str, int] | None:
     """Align the corpus in bulk, all parts with one aligner; return the counts of the report, None for a part."""
-    from ziggurat.corpora.jobs.run import made_once
-    from ziggurat.corpora.jobs.tasks import Aligning, Line
+    from ziggurat.corpora.jobs.job import made_once
+    from ziggurat.corpora.jobs.tasks import Aligning, LineWithInputs
 
-    def lines() -> Iterator[Line]:
-        return (Line(s, (t,)) for block in reader.blocks() for s, t in zip(*block, strict=True))
+    def lines() -> Iterator[LineWithInputs]:
+        return (LineWithInputs(s, (t,)) for block in reader.blocks() for s, t in zip(*block, strict=True))
 
     def train(plan: Plan) -> None:
         with made_once(plan, _MODEL_FILE) as path:

@@ -16,7 +16,7 @@ from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.corpora.synthesis.run import Report
+    from ziggurat.corpora.synthesis.backtranslation import Report
 
 _UNLIKELY = -4.0
 """Median score, nats per token, below which the text is probably not what the model translates."""
@@ -101,8 +101,14 @@ def backtranslate(
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
     from ziggurat.config.pipeline_models import Method
+    from ziggurat.corpora.synthesis.backtranslation import (
+        METHODS,
+        N_BEST,
+        BackTranslationJob,
+        back_translate,
+        write_snippet,
+    )
     from ziggurat.corpora.synthesis.lines import PairFilter
-    from ziggurat.corpora.synthesis.run import METHODS, N_BEST, BackTranslationJob, back_translate, write_snippet
 
     chosen = method or ("beam" if forward else "sample")
     if chosen not in METHODS:
@@ -172,8 +178,8 @@ def filter_corpus(
     options = JobOptions(str(out), shard, merge, ray, workers, threads, device, noun="pair")
     change_section(CorpusConfig(source="-", target="-"), {"weight": weight}, "data.train.0")
 
+    from ziggurat.corpora.synthesis.backtranslation import write_snippet
     from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-    from ziggurat.corpora.synthesis.run import write_snippet
 
     job = FilterJob(
         models=(model, *(ensemble or [])),
@@ -218,7 +224,7 @@ def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
         figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
         print_json({"out": str(out), **figures})
         return
-    from ziggurat.corpora.synthesis.run import CORPUS_FILE, dropped_text
+    from ziggurat.corpora.synthesis.backtranslation import CORPUS_FILE, dropped_text
 
     print(f"{out}: {report.kept:,} pairs of {counted(report.read, 'line')}; dropped: {dropped_text(report.dropped)}")
     print(f"{out / CORPUS_FILE}, for the configuration:\n{snippet}", end="")

@@ -20,7 +20,7 @@ from ziggurat.system.files import write_atomically
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
-    from ziggurat.inspect.report.translations import Sentences
+    from ziggurat.inspect.report.samples import Sentences
 
 
 def demo(
@@ -42,7 +42,7 @@ def demo(
     from ziggurat.inspect.report.content import gather
     from ziggurat.inspect.report.page import page
     from ziggurat.inspect.report.runs import read_run
-    from ziggurat.inspect.report.translations import translated
+    from ziggurat.inspect.report.samples import translated
     from ziggurat.train.loop import train
 
     began = time.perf_counter()
@@ -111,7 +111,7 @@ def _experiment(folder: Path, files: Mapping[str, tuple[Path, Path]], overrides:
 
 def _test_set(source: Path, target: Path) -> Sentences:
     from ziggurat.data.babel import TARGET_LANGUAGE
-    from ziggurat.inspect.report.translations import Sentences
+    from ziggurat.inspect.report.samples import Sentences
 
     sources, references = (path.read_text(encoding="utf-8").splitlines() for path in (source, target))
     name = f"the {len(sources)} sentences of the test set"

@@ -10,15 +10,16 @@ import typer
 
 from ziggurat.cli.output import Json, print_json
 from ziggurat.config.choices import (
-    Choice,
+    NamedChoice,
     choices_named,
+    explained,
     methods_of_paper,
     names_like,
     recipes_with,
     refused_with,
+    resembling,
 )
 from ziggurat.config.papers import paper_keys, paper_recipes
-from ziggurat.config.pipeline_reference import explained, resembling
 from ziggurat.config.recipes import find_small_recipe, recipe_names
 from ziggurat.config.reference import KeyDescription
 from ziggurat.system.errors import ConfigError, printable
@@ -69,7 +70,7 @@ def _entry_text(entry: KeyDescription) -> str:
     return f"{entry.path}  ({kind})\n    {entry.meaning}"
 
 
-def _choice_text(choice: Choice) -> str:
+def _choice_text(choice: NamedChoice) -> str:
     """Return what is known of a choice: its name, then a line for each fact."""
     found = recipes_with(choice)
     facts = {
@@ -85,7 +86,7 @@ def _choice_text(choice: Choice) -> str:
     return "\n    ".join([choice.name, choice.what, *(f"{name}: {fact}" for name, fact in facts.items() if fact)])
 
 
-def _published(choice: Choice) -> str:
+def _published(choice: NamedChoice) -> str:
     """Return the paper of a choice, with its title where that is known, and the place in it."""
     paper = choice.published_in
     text = f"{choice.paper}: {paper.title}" if paper else str(choice.paper)
@@ -108,7 +109,7 @@ def _first(names: Sequence[str]) -> str:
     return f"{shown} and {others} more" if others > 0 else shown
 
 
-def _document(choice: Choice) -> dict[str, Any]:
+def _document(choice: NamedChoice) -> dict[str, Any]:
     """Return all that is known of a choice for JSON."""
     return {
         "method": choice.name,

@@ -17,9 +17,9 @@ from ziggurat.config.recipes import find_small_recipe, read_named
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.corpora.fetch.corpus import FetchTask, Written
     from ziggurat.corpora.fetch.downloads import Downloads
-    from ziggurat.corpora.fetch.indexes import Listed, Names
+    from ziggurat.corpora.fetch.indexes import IndexEntry, Names
+    from ziggurat.corpora.fetch.pairs import FetchTask, Written
 
 NETWORK = "Network"
 EMBEDDED = "babel"
@@ -130,7 +130,7 @@ def _embedded_text(one: dict[str, Any]) -> str:
 
 def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
     """Return the tasks of a name: of a configuration's or recipe's data, or of one corpus."""
-    from ziggurat.corpora.fetch.corpus import task_of_name, tasks_of_config
+    from ziggurat.corpora.fetch.pairs import task_of_name, tasks_of_config
 
     if name == "demo":
         raise ConfigError(
@@ -144,7 +144,7 @@ def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
 
 def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[Written]:
     """Run all tasks. Raises DataError at the end, with all that could not be fetched."""
-    from ziggurat.corpora.fetch.corpus import by_hand, run_task
+    from ziggurat.corpora.fetch.pairs import by_hand, run_task
 
     written, failed = [], by_hand(tasks)
     for task in tasks:
@@ -161,9 +161,9 @@ def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[
     return written
 
 
-def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Listed]:
+def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[IndexEntry]:
     """Return what a list is to show: the corpora of an index, one corpus with the sizes of its files, or a search."""
-    from ziggurat.corpora.fetch.indexes import Listed, opus_listed, sacrebleu_listed
+    from ziggurat.corpora.fetch.indexes import IndexEntry, opus_listed, sacrebleu_listed
     from ziggurat.corpora.fetch.registry import any_pair, described
 
     if words and words[0] == "opus":
@@ -172,12 +172,12 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Li
             raise ConfigError("name two languages: `ziggurat fetch --list opus de-en`")
         every = opus_listed(downloads, pair[1], pair[2])
         return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
-    listed, by_pair = list[Listed](), bool(names.registry.pairs_among(words))
+    listed, by_pair = list[IndexEntry](), bool(names.registry.pairs_among(words))
     for pattern, entry in names.registry.listed(words):
         sizes = [file.bytes for file in entry.files]
         size = sum(filter(None, sizes)) if None not in sizes else None
         pairs = f" ({described(entry, {})})" if "{b}" in pattern and not (by_pair and any_pair(entry)) else ""
-        listed.append(Listed(pattern, entry.title + pairs, size, None, entry.licence, by_pair and any_pair(entry)))
+        listed.append(IndexEntry(pattern, entry.title + pairs, size, None, entry.licence, by_pair and any_pair(entry)))
     if words:
         listed += sacrebleu_listed(words)
         listed.sort(key=lambda one: one.any_pair)
@@ -185,11 +185,13 @@ def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Li
         return listed
     for word in words:
         corpus = names.find(word)
-        listed += [Listed(corpus.name, file.url, downloads.size(file), None, corpus.licence) for file in corpus.files]
+        listed += [
+            IndexEntry(corpus.name, file.url, downloads.size(file), None, corpus.licence) for file in corpus.files
+        ]
     return listed
 
 
-def _print_list(listed: Sequence[Listed], as_json: bool) -> None:
+def _print_list(listed: Sequence[IndexEntry], as_json: bool) -> None:
     if as_json:
         print_json([one._asdict() for one in listed])
         return

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ziggurat.inspect.check import DepthCheck
     from ziggurat.inspect.cost import Cost
     from ziggurat.inspect.trial import TrialMeasures
-    from ziggurat.model.inspection import Inspection
+    from ziggurat.model.counts import Inspection
 
 
 def run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
@@ -177,7 +177,7 @@ def inspect(
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
     from ziggurat.inspect.cost import estimate_cost
-    from ziggurat.model.inspection import inspect_experiment
+    from ziggurat.model.counts import inspect_experiment
     from ziggurat.model.run_folder import CONFIG_FILE
 
     saved = Path(config) / CONFIG_FILE

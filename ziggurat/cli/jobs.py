@@ -20,9 +20,8 @@ from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
     from ziggurat.cli.engine import ModelOptions
-    from ziggurat.corpora.jobs.models import Identified, ModelChoice
-    from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work
-    from ziggurat.corpora.jobs.tasks import Line, Merged, Task
+    from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work
+    from ziggurat.corpora.jobs.tasks import Identified, LineWithInputs, Merged, ModelChoice, Task
     from ziggurat.translate.options import TranslateOptions
 
 Report = TypeVar("Report")
@@ -120,8 +119,8 @@ class JobOptions:
 
     def work(self) -> Work:
         """Return the work of this call."""
+        from ziggurat.corpora.jobs.job import Work
         from ziggurat.corpora.jobs.launchers import processes, ray_actors
-        from ziggurat.corpora.jobs.run import Work
 
         threads, gpu = self.threads or 1, self.device != "cpu" and _on_gpu(self.device)
         if self.ray is not None:
@@ -186,7 +185,7 @@ def line_job(
     task: Task,
     settings: dict[str, Any],
     inputs: Sequence[str],
-    lines: Callable[[], Iterable[Line]],
+    lines: Callable[[], Iterable[LineWithInputs]],
     take: Callable[[Iterator[bytes]], Any],
     shard_lines: int | None = None,
     before: Callable[[Plan], None] = lambda plan: None,
@@ -204,7 +203,7 @@ def line_job(
         shard_lines: lines of a shard; None: SHARD_LINES.
         before: makes what all shards need, once their plan is written.
     """
-    from ziggurat.corpora.jobs.run import fix_plan
+    from ziggurat.corpora.jobs.job import fix_plan
     from ziggurat.corpora.jobs.tasks import run_text_job
     from ziggurat.data.store_checks import InputWatch
 
@@ -223,9 +222,9 @@ def line_job(
     return finished(run_text_job(plan, task, lines, take, options.work()), options)
 
 
-def lines_beside(text: str, *beside: str) -> Iterator[Line]:
+def lines_beside(text: str, *beside: str) -> Iterator[LineWithInputs]:
     """Yield the lines of a file, each with the lines of others beside it. Raises DataError unless they pair up."""
-    from ziggurat.corpora.jobs.tasks import Line
+    from ziggurat.corpora.jobs.tasks import LineWithInputs
     from ziggurat.translate.results import read_lines
 
     for number, row in enumerate(zip_longest(*(read_lines(*input_stream(path)) for path in (text, *beside)))):
@@ -234,12 +233,12 @@ def lines_beside(text: str, *beside: str) -> Iterator[Line]:
             raise DataError(
                 f"{ended} ends after {counted(number, 'line')}, {text} and others do not: they must pair up"
             )
-        yield Line(row[0], row[1:])
+        yield LineWithInputs(row[0], row[1:])
 
 
 def model_choice(models: Sequence[str], opening: ModelOptions) -> ModelChoice:
     """Return the models of a job."""
-    from ziggurat.corpora.jobs.models import ModelChoice
+    from ziggurat.corpora.jobs.tasks import ModelChoice
 
     return ModelChoice(
         tuple(models),

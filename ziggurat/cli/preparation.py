@@ -25,6 +25,8 @@ from ziggurat.cli.output import (
 )
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import (
+    SUFFIX,
+    SmallCorpus,
     find_small_recipe,
     load_named,
     plain_recipe_names,
@@ -33,7 +35,6 @@ from ziggurat.config.recipes import (
     recipe_text,
 )
 from ziggurat.config.rules.doubtful import data_notices
-from ziggurat.config.small import SUFFIX, SmallCorpus
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.terminal import duration
 

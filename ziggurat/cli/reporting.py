@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ziggurat.inspect.report.figure import Figure
     from ziggurat.inspect.report.runs import ReportRun
-    from ziggurat.inspect.report.translations import Sentences
+    from ziggurat.inspect.report.samples import Sentences
     from ziggurat.train.diagnosis.records import Record
 
 
@@ -260,7 +260,7 @@ def _sentences(
     runs: Sequence[ReportRun], count: int, source: str | None, reference: str | None
 ) -> Callable[[], Sentences] | None:
     """Return the function that reads the sentences to translate; None where none are asked for."""
-    from ziggurat.inspect.report.translations import Sentences, dev_sentences
+    from ziggurat.inspect.report.samples import Sentences, dev_sentences
 
     if source is not None and reference is not None:
         sources, references = read_text(source), read_text(reference)

@@ -1,7 +1,7 @@
-"""Methods by name (`ziggurat explain NAME`): what a key chooses by name, and keys that are methods themselves.
+"""Methods by name (`ziggurat explain NAME`), and the reference of a pipeline's keys (docs/pipeline-keys.md).
 
-The facts are those of ziggurat.config.kinds and ziggurat.config.reference and the descriptions of the keys. Told here
-are other names alone, and the pages of the documentation.
+The facts are those of ziggurat.config.kinds and ziggurat.config.reference and the descriptions of the keys. Here are
+only other names and the pages of the documentation.
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from ziggurat.config.data import SubwordConfig
+from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RECIPES_OF, RESIDUALS, Facts
 from ziggurat.config.model import ModelConfig
+from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.papers import Paper, paper_keys, paper_recipes
 from ziggurat.config.pipeline import MODELS, PipelineConfig
 from ziggurat.config.recipes import load_named, plain_recipe_names
-from ziggurat.config.reference import KEYS, METHODS, KeyDescription, axis_of, entries, kinds_in_use
+from ziggurat.config.reference import KEYS, METHODS, KeyDescription, axis_of, entries, kinds_in_use, listed, nearest
+from ziggurat.config.train import TrainingConfig
 
 _ROWS: Mapping[str, Mapping[Any, Facts]] = {
     "residual": RESIDUALS,
@@ -145,7 +149,7 @@ _PAGES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class NamedChoice:
     """Something that a configuration can choose by name.
 
     Attributes:
@@ -196,7 +200,7 @@ class Choice:
 
 
 @cache
-def choices() -> tuple[Choice, ...]:
+def choices() -> tuple[NamedChoice, ...]:
     """Return all choices, in the order of the reference: values of keys, then keys that are methods."""
     own = [e for e in entries(PipelineConfig) if e.path.split(".")[0] not in MODELS]  # those are of experiments too
     known = [*entries(), *own]
@@ -212,23 +216,25 @@ def choices() -> tuple[Choice, ...]:
     return (
         *values,
         *(
-            Choice(tuple(e.path for e in group), None, group[0].meaning, paper, heeded_with=_heeding(group[0].path))
+            NamedChoice(
+                tuple(e.path for e in group), None, group[0].meaning, paper, heeded_with=_heeding(group[0].path)
+            )
             for (_, paper), group in methods.items()
         ),
     )
 
 
-def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> Choice:
+def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> NamedChoice:
     """Return the choice `value` of the keys in `group`."""
     group = sorted(group, key=lambda entry: entry.path.count("."))  # a key of both stacks before that of one
     keys, meaning = tuple(e.path for e in group), group[0].meaning
     facts = _ROWS[axis].get(value) if axis in _ROWS else None
     if facts is None:
         paper = METHODS.get(axis, {}).get(value)
-        return Choice(keys, value, meaning, paper, heeded_with=_heeding(keys[0]))
+        return NamedChoice(keys, value, meaning, paper, heeded_with=_heeding(keys[0]))
     lead = meaning.split(": `")[0].removesuffix(" (docs/depth.md)")
     options = tuple(sorted(f"model.{option}" for option in facts.options))
-    return Choice(
+    return NamedChoice(
         keys, value, f"{lead}: {facts.what}", facts.paper, facts.place, options, usual_with=_half(axis, value)
     )
 
@@ -262,9 +268,9 @@ def spelled(name: str) -> str:
 
 
 @cache
-def _by_name() -> Mapping[str, tuple[str, tuple[Choice, ...]]]:
+def _by_name() -> Mapping[str, tuple[str, tuple[NamedChoice, ...]]]:
     """Return what is found by each spelled name: the name as it is shown, and the choices."""
-    found: dict[str, tuple[str, list[Choice]]] = {}
+    found: dict[str, tuple[str, list[NamedChoice]]] = {}
     by_key = {(key, choice.value): choice for choice in choices() for key in choice.keys}
     named = [(choice.value, choice) for choice in choices() if choice.value is not None]
     for target, names in ALIASES.items():
@@ -277,7 +283,7 @@ def _by_name() -> Mapping[str, tuple[str, tuple[Choice, ...]]]:
     return {name: (shown, tuple(there)) for name, (shown, there) in found.items()}
 
 
-def choices_named(name: str) -> tuple[Choice, ...]:
+def choices_named(name: str) -> tuple[NamedChoice, ...]:
     """Return the choices of that name, also of one in ALIASES; case, blanks and punctuation do not count."""
     return _by_name().get(spelled(name), ("", ()))[1]
 
@@ -288,7 +294,7 @@ def names_like(name: str) -> list[str]:
     return [shown[near] for near in difflib.get_close_matches(spelled(name), shown, n=3, cutoff=0.6)]
 
 
-def methods_of_paper(key: str) -> list[Choice]:
+def methods_of_paper(key: str) -> list[NamedChoice]:
     """Return the choices that come from the paper whose recipes have the key `key`."""
     return [choice for choice in choices() if choice.published_in is not None and choice.published_in.key == key]
 
@@ -307,12 +313,12 @@ def _recipes() -> Mapping[str, Experiment]:
     return found | {name: load_named(name) for name in plain_recipe_names()}
 
 
-def recipes_with(choice: Choice) -> list[str]:
+def recipes_with(choice: NamedChoice) -> list[str]:
     """Return the names of the recipes that have it, defaults included, where it means something."""
     return [name for name, experiment in _recipes().items() if _has(experiment, choice)]
 
 
-def _has(experiment: Experiment, choice: Choice) -> bool:
+def _has(experiment: Experiment, choice: NamedChoice) -> bool:
     used = {f"{axis}: {value}" for _, axis, value in kinds_in_use(experiment.model)}
     if choice.heeded_with and not used & {f"{axis_of(key)}: {v}" for key, v in map(_pair, choice.heeded_with)}:
         return False
@@ -339,7 +345,7 @@ def _values(section: Any, names: Sequence[str]) -> Iterator[Any]:
 # Refusals --------------------------------------------------------------------------------------------------------
 
 
-def refused_with(choice: Choice) -> dict[str, str]:
+def refused_with(choice: NamedChoice) -> dict[str, str]:
     """Return `key: value` -> reason for every choice of a model that cannot stand beside this one.
 
     Each is tried in a model that is otherwise plain, with the other half of both methods.
@@ -362,7 +368,7 @@ def refused_with(choice: Choice) -> dict[str, str]:
     return found
 
 
-def _written(choice: Choice, key: str) -> dict[str, Any]:
+def _written(choice: NamedChoice, key: str) -> dict[str, Any]:
     """Return the settings, key -> value, of a plain model with a choice."""
     halves = dict(map(_pair, choice.usual_with))
     if choice.value == "rnmt":
@@ -390,3 +396,62 @@ def _refusal(settings: Mapping[str, Any]) -> str | None:
     except ValidationError as error:
         return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
     return None
+
+
+_OF_EXPERIMENT: Mapping[type[BaseModel], str] = {
+    ModelConfig: "model",
+    TrainingConfig: "training",
+    DecodingConfig: "decoding",
+    SubwordConfig: "data.subword",
+    ModifiersConfig: "data.modifiers",
+    StageConfig: "data.stages",
+}
+"""Sections of a pipeline's models, and what docs/config.md has them as."""
+
+
+def explained(key: str) -> list[KeyDescription]:
+    """Return the entries of a key, such as `data.train[].weight`, and of all inside it; of "" those of an experiment.
+
+    Keys that experiments do not have are looked for in the file of a pipeline. The end of a key, such as `pair_score`,
+    stands for all keys of both that end so: with several of them, for these without what is inside.
+    """
+    for section in (None, PipelineConfig):
+        known = entries() if section is None else entries(section)
+        if found := [e for e in known if not key or e.path == key or e.path.startswith((f"{key}.", f"{key}[]"))]:
+            return found
+    ends = _ending(key)
+    return explained(ends[0].path) if len(ends) == 1 else ends
+
+
+def _ending(key: str) -> list[KeyDescription]:
+    """Return the entries of all keys that end with `key`; those of a pipeline's models that experiments have once."""
+    ends = [e for e in entries() if e.path.endswith(f".{key}")]
+    told = {e[1:] for e in ends}
+    of_pipeline = [e for e in entries(PipelineConfig) if e.path.endswith(f".{key}")]
+    return ends + [e for e in of_pipeline if e.path.split(".")[0] not in MODELS or e[1:] not in told]
+
+
+def resembling(key: str) -> list[str]:
+    """Return up to three keys that resemble `key`: of a pipeline where it begins with a section of one."""
+    first = re.split(r"[.\[]", key)[0]
+    return nearest(key, PipelineConfig) if first in PipelineConfig.model_fields else nearest(key)
+
+
+def pipeline_markdown() -> str:
+    """Return the text of docs/pipeline-keys.md."""
+    lines = [
+        "# Keys of a pipeline",
+        "",
+        "Every key of the file of [`ziggurat pipeline`](pipeline.md), with its default. Each can be overridden on the",
+        "command line as `path.to.key=value` (list items by number: `bitext.train.0.weight=2`), and `ziggurat explain",
+        "KEY` prints its entry. A section whose default is null is left out with its steps unless the file has it.",
+        "",
+        "This page is generated by `python -m ziggurat.config.choices > docs/pipeline-keys.md`.",
+        "",
+    ]
+    told = {section: f"[`{key}`](config.md)" for section, key in _OF_EXPERIMENT.items()}
+    return "\n".join([*lines, *listed(entries(PipelineConfig, told=told))]) + "\n"
+
+
+if __name__ == "__main__":
+    print(pipeline_markdown(), end="")

@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads, joined
 from ziggurat.config.data import SubwordConfig, Symmetrisation
 from ziggurat.config.decode import DecodingConfig
+from ziggurat.config.layers import LeftOut, pruned_config
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig, without_sizes
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
-from ziggurat.config.pruning import LeftOut, pruned_config
 from ziggurat.config.recipes import recipe_text
 from ziggurat.config.rules.unused import unread_files
 from ziggurat.config.train import TrainingConfig
@@ -232,7 +232,7 @@ class ShortlistConfig(Section):
     """Training pairs to read at most."""
 
 
-class ExportTarget(Section):
+class TargetConfig(Section):
     """A model written for another toolkit, and compared with ours before (docs/export.md)."""
 
     quantization: str | None = None
@@ -248,13 +248,13 @@ class ExportTarget(Section):
 class ExportConfig(Section):
     """Exports of the student, or of the teacher where there is no student."""
 
-    ctranslate2: ExportTarget | None = None
+    ctranslate2: TargetConfig | None = None
     """For CTranslate2, and `ziggurat translate` without PyTorch."""
-    argos: ExportTarget | None = None
+    argos: TargetConfig | None = None
     """For Argos Translate and LibreTranslate."""
-    huggingface: ExportTarget | None = None
+    huggingface: TargetConfig | None = None
     """For transformers."""
-    onnx: ExportTarget | None = None
+    onnx: TargetConfig | None = None
     """For onnxruntime."""
 
 

@@ -1,18 +1,214 @@
-"""Built-in configurations: the YAML files in ziggurat/recipes, and the systems of papers (ziggurat.config.papers)."""
+"""Built-in configurations: the YAML files in ziggurat/recipes, and the systems of papers (ziggurat.config.papers).
+
+A recipe made small is the same method, with sizes, batches, rates and lengths for minutes on two cores. Each rule
+changes some keys of a recipe and says why; whatever no rule names stays as the paper has it, depth included. `ziggurat
+recipes NAME --small` prints the result with the rules as comments, and every verb that takes a recipe takes
+`NAME-small` (docs/papers.md).
+"""
 
 from __future__ import annotations
 
+import copy
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
-from typing import NamedTuple
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import parse_experiment, read_config
-from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.small import SUFFIX, SmallCorpus, small_text
+from ziggurat.config.model import PRESETS
+from ziggurat.config.papers import PaperRecipe, as_comments, find_paper_recipe, ordered, paper_keys, paper_recipes
 from ziggurat.system.errors import ConfigError, printable
+from ziggurat.system.yaml_text import to_yaml
+
+SUFFIX = "-small"
+"""End of a small recipe's name."""
+
+_UPDATES = 600
+_WARMUP = 120
+_TOKENS = 512
+_PIECES = 1200
+_NARROWER = 4
+_FEWER_HEADS = 2
+_DEEP = 12
+_DIVISORS = {"d_model": _NARROWER, "d_ff": _NARROWER, "heads": _FEWER_HEADS}
+_CHECKPOINTS = 50
+_VALIDATIONS = 6
+_MEASUREMENTS = 12
+
+
+class SmallCorpus(NamedTuple):
+    """Files of parallel text to train a small recipe on, by default the embedded language pair.
+
+    `train` and `dev` are source and target; `languages` are None where the recipe's own are to stay.
+    """
+
+    train: tuple[str, str] = ("data/babel/train.qlo", "data/babel/train.qhi")
+    dev: tuple[str, str] = ("data/babel/dev.qlo", "data/babel/dev.qhi")
+    languages: tuple[str, str] | None = ("qlo", "qhi")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One change of a recipe.
+
+    Attributes:
+        reason: what is changed, to what and why, in a sentence or two.
+        change: changes a configuration in place, where it has what to change.
+    """
+
+    reason: str
+    change: Callable[[dict[str, Any]], None]
+
+
+def _sizes(content: dict[str, Any]) -> None:
+    model = content["model"]
+    whole = {**PRESETS[model.pop("preset", "base")], **model}  # without a preset the defaults are those of `base`
+    model |= {key: whole[key] for key in _DIVISORS if key != "d_ff" or model.get("family") != "rnmt"}
+    for stack in (model, model.get("encoder", {}), model.get("decoder", {})):
+        stack |= {key: stack[key] // divisor for key, divisor in _DIVISORS.items() if stack.get(key) is not None}
+
+
+def _vocabulary(content: dict[str, Any]) -> None:
+    subword = content["data"]["subword"]
+    for key in ("vocabulary_size", "target_vocabulary_size"):
+        if subword.get(key) is not None:
+            subword[key] = _PIECES
+
+
+def _batch(content: dict[str, Any]) -> None:
+    content["training"]["batch"] |= {"max_tokens": _TOKENS, "accumulate": 1}
+
+
+def _rate(content: dict[str, Any]) -> None:
+    schedule = content["training"]["schedule"]
+    if schedule["kind"] == "noam":  # its peak is factor / sqrt(d_model * warm-up); the width is the small one already
+        narrower_and_sooner = _NARROWER * schedule["warmup_updates"] / _WARMUP
+        deep = content["model"]["decoder"]["layers"] > _DEEP
+        schedule["factor"] = float(f"{schedule['factor'] / (2 if deep else 1) / math.sqrt(narrower_and_sooner):.4g}")
+
+
+def _warmup(content: dict[str, Any]) -> None:
+    schedule, stop = content["training"]["schedule"], content["training"]["stop"]
+    schedule["warmup_updates"] = _WARMUP // schedule.get("replicas", 1)
+    for key in ("decay_start", "decay_end"):  # gnmt+: counted in batches of all replicas
+        if key in schedule:
+            schedule[key] = round(schedule[key] * _UPDATES / stop["updates"])
+
+
+def _growth(content: dict[str, Any]) -> None:
+    if growth := content["training"].get("growth"):
+        longer = content["training"]["stop"]["updates"] / _UPDATES
+        growth["stages"] = [{**stage, "updates": round(stage["updates"] / longer)} for stage in growth["stages"]]
+
+
+def _length(content: dict[str, Any]) -> None:
+    content["training"]["stop"] = {"updates": _UPDATES}
+
+
+def _cadence(content: dict[str, Any]) -> None:
+    training = content["training"]
+    for section, times in (("checkpoint", _CHECKPOINTS), ("validation", _VALIDATIONS)):
+        training[section].pop("every_epochs", None)
+        training[section]["every_updates"] = _UPDATES // times
+    training["validation"]["max_sentences"] = 100
+    training["log_every_updates"] = _UPDATES // _CHECKPOINTS
+
+
+def _measures(content: dict[str, Any]) -> None:
+    measures = content["training"].setdefault("diagnostics", {})
+    measures |= {"every_updates": _UPDATES // _MEASUREMENTS, "max_share": None}
+
+
+def _precision(content: dict[str, Any]) -> None:
+    content["training"].pop("precision", None)
+
+
+def _search(content: dict[str, Any]) -> None:
+    content["decoding"]["max_length"] |= {"ratio": 2.0, "extra": 10}
+
+
+RULES = (
+    Rule(
+        f"Width and inner width are 1/{_NARROWER} (`base`: 128), heads 1/{_FEWER_HEADS}, so that deep models take "
+        "minutes; all layers stay.",
+        _sizes,
+    ),
+    Rule(f"Vocabularies have {_PIECES:,} pieces: there is less text to learn them from.", _vocabulary),
+    Rule(f"An update has {_TOKENS} tokens, one batch: many small updates learn most in minutes.", _batch),
+    Rule(
+        "The factor of `noam` gives the paper's highest rate at the new width and warm-up: with the paper's factor it "
+        "would be 12 to 37 times as high. It is halved where the decoder has more than "
+        f"{_DEEP} layers, where so small an update bears less: DS-Init at 18-18 stalls at the whole rate and trains at "
+        "half, plain post-norm stalls at both. Other schedules name their highest rate, and it stays.",
+        _rate,
+    ),
+    Rule(
+        f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; in the proportion of the "
+        "shallow ones it would be too short for Adam's moments. A decay begins and ends at the same share of all.",
+        _warmup,
+    ),
+    Rule("Stages of growth end at the same share of all updates.", _growth),
+    Rule(
+        f"Training ends after {_UPDATES} updates: enough to tell what trains from what does not, not to rank methods.",
+        _length,
+    ),
+    Rule(
+        f"{_CHECKPOINTS} checkpoints, so that an average of the last 5 or 10 is over a tenth or a fifth of training, "
+        f"as in the papers; {_VALIDATIONS} validations, each translates 100 sentences.",
+        _cadence,
+    ),
+    Rule(
+        f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes: figures need it.", _measures
+    ),
+    Rule("Precision is fp32, which small products on a CPU are fastest in.", _precision),
+    Rule(
+        "A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search
+    ),
+)
+"""The rules, in the order in which they are applied: those of rates and growth need the paper's lengths."""
+
+
+def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration `full` of a paper's recipe made small, and the reasons of the rules that changed it.
+
+    It trains on `corpus`, by default the embedded language pair.
+    """
+    own, corpus = corpus is not None, corpus or SmallCorpus()
+    content = copy.deepcopy(dict(full))
+    data = content["data"]
+    if corpus.languages is not None:
+        data["source_language"], data["target_language"] = corpus.languages
+    place = PurePosixPath("stores/small") / PurePosixPath(data["store"]).relative_to("stores")
+    # Another corpus must not replace the store of the embedded pair.
+    data["store"] = str(place.with_name(f"{place.name}-own") if own else place)
+    if (start := content["training"].get("start_from")) is not None:  # a small model, then
+        content["training"]["start_from"] = start.replace("runs/", "runs/small/", 1)
+    for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
+        data[split] = [{"source": source, "target": target}]
+    reasons = []
+    for rule in RULES:
+        before = copy.deepcopy(content)
+        rule.change(content)
+        reasons += [rule.reason] if content != before else []
+    return ordered(content), reasons
+
+
+def small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
+    """Return a paper's recipe made small as a configuration file, which begins with the rules as comments."""
+    content, reasons = small_content(recipe.content, corpus)
+    lines = [
+        f"Small: {recipe.summary}",
+        recipe.paper.citation,
+        f"The method and its settings are those of `{recipe.name}`; these keys are not (docs/papers.md):",
+        *(f"- {reason}" for reason in reasons),
+        "Data: " + ("`ziggurat fetch babel` writes the embedded language pair." if corpus is None else "your own."),
+    ]
+    return as_comments(lines) + to_yaml(content, compact=True)
+
 
 _FOLDER = resources.files("ziggurat") / "recipes"
 

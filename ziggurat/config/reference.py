@@ -1,6 +1,6 @@
 """Reference of all configuration keys, generated from the field descriptions.
 
-`ziggurat explain`, docs/config.md; ziggurat.config.pipeline_reference has the keys of a pipeline.
+`ziggurat explain`, docs/config.md; ziggurat.config.choices has the keys of a pipeline.
 
 The published methods that a configuration uses, each with its paper.
 """

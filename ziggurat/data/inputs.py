@@ -31,7 +31,8 @@ from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.signs import CorpusSigns
-from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter
+from ziggurat.data.subword import Tokenizer
+from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter, train_aligner, words_of
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, about
 from ziggurat.system.files import content_checksum, find_files, has_checksum, write_atomically
@@ -466,3 +467,26 @@ def nothing_left(pairs: int, counts: Counter[str], corpora: Sequence[Corpus]) ->
         "see data.filters",
         key="data.filters",
     )
+
+
+def align_corpora(
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    progress: Progress,
+) -> None:
+    """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
+
+    It learns from the training corpora among them, or from all training corpora where only others are among them.
+    """
+    options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
+    if options.compute == "none" or not unaligned:
+        return
+    words = words_of(config, tokenizers)
+    progress("train aligner", 0, None)
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    chosen = [corpus for corpus in training if corpus.alignments is None] or training
+    readers = [(corpus.reader, corpus.read) for corpus in chosen]
+    maker = train_aligner(readers, words, options.pairs, options.symmetrise)
+    for corpus in unaligned:
+        corpus.maker = maker

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from ziggurat.config.modifiers import ModifiersConfig
-from ziggurat.data.modifiers import BY_WORD, MODIFIERS, AlignedPair, Span, merged, one_to_one_count
+from ziggurat.data.modifiers import BY_WORD, MODIFIERS, EditablePair, Span, merged, one_to_one_count
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.data.vocabulary import VocabularyTokenizer
@@ -52,9 +52,9 @@ class PredictedLength(NamedTuple):
 
 
 def predicted_lengths(
-    modify: Callable[[AlignedPair, int], None],
+    modify: Callable[[EditablePair, int], None],
     every_word: bool,
-    sample: Sequence[AlignedPair],
+    sample: Sequence[EditablePair],
     tokenizers: Sequence[Tokenizer],
 ) -> list[PredictedLength]:
     """Return what predicts the length of either side after a modifier.
@@ -90,10 +90,10 @@ def _fitted(
     return min(tried, key=lambda predicted: predicted.factor * float(sums.sum()) + predicted.constant * len(sums))
 
 
-def _by_piece(modify: Callable[[AlignedPair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
+def _by_piece(modify: Callable[[EditablePair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
     """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
     texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
-    pairs = [AlignedPair(text, text) for text in texts]
+    pairs = [EditablePair(text, text) for text in texts]
     for pair in pairs:
         modify(pair, 0)
     return np.array([max(1, len(ids)) for ids in tokenizer.encode([pair.texts[side] for pair in pairs])], np.float64)
@@ -205,7 +205,7 @@ class PairModifier:
         hits, partners, rooms = self._drawn(indices, epoch)
         rows = np.flatnonzero((hits >= 0).any(axis=0) | (partners >= 0).any(axis=1)).tolist()
         groups = [[int(indices[row]), *partners[row][partners[row] >= 0].tolist()] for row in rows]
-        changed: list[tuple[int, AlignedPair]] = []
+        changed: list[tuple[int, EditablePair]] = []
         for row, group, pair in zip(rows, groups, self._pairs(groups, with_links=bool(links)), strict=True):
             if pair is None:
                 continue
@@ -313,7 +313,7 @@ class PairModifier:
         )
         return _Draw(hits, partners, (source, target))
 
-    def _sampled(self) -> list[AlignedPair]:
+    def _sampled(self) -> list[EditablePair]:
         """Return pairs from all over the table."""
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
@@ -321,7 +321,7 @@ class PairModifier:
     def _predict(self, name: str) -> list[PredictedLength]:
         """Return what predicts the length of either side after a modifier."""
 
-        def modify(pair: AlignedPair, number: int) -> None:
+        def modify(pair: EditablePair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
 
         return predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
@@ -330,36 +330,36 @@ class PairModifier:
         """Return the corpus's tag in front of a source, if there is one."""
         return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]
 
-    def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[AlignedPair | None]:
+    def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[EditablePair | None]:
         """Return each group of pairs as one; None where one holds an unknown piece, whose text is lost."""
         flat = [index for group in groups for index in group]
         ids = self._table.pairs(flat)
         linked = with_links or self._config.need_links
         links = self._table.links(flat) if linked else [np.zeros((0, 4), np.int32)] * len(flat)
         single = iter([self._pair(*of_pair) for of_pair in zip(*ids, links, strict=True)])
-        found: list[AlignedPair | None] = []
+        found: list[EditablePair | None] = []
         for group in groups:
             pairs = [next(single) for _ in group]
             known = [pair for pair in pairs if pair is not None]
             found.append(None if len(known) < len(pairs) else merged(known) if len(known) > 1 else known[0])
         return found
 
-    def _pair(self, source: Ids, target: Ids, links: Ids) -> AlignedPair | None:
+    def _pair(self, source: Ids, target: Ids, links: Ids) -> EditablePair | None:
         sides = (source[len(self._tag(source)) :], target)
         if self._has_unknown(sides):
             return None
         texts = [tokenizer.decode(ids.tolist()) for ids, tokenizer in zip(sides, self._tokenizers, strict=True)]
         if not len(links):
-            return AlignedPair(texts[0], texts[1])
+            return EditablePair(texts[0], texts[1])
         spans: list[list[Span]] = []
         for text, ids, units, own in zip(texts, sides, self._units, (links[:, :2], links[:, 2:]), strict=True):
             ends = unit_ends(text)
             if not len(ends) or ends[-1] != units.totals([ids])[0]:
-                return AlignedPair(texts[0], texts[1])
+                return EditablePair(texts[0], texts[1])
             # The character of unit n is the first one that ends after it.
             first, last = np.searchsorted(ends, own[:, 0], "right"), np.searchsorted(ends, own[:, 1] - 1, "right")
             spans.append(list(zip(first.tolist(), (last + 1).tolist(), strict=True)))
-        return AlignedPair(texts[0], texts[1], list(zip(*spans, strict=True)))
+        return EditablePair(texts[0], texts[1], list(zip(*spans, strict=True)))
 
     def _has_unknown(self, sides: tuple[Ids, Ids]) -> bool:
         return any((ids == tokenizer.unk).any() for ids, tokenizer in zip(sides, self._tokenizers, strict=True))
@@ -367,7 +367,7 @@ class PairModifier:
     def _encoded(self, side: int, texts: Sequence[str]) -> list[Ids]:
         return [np.array(ids, np.int32) for ids in self._tokenizers[side].encode(texts)] if texts else []
 
-    def _stored_links(self, pair: AlignedPair, source: Ids, target: Ids) -> Ids:
+    def _stored_links(self, pair: EditablePair, source: Ids, target: Ids) -> Ids:
         """Return the links of a modified pair, [links, 4]; none where its pieces do not spell its text."""
         columns: list[Any] = []
         for side, (ids, units) in enumerate(zip((source, target), self._units, strict=True)):

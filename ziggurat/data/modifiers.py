@@ -44,7 +44,7 @@ class Edit(NamedTuple):
     text: str
 
 
-class AlignedPair:
+class EditablePair:
     """A sentence pair with its word alignment.
 
     Attributes:
@@ -57,9 +57,9 @@ class AlignedPair:
         # Normalisation may leave nothing of a word, such as a no-break space between blanks.
         self.links = [link for link in links if all(first < end for first, end in link)]
 
-    def copy(self) -> AlignedPair:
+    def copy(self) -> EditablePair:
         """Return a pair that can be changed without changing this one."""
-        return AlignedPair(self.texts[SOURCE], self.texts[TARGET], self.links)
+        return EditablePair(self.texts[SOURCE], self.texts[TARGET], self.links)
 
     def edit(self, side: int, edits: Sequence[Edit]) -> list[Span]:
         """Apply `edits`, in ascending order and without overlap, to one side; return where their texts are now.
@@ -314,9 +314,9 @@ def inserted_noise(rng: Random) -> str:
     return " ".join("".join(rng.choices(alphabet, k=length)) for _ in range(words))
 
 
-def merged(pairs: list[AlignedPair]) -> AlignedPair:
+def merged(pairs: list[EditablePair]) -> EditablePair:
     """Return several pairs as one, with blanks between them."""
-    whole = AlignedPair("", "")
+    whole = EditablePair("", "")
     for pair in pairs:
         at, and_ = [len(text) + 1 if text else 0 for text in whole.texts], pair.texts
         whole.links += [(_shifted(source, at[0]), _shifted(target, at[1])) for source, target in pair.links]
@@ -328,14 +328,14 @@ def _shifted(span: Span, by: int) -> Span:
     return span[0] + by, span[1] + by
 
 
-def _noise(pair: AlignedPair, config: NoiseConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _noise(pair: EditablePair, config: NoiseConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
     words = _random_words(rng, (config.min_word_length, config.max_word_length), config.max_words)
     text = " ".join(words)
     spans = word_spans(text, "blanks")
     pair.texts, pair.links = [text, text], list(zip(spans, spans, strict=True))
 
 
-def _no_end_punctuation(pair: AlignedPair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _no_end_punctuation(pair: EditablePair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
     source, target = pair.texts
     same = any(source.endswith(tuple(marks)) and target.endswith(tuple(marks)) for marks in _END_MARKS)
     if not same or any(text[-2:-1] in ("", " ", text[-1:]) for text in pair.texts):  # `...` and `!!` say more
@@ -344,12 +344,12 @@ def _no_end_punctuation(pair: AlignedPair, config: Any, rng: Random, first: int,
         pair.edit(side, [Edit(len(text) - 1, len(text), "")])
 
 
-def _upper_case(pair: AlignedPair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _upper_case(pair: EditablePair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
     for side, language in enumerate(languages):
         _recased(pair, side, range(len(pair.texts[side])), language, str.upper)
 
 
-def _title_case(pair: AlignedPair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _title_case(pair: EditablePair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
     for side, language in enumerate(languages):
         text = pair.texts[side]
         firsts = (next((n for n in range(*word) if text[n].isalnum()), None) for word in word_spans(text, "blanks"))
@@ -358,13 +358,13 @@ def _title_case(pair: AlignedPair, config: Any, rng: Random, first: int, languag
         _recased(pair, side, initials, language, str.title)
 
 
-def _recased(pair: AlignedPair, side: int, places: Iterable[int], language: str, recase: Callable[[str], str]) -> None:
+def _recased(pair: EditablePair, side: int, places: Iterable[int], language: str, recase: Callable[[str], str]) -> None:
     """Change the case of some characters of one side, in ascending order; ß, for one, becomes two."""
     text, own = pair.texts[side], _TURKIC_I if language.split("-")[0].lower() in _TURKIC else {}
     pair.edit(side, [Edit(n, n + 1, new) for n in places if (new := own.get(text[n]) or recase(text[n])) != text[n]])
 
 
-def _typos(pair: AlignedPair, config: TyposConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _typos(pair: EditablePair, config: TyposConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
     for kind in TYPO_KINDS:
         if rng.random() < getattr(config, kind) and (edit := TYPOS[kind](pair.texts[SOURCE], rng)) is not None:
             pair.edit(SOURCE, [edit])
@@ -383,20 +383,20 @@ def _hits(rng: Random, first: int, count: int, probability: float) -> Iterator[i
         at += 1 + next_hit(rng.random(), probability)
 
 
-def _differing(pair: AlignedPair) -> list[tuple[Span, Span]]:
+def _differing(pair: EditablePair) -> list[tuple[Span, Span]]:
     """Return the links of words with one partner, other than themselves."""
     source, target = pair.texts
     return [link for link in pair.one_to_one() if source[slice(*link[SOURCE])] != target[slice(*link[TARGET])]]
 
 
-BY_WORD: dict[str, Callable[[AlignedPair], list[tuple[Span, Span]]]] = {
-    "inline": AlignedPair.one_to_one,
+BY_WORD: dict[str, Callable[[EditablePair], list[tuple[Span, Span]]]] = {
+    "inline": EditablePair.one_to_one,
     "terms": _differing,
 }
 """Modifiers whose probability is that of a word -> the words of a pair that each may change."""
 
 
-def _inline(pair: AlignedPair, config: InlineConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _inline(pair: EditablePair, config: InlineConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
     words = BY_WORD["inline"](pair)
     # Place, whether it stands in front of a word, number of what is the same on both sides, and the edit: ordered so,
     # since what stands behind a word comes before what stands in front of the next one at the same place.
@@ -429,7 +429,7 @@ def _words_in(text: str, span: Span) -> list[Span]:
     return [_shifted(word, span[0]) for word in word_spans(text[slice(*span)], "blanks")]
 
 
-def _terms(pair: AlignedPair, config: TermsConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _terms(pair: EditablePair, config: TermsConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
     words, (source, target) = BY_WORD["terms"](pair), pair.texts
     before, name, between, _, after = template_parts(config.template, ("src", "trg"))
     edits: list[Edit] = []
@@ -458,7 +458,7 @@ def _terms(pair: AlignedPair, config: TermsConfig, rng: Random, first: int, lang
         pair.links.append(((at, at + size), moved(translation, replaced)))
 
 
-def _prefix(pair: AlignedPair, config: PrefixConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+def _prefix(pair: EditablePair, config: PrefixConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
     target = pair.texts[TARGET]
     words, count = word_spans(target, "split"), rng.randint(config.min_words, config.max_words)
     if count > len(words):
@@ -471,7 +471,7 @@ def _prefix(pair: AlignedPair, config: PrefixConfig, rng: Random, first: int, la
     pair.links += [(_shifted(word, len(before) - begin), word) for word in chosen]
 
 
-MODIFIERS: dict[str, Callable[[AlignedPair, Any, Random, int, tuple[str, str]], None]] = {
+MODIFIERS: dict[str, Callable[[EditablePair, Any, Random, int, tuple[str, str]], None]] = {
     "noise": _noise,
     "no_end_punctuation": _no_end_punctuation,
     "upper_case": _upper_case,

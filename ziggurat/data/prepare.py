@@ -29,6 +29,7 @@ from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
 from ziggurat.data.inputs import (
     Corpus,
     Progress,
+    align_corpora,
     count_pairs,
     find_corpora,
     note_origins,
@@ -48,7 +49,7 @@ from ziggurat.data.subword_training import (
 )
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import rare_notices, tag_notices
-from ziggurat.data.word_links import train_aligner, words_of
+from ziggurat.data.word_links import words_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy
 from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
 from ziggurat.system.processes import usable_cpus
@@ -133,7 +134,7 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
             subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
         )
     save_tokenizers(directory, *tokenizers)
-    _align_corpora(corpora, config, tokenizers, progress)
+    align_corpora(corpora, config, tokenizers, progress)
     signs = [(corpus.key, corpus.signs) for corpus in corpora]
     notices = [
         *short_row_notices(corpora),
@@ -144,29 +145,6 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
         *tag_notices(config, tokenizers[0].tags),
     ]
     return Trained(tokenizers, notices, scorers)
-
-
-def _align_corpora(
-    corpora: Sequence[Corpus],
-    config: DataConfig,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    progress: Progress,
-) -> None:
-    """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
-
-    It learns from the training corpora among them, or from all training corpora where only others are among them.
-    """
-    options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
-    if options.compute == "none" or not unaligned:
-        return
-    words = words_of(config, tokenizers)
-    progress("train aligner", 0, None)
-    training = [corpus for corpus in corpora if corpus.split == "train"]
-    chosen = [corpus for corpus in training if corpus.alignments is None] or training
-    readers = [(corpus.reader, corpus.read) for corpus in chosen]
-    maker = train_aligner(readers, words, options.pairs, options.symmetrise)
-    for corpus in unaligned:
-        corpus.maker = maker
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from ziggurat.evaluate.scores import (
     SegmentMetric,
     check_lines,
 )
-from ziggurat.evaluate.splitting import Splitting, splitting
+from ziggurat.evaluate.tokenisation import Splitting, splitting
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"

@@ -20,7 +20,7 @@ import regex
 
 from ziggurat.config.modifiers import TYPO_KINDS
 from ziggurat.data.aligner import word_spans
-from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TAGS, TARGET, TYPOS, AlignedPair, inserted_noise
+from ziggurat.data.modifiers import MODIFIERS, PLACEHOLDERS, SOURCE, TAGS, TARGET, TYPOS, EditablePair, inserted_noise
 from ziggurat.evaluate.metrics import TestSet
 from ziggurat.evaluate.robustness import PerturbedScore, Robustness, judge
 from ziggurat.system.errors import ConfigError, printable
@@ -122,7 +122,7 @@ def _recased(modifier: str) -> Each:
 
     def change(case: Case, languages: tuple[str, str], random: Random) -> Case:
         def recased(text: str, side: int) -> str:
-            pair = AlignedPair(text, text)
+            pair = EditablePair(text, text)
             MODIFIERS[modifier](pair, None, random, 0, languages)
             return pair.texts[side]
 
@@ -136,7 +136,7 @@ def _recased(modifier: str) -> Each:
 def _typos(case: Case, languages: tuple[str, str], random: Random) -> Case:
     (source,) = case.inputs
     for _ in range(max(1, len(word_spans(source, "split")) // _WORDS_PER_TYPO)):
-        pair = AlignedPair(source, "")
+        pair = EditablePair(source, "")
         if (edit := TYPOS[random.choice(TYPO_KINDS)](source, random)) is not None:
             pair.edit(SOURCE, [edit])
         source = pair.texts[SOURCE]

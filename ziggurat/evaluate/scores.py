@@ -29,7 +29,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from ziggurat.config.languages import main_language
-from ziggurat.evaluate.splitting import INSTALLED_BY, splitting
+from ziggurat.evaluate.tokenisation import INSTALLED_BY, splitting
 from ziggurat.system.errors import ConfigError, DataError, printable
 
 Metric = Literal["bleu", "chrf", "ter"]
@@ -97,7 +97,7 @@ def evaluate(
         confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
         target_language: chooses BLEU's tokenizer for languages that need their own (zh, ja, ko).
         tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else by the references where
-            they are written without blanks (ziggurat.evaluate.splitting), else 13a.
+            they are written without blanks (ziggurat.evaluate.tokenisation), else 13a.
         lowercase: ignore case in BLEU and chrF (TER always does, as in the command).
         chrf_word_order: 2 gives chrF++.
 

@@ -82,7 +82,7 @@ class Unmatched:
 
 
 @dataclass(frozen=True)
-class Side:
+class VocabularySide:
     """The dictionary, segmenter and matrix of the source or the target."""
 
     name: str
@@ -93,7 +93,7 @@ class Side:
     tokenizer: Tokenizer
 
 
-def unmatched(source: Side, target: Side) -> list[Unmatched]:
+def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]:
     """Return what of the two sides' parts has no counterpart, once where it is the same on both."""
     given = [_given(side.tokenizer) for side in (source, target)]
     # Two segmenters may share one dictionary, and two dictionaries one segmenter.
@@ -121,7 +121,7 @@ def unmatched(source: Side, target: Side) -> list[Unmatched]:
     return [dataclasses.replace(one, what=f"{' and '.join(names)}: {one.what}") for one, names in found.items()]
 
 
-def _rows(side: Side) -> list[Unmatched]:
+def _rows(side: VocabularySide) -> list[Unmatched]:
     """Return the rows that no token has, and the tokens that share one."""
     first: dict[int, str] = {}
     shared = [token for token, row in side.ids.items() if first.setdefault(row, token) != token]
@@ -141,7 +141,7 @@ def _given(tokenizer: Tokenizer) -> frozenset[str]:
     return frozenset(model.id_to_piece(n) for n in range(len(model)) if not any(test(n) for test in tests))
 
 
-def _tokens(side: Side, tokenizer: SentencePieceTokenizer, pieces: frozenset[str]) -> list[Unmatched]:
+def _tokens(side: VocabularySide, tokenizer: SentencePieceTokenizer, pieces: frozenset[str]) -> list[Unmatched]:
     """Return the tokens of the dictionary that no text is segmented into, by `tokenizer` or the other side's."""
     own = {token for token, row in side.ids.items() if row in side.control} | tokenizer.tags.keys()
     counted = [token for token in side.ids if token not in own and not _RESERVED.fullmatch(token)]

@@ -31,7 +31,7 @@ from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
 from ziggurat.data.vocabulary import several_languages
 from ziggurat.evaluate.scores import evaluate, sacrebleu_metric
-from ziggurat.evaluate.splitting import splitting
+from ziggurat.evaluate.tokenisation import splitting
 from ziggurat.exchange.argos import PackageChoices
 from ziggurat.exchange.huggingface import MAX_NEW_TOKENS
 from ziggurat.exchange.plain import ExportedModel

@@ -23,7 +23,7 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.config.kinds import Sharing
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabulary
-from ziggurat.exchange.agreement import Side, Unmatched, language_tokens, unmatched
+from ziggurat.exchange.agreement import Unmatched, VocabularySide, language_tokens, unmatched
 from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
 from ziggurat.system.errors import ExportError, printable
 from ziggurat.system.small_files import JsonForm
@@ -148,7 +148,7 @@ class ForeignModel:
             control = dataclasses.asdict(self.control if side == "target" else self.source_control or self.control)
             # The encoder never reads the decoder's first input.
             control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
-            sides.append(Side(side, rows, ids, frozenset(control.values()), tokenizer))
+            sides.append(VocabularySide(side, rows, ids, frozenset(control.values()), tokenizer))
             largest = max(ids.values(), default=-1)
             reasons += [
                 f"{side}: the id of `{key}` is {number}, the matrix has rows 0 to {rows - 1:,}"

@@ -359,7 +359,7 @@ _LABELS = ("trains", "risky", "too early to tell", "will not train")  # best fir
 
 
 @dataclass(frozen=True)
-class Remedy:
+class DepthRemedy:
     """A change of a configuration.
 
     Attributes:
@@ -384,21 +384,21 @@ def _residual(kind: str, **others: Any) -> dict[str, Any]:
 _ONE_KIND: dict[str, Any] = {"residual": None, "ranges": [], "init": None}
 _DLCL = {**_ONE_KIND, "history": "dlcl"}
 
-REMEDIES: tuple[Remedy, ...] = (
-    Remedy("pre-norm", _residual("pre"), {}),
-    Remedy("pre-norm with DLCL (Wang et al. 2019)", _residual("pre", encoder=_DLCL, decoder=_DLCL), {}),
-    Remedy(
+REMEDIES: tuple[DepthRemedy, ...] = (
+    DepthRemedy("pre-norm", _residual("pre"), {}),
+    DepthRemedy("pre-norm with DLCL (Wang et al. 2019)", _residual("pre", encoder=_DLCL, decoder=_DLCL), {}),
+    DepthRemedy(
         "ADMIN with RAdam (Liu et al. 2020)",
         _residual("admin", init={"kind": "admin"}),
         {"optimiser": {"kind": "radam", "rectified_only": True}},
     ),
-    Remedy(
+    DepthRemedy(
         "DS-Init, exponent 1/2 (Zhang et al. 2019)",
         _residual("post", init={"kind": "depth_scaled", "exponent": 0.5}),
         {},
     ),
-    Remedy("DeepNorm (Wang et al. 2022)", _residual("deepnorm", init={"kind": "deepnorm"}), {}),
-    Remedy("a third of the learning rate", {}, {}, rate_factor=1 / 3),
+    DepthRemedy("DeepNorm (Wang et al. 2022)", _residual("deepnorm", init={"kind": "deepnorm"}), {}),
+    DepthRemedy("a third of the learning rate", {}, {}, rate_factor=1 / 3),
 )
 """Changes that can make deep models train. Data, sizes and the rest of the recipe stay as they are."""
 
@@ -413,12 +413,12 @@ class TriedRemedy:
         experiment: the changed configuration.
     """
 
-    remedy: Remedy
+    remedy: DepthRemedy
     verdict: Verdict
     experiment: Experiment
 
 
-def applied(remedy: Remedy, experiment: Experiment) -> Experiment | None:
+def applied(remedy: DepthRemedy, experiment: Experiment) -> Experiment | None:
     """Return `experiment` with a remedy; None where it already has it, or the two are not compatible."""
     if remedy.model and experiment.model.family != "transformer":
         return None  # residual kinds are the Transformer's; RNMT+ has none
@@ -434,7 +434,7 @@ def applied(remedy: Remedy, experiment: Experiment) -> Experiment | None:
     return None if changed == experiment else changed
 
 
-def _changes(experiment: Experiment) -> dict[str, tuple[Remedy, Experiment]]:
+def _changes(experiment: Experiment) -> dict[str, tuple[DepthRemedy, Experiment]]:
     """Return the remedies that can be applied to `experiment`, by name, each with the changed configuration."""
     found = {remedy.name: (remedy, applied(remedy, experiment)) for remedy in REMEDIES}
     return {name: (remedy, changed) for name, (remedy, changed) in found.items() if changed is not None}

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ziggurat.config import TrainingConfig
-from ziggurat.config.pruning import LeftOut, unprunable
+from ziggurat.config.layers import LeftOut, unprunable
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch
 from ziggurat.evaluate.scores import evaluate

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ziggurat.config import Experiment
 from ziggurat.config.growth import CopyStrategy, block_layers, first_unlike, unreachable
+from ziggurat.config.layers import LeftOut, layers_left, pruned_config
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.pruning import LeftOut, layers_left, pruned_config
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import AnyDecoderLayer, Decoder, Encoder, EncoderLayer
 from ziggurat.system.errors import ConfigError

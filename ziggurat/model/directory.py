@@ -27,8 +27,8 @@ from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.experiment import without_lora
+from ziggurat.config.layers import LeftOut
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.pruning import LeftOut
 from ziggurat.data.subword import Tokenizer, copy_tokenizers, load_tokenizers, same_vocabulary
 from ziggurat.model.build import assemble
 from ziggurat.model.depth import at_depth, prune, pruned_experiment
@@ -286,7 +286,7 @@ def open_model(
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first that is there,
             where an average that is worse than `best` on the dev set comes last.
         device: where to put the model; see ziggurat.model.directory.usable_device.
-        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.pruning).
+        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.config.layers).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
     a device that cannot be used, layers that cannot be left out.

@@ -22,7 +22,7 @@ from ziggurat.serve.config import LimitsConfig
 from ziggurat.serve.pool import Model, ModelPool
 from ziggurat.serve.requests import Refused
 from ziggurat.serve.text.glossary import Tally
-from ziggurat.serve.text.markup import Rules, html, xml
+from ziggurat.serve.text.markup import MarkupRules, html, xml
 from ziggurat.serve.text.paragraphs import AlignedText, aligned_text, sentence_count
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.splitting import sentencex_splitter
@@ -78,7 +78,7 @@ class Detector:
         return next((code, share) for code, share in ranks if code != target or share >= _SURE)
 
 
-def work_of(text: str, options: Options, markup: Rules | None, *, lines: bool) -> SentenceRequests[AlignedText]:
+def work_of(text: str, options: Options, markup: MarkupRules | None, *, lines: bool) -> SentenceRequests[AlignedText]:
     """Return the work of translating a text; of markup the result has no sentences."""
     if markup is None:
         outcome: Result[AlignedText] = yield from aligned_text(text, options, lines=lines)
@@ -242,7 +242,7 @@ class Translations:
         target: str,
         client: str,
         options: TranslateOptions = PLAIN,
-        markup: Rules | None = None,
+        markup: MarkupRules | None = None,
         split: Split = "lines",
         model: Model | None = None,
     ) -> list[TextTranslation]:

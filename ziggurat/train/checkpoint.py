@@ -65,7 +65,7 @@ from ziggurat.model.run_folder import (
 from ziggurat.model.tensors import read_tensors, write_tensors
 from ziggurat.system.errors import CheckpointError, DataError, MachineError, Problem, Remedy, refuse_passing
 from ziggurat.system.staging import Staging, staged
-from ziggurat.train.processes import Processes
+from ziggurat.train.distributed import Processes
 
 
 @dataclass
@@ -363,7 +363,7 @@ def same_for_all(
     """Return, in every process, the checkpoint that `find` returns in the first one; the others `read` it.
 
     If each called `find`, two machines could choose differently when one of them cannot read a file. Raises
-    CheckpointError when this process cannot read it, and the errors of `find` (ziggurat.train.processes.first_does).
+    CheckpointError when this process cannot read it, and the errors of `find` (ziggurat.train.distributed.first_does).
     """
     found: list[Checkpoint | None] = []
     processes.first_does(lambda: found.append(find()))

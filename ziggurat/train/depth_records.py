@@ -29,8 +29,8 @@ from ziggurat.train.diagnosis.measures import Snapshot
 from ziggurat.train.diagnosis.probe import Loss, mean_gradient_norm, measure
 from ziggurat.train.diagnosis.records import DEPTH_FILE, Record, cut_records, heat_maps, read_records, scalars
 from ziggurat.train.learner import Learner
-from ziggurat.train.metrics import MetricsWriter, RunLog
 from ziggurat.train.objective import probe_loss, profile_batches
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.update import UpdateResult
 
 _IMAGES_GROWTH = 1.1

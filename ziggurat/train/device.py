@@ -28,7 +28,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
 from ziggurat.system.errors import out_of_memory, printable
-from ziggurat.train.processes import Processes
+from ziggurat.train.distributed import Processes
 
 # Work that runs out of memory.
 

@@ -50,10 +50,10 @@ from ziggurat.system.errors import ConfigError, TrainingError
 from ziggurat.system.files import made_by
 from ziggurat.train.checkpoint import Checkpoint, RunProgress
 from ziggurat.train.device import Shortage
+from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import GraphedPasses, as_trained, profile_admin
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.processes import Processes
 from ziggurat.train.schedule import updates_at_peak
 from ziggurat.train.update import Parallel, Replicated, UpdateSize
 

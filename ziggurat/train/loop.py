@@ -21,12 +21,12 @@ from ziggurat.train.average import average_ended, remove_average
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthProbe, DepthReporter
 from ziggurat.train.device import to_device
+from ziggurat.train.distributed import joined, lost
 from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
-from ziggurat.train.metrics import MetricsWriter, RunLog
-from ziggurat.train.processes import joined, lost
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
 from ziggurat.train.recovery import Recovery, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
+from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on, next_rate
 from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.freezing import Frozen
+from ziggurat.config.layers import Frozen
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.batching import CorpusMix
@@ -45,12 +45,12 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.model.attention.cache import KeptWeights
 from ziggurat.model.build import stack_residuals
+from ziggurat.model.counts import bare_model
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.fast.precision import maps_of, training_precision
 from ziggurat.model.fast.quantised import quantise
 from ziggurat.model.init import profile_omega
-from ziggurat.model.inspection import bare_model
 from ziggurat.model.low_rank import adapt
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq

@@ -30,8 +30,8 @@ from ziggurat.train.checkpoint import Checkpoint, RunProgress, load_checkpoint, 
 from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.diagnosis.gradients import eagerly
 from ziggurat.train.learner import Learner
-from ziggurat.train.metrics import RunLog
 from ziggurat.train.objective import Objective, add_gradients
+from ziggurat.train.run_log import RunLog
 from ziggurat.train.update import AdaptiveClipper, Guard, UpdateResult
 
 

@@ -44,7 +44,7 @@ from ziggurat.system.files import write_atomically, write_checksums
 from ziggurat.system.small_files import read_json
 from ziggurat.system.staging import building
 from ziggurat.system.yaml_text import changed, shown
-from ziggurat.train.processes import Processes
+from ziggurat.train.distributed import Processes
 from ziggurat.train.saving import clear_leftovers
 from ziggurat.train.trackers import refuse_other_experiment
 

@@ -44,9 +44,9 @@ from ziggurat.model.tensors import local
 from ziggurat.system.errors import CheckpointError, DataError, MachineError
 from ziggurat.system.staging import discard, sweep, tidy
 from ziggurat.train.checkpoint import Checkpoint, RunProgress, read_progress, save_checkpoint
+from ziggurat.train.distributed import Processes
 from ziggurat.train.learner import Learner
-from ziggurat.train.metrics import RunLog
-from ziggurat.train.processes import Processes
+from ziggurat.train.run_log import RunLog
 
 
 def prune(run: Path, progress: RunProgress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:

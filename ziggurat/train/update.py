@@ -27,10 +27,10 @@ from ziggurat.data.loader import Batch
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import is_cut_up, weights, whole
 from ziggurat.train.device import MemoryGuard, Shortage
+from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import Objective, add_gradients, with_layer_drop
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.processes import Processes
 
 
 class UpdateSize(NamedTuple):

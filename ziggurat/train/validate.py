@@ -28,13 +28,13 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.loader import fixed_batches
 from ziggurat.evaluate.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
-from ziggurat.evaluate.splitting import splitting
+from ziggurat.evaluate.tokenisation import splitting
 from ziggurat.model.run_folder import checkpoint_name
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError
 from ziggurat.train.checkpoint import RunProgress
+from ziggurat.train.distributed import Processes
 from ziggurat.train.objective import autocast, batch_loss
-from ziggurat.train.processes import Processes
 from ziggurat.translate.results import TranslationWarning, translate_tagged
 from ziggurat.translate.translator import Translator
 

@@ -78,7 +78,7 @@ class Call(NamedTuple):
         return {"max_batch_size": self.decoding.batch_tokens, "batch_type": "tokens", "max_input_length": 0}
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """One result of the search.
 
     Attributes:
@@ -112,7 +112,7 @@ def opened(ctranslate2: Any, path: str | Path, device: str, workers: int, thread
         raise CheckpointError(f"{path}: CTranslate2 cannot open it: {error}") from None
 
 
-def heads_of(pieces: Sequence[Found], call: Call) -> list[list[str]]:
+def heads_of(pieces: Sequence[SearchResult], call: Call) -> list[list[str]]:
     """Return the prefix with each of the next pieces that may follow it, which begin the words to choose from.
 
     Raises DataError where a whole word cannot be followed by any.
@@ -124,9 +124,9 @@ def heads_of(pieces: Sequence[Found], call: Call) -> list[list[str]]:
     return found[: _HEADS * call.decoding.n_best]
 
 
-def by_next_word(found: Sequence[list[Found]], call: Call, limit: int) -> list[Found]:
+def by_next_word(found: Sequence[list[SearchResult]], call: Call, limit: int) -> list[SearchResult]:
     """Return the best results whose words after the prefix differ; those of more than `limit` pieces are cut there."""
-    words: dict[tuple[str, ...], Found] = {}
+    words: dict[tuple[str, ...], SearchResult] = {}
     for each in (results[0] for results in found):
         ended = each.ended and len(each.pieces) <= limit
         word = first_word(each.pieces[len(call.forced) :])
@@ -134,11 +134,11 @@ def by_next_word(found: Sequence[list[Found]], call: Call, limit: int) -> list[F
     return list(words.values())[: call.decoding.n_best]
 
 
-def found_of(results: Sequence[Any], eos: str) -> list[list[Found]]:
+def found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
     """Return CTranslate2's results of each source; `eos` is the piece that ends a translation."""
     return [
         [
-            Found(pieces[:-1] if ended else pieces, score, ended)
+            SearchResult(pieces[:-1] if ended else pieces, score, ended)
             for pieces, score in zip(result.hypotheses, result.scores, strict=True)
             for ended in [pieces[-1:] == [eos]]
         ]
@@ -147,7 +147,7 @@ def found_of(results: Sequence[Any], eos: str) -> list[list[Found]]:
 
 
 def hypothesis_of(
-    found: Found, text: str, alpha: float, token_scores: Sequence[float], alignment: Alignment | None
+    found: SearchResult, text: str, alpha: float, token_scores: Sequence[float], alignment: Alignment | None
 ) -> Hypothesis:
     """Return a result as a hypothesis; `alpha` is the exponent of the length penalty."""
     length = max(1, len(found.pieces) + found.ended)
@@ -369,10 +369,10 @@ class CTranslate2Translator:
                 found[number] = results
         return self._hypotheses(sources, found, call)
 
-    def _within(self, limit: int, sources: list[list[str]], call: Call) -> list[list[Found]]:
+    def _within(self, limit: int, sources: list[list[str]], call: Call) -> list[list[SearchResult]]:
         """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
         # More results than could end within the limit, so that no translation that ends is lost behind those cut.
-        decoding, found = call.decoding, list[list[Found]]()
+        decoding, found = call.decoding, list[list[SearchResult]]()
         everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
         for source, results in zip(sources, self._run(sources, limit + 1, call, everything), strict=True):
             ended = [result for result in results if result.ended][: decoding.n_best]
@@ -391,7 +391,7 @@ class CTranslate2Translator:
         heads: list[list[str]] | None = None,
         *,
         alternatives: bool = False,
-    ) -> list[list[Found]]:
+    ) -> list[list[SearchResult]]:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence.
 
         Each begins with its head, or all with the prefix. `alternatives` differ in the piece after that.
@@ -418,7 +418,9 @@ class CTranslate2Translator:
         )
         return found_of(results, self._eos)
 
-    def _hypotheses(self, sources: list[list[str]], found: list[list[Found]], call: Call) -> list[list[Hypothesis]]:
+    def _hypotheses(
+        self, sources: list[list[str]], found: list[list[SearchResult]], call: Call
+    ) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
         alpha = call.decoding.length_penalty.alpha if call.decoding.length_penalty.kind != "none" else 0.0
         pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]

@@ -276,7 +276,7 @@ def load_translator(
         path: folder of a run or a model, or a list of them: an ensemble, with the decoding settings of the first.
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.model.directory.open_model.
-        without_layers: layers to leave out of a single model, such as `encoder.5,decoder.3` (ziggurat.config.pruning).
+        without_layers: layers to leave out of a single model, such as `encoder.5,decoder.3` (ziggurat.config.layers).
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 

@@ -15,7 +15,7 @@ from tests.corpora.fetch import server as behaving
 from tests.corpora.fetch.material import PAIRS, packed_tar, packed_zip, serve
 from tests.corpora.fetch.server import Server
 from ziggurat.cli import main
-from ziggurat.corpora.fetch import corpus as corpus_module
+from ziggurat.corpora.fetch import pairs as corpus_module
 from ziggurat.data.inputs import write_origin
 from ziggurat.system.compressed import byte_stream
 

@@ -9,9 +9,9 @@ import pytest
 
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names
-from ziggurat.corpora.fetch.corpus import tasks_of_config
 from ziggurat.corpora.fetch.downloads import Downloads, place_of
 from ziggurat.corpora.fetch.indexes import Names
+from ziggurat.corpora.fetch.pairs import tasks_of_config
 from ziggurat.corpora.fetch.registry import any_pair, fitting_pairs, load_registry
 from ziggurat.system.errors import ConfigError
 

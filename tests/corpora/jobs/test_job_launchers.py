@@ -18,9 +18,9 @@ import pytest
 
 from tests.killing import tree
 from ziggurat.corpora.jobs import launchers
+from ziggurat.corpora.jobs.job import JobOutcome, Work, fix_plan
 from ziggurat.corpora.jobs.launchers import Shard, processes, ray_actors
-from ziggurat.corpora.jobs.run import JobOutcome, Work, fix_plan
-from ziggurat.corpora.jobs.tasks import Line, Merged, run_text_job
+from ziggurat.corpora.jobs.tasks import LineWithInputs, Merged, run_text_job
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
 
@@ -215,7 +215,7 @@ def job(
     watch = InputWatch()
     settings = {"inputs": [] if text is None else watch.fingerprint(text)}
     plan = fix_plan(folder, "turn", settings, watch, 2, lambda: len(LINES))
-    return run_text_job(plan, task, lambda: map(Line, found), lambda results: b"".join(results), work)
+    return run_text_job(plan, task, lambda: map(LineWithInputs, found), lambda results: b"".join(results), work)
 
 
 def test_of_two_jobs_that_begin_in_one_new_folder_the_first_plan_stands(
@@ -243,7 +243,7 @@ class Turned:
     def __init__(self, **deaths: int) -> None:
         self.left = Counter({int(name[4:]): count for name, count in deaths.items()})
 
-    def __call__(self, lines: Sequence[Line], first: int) -> tuple[list[str], dict[str, int]]:
+    def __call__(self, lines: Sequence[LineWithInputs], first: int) -> tuple[list[str], dict[str, int]]:
         self.left[first] -= 1
         if self.left[first] >= 0:
             raise Died

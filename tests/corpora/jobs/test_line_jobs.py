@@ -17,8 +17,7 @@ from tests.cli.conftest import Ziggurat
 from tests.killing import tree
 from ziggurat.cli import alignment, jobs
 from ziggurat.corpora.jobs.launchers import StageFiles
-from ziggurat.corpora.jobs.models import Identified, ModelChoice, opened
-from ziggurat.corpora.jobs.tasks import Line, Translating
+from ziggurat.corpora.jobs.tasks import Identified, LineWithInputs, ModelChoice, Translating, opened
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.store_checks import differences
 from ziggurat.model.directory import usable_device
@@ -251,7 +250,7 @@ def test_lines_are_numbered_through_all_shards(trained: Path) -> None:
     """Samples are drawn, and n-best lists numbered, by the number of the line in the whole input."""
     settings = {"search": "sample", "n_best": 2, "beam_size": 2, "seed": 3, "max_length": {"limit": 6}, "min_length": 0}
     task = Translating(ModelChoice((str(trained),), device="cpu", decoding=settings).identified().choice)
-    lines = [Line("Su divusim."), Line("Ne gokun."), Line("Su divusim.")]
+    lines = [LineWithInputs("Su divusim."), LineWithInputs("Ne gokun."), LineWithInputs("Su divusim.")]
     whole, last = task(lines, 40)[0], task(lines[2:], 42)[0]
     assert last == whole[2:]
     assert [result.split()[0] for result in whole] == ["41", "42", "43"]

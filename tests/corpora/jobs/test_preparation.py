@@ -25,9 +25,9 @@ from tests.cli.conftest import Ziggurat, tiny_config
 from tests.killing import tree
 from ziggurat.config import Experiment, dump
 from ziggurat.config.data import DataConfig
+from ziggurat.corpora.jobs.job import Work
 from ziggurat.corpora.jobs.launchers import StageFiles
 from ziggurat.corpora.jobs.preparation import prepare_job
-from ziggurat.corpora.jobs.run import Work
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes

@@ -22,11 +22,11 @@ from tests.corpora.synthesis.conftest import reverse as reverse
 from tests.killing import tree
 from ziggurat.config.data import DataConfig
 from ziggurat.corpora.jobs import launchers
+from ziggurat.corpora.jobs.job import Work
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, ray_actors
 from ziggurat.corpora.jobs.preparation import prepare_job
-from ziggurat.corpora.jobs.run import Work
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob, back_translate
 from ziggurat.corpora.synthesis.lines import PairFilter
-from ziggurat.corpora.synthesis.run import BackTranslationJob, back_translate
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 from ziggurat.system.errors import ConfigError, DataError

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from tests.corpora.pipeline.conftest import parsed, whole
-from ziggurat.corpora.jobs.run import JobOutcome
+from ziggurat.corpora.jobs.job import JobOutcome
 from ziggurat.corpora.pipeline import synthesis
 from ziggurat.corpora.pipeline import synthesis as dropped
 from ziggurat.corpora.pipeline.context import PipelineContext
 from ziggurat.corpora.pipeline.evaluation import _notices
 from ziggurat.corpora.pipeline.steps import steps_of
 from ziggurat.corpora.pipeline.synthesis import drop_warning, share_beyond
+from ziggurat.corpora.synthesis.backtranslation import Report
 from ziggurat.corpora.synthesis.lines import PairFilter
-from ziggurat.corpora.synthesis.run import Report
 
 
 class Words:

@@ -42,7 +42,7 @@ def test_a_checkpoint_of_a_growing_run_is_as_deep_as_its_weights(
     def inspected(experiment: Experiment, folder: Path) -> SimpleNamespace:
         return SimpleNamespace(parameters=experiment.model.encoder.layers)
 
-    monkeypatch.setattr("ziggurat.model.inspection.inspect_experiment", inspected)
+    monkeypatch.setattr("ziggurat.model.counts.inspect_experiment", inspected)
     unwanted: dict[str, Any] = dict.fromkeys((*OTHERS, "monolingual", "evaluation"))
     found = context(whole(teacher={"existing": str(run / "last")}, **unwanted))
     (row,) = _models(found)

@@ -16,8 +16,8 @@ from ziggurat.config.load import dump, parse_as
 from ziggurat.config.pipeline import MODELS, BitextConfig, PipelineConfig
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.recipes import load_named
-from ziggurat.corpora.jobs.models import job_decoding
-from ziggurat.corpora.jobs.run import JobOutcome
+from ziggurat.corpora.jobs.job import JobOutcome
+from ziggurat.corpora.jobs.tasks import job_decoding
 from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext
 from ziggurat.corpora.pipeline.demo_data import EMBEDDED, embedded_text
 from ziggurat.corpora.pipeline.models import (
@@ -28,7 +28,7 @@ from ziggurat.corpora.pipeline.models import (
     shipped,
 )
 from ziggurat.corpora.pipeline.steps import pipeline_of, steps_of
-from ziggurat.corpora.synthesis.run import BackTranslationJob
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.model.tensors import write_tensors

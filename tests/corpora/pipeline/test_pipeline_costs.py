@@ -163,7 +163,7 @@ def test_translating_with_a_model_that_is_there_is_estimated_by_its_own_configur
     told: list[Any] = []
     monkeypatch.setattr("ziggurat.inspect.cost.estimate_cost", lambda *given: told.append(given) or cost)
     monkeypatch.setattr(
-        "ziggurat.model.inspection.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
+        "ziggurat.model.counts.vocabulary_sizes", lambda data, folder: SimpleNamespace(source=5, target=6)
     )
     monkeypatch.setattr("ziggurat.model.directory.locate_weights", lambda path: (path / "model.safetensors", path))
     existing = {"teacher": place / "run"}

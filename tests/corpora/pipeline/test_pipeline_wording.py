@@ -6,8 +6,7 @@ import pytest
 
 from tests.corpora.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.pipeline import ModelName
-from ziggurat.corpora.pipeline.context import Corpora, PipelineContext
-from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names, with_way_out
+from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, errors_renamed, pipeline_names, with_way_out
 from ziggurat.system.errors import DataError, Problem, Remedy
 
 

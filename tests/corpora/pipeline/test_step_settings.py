@@ -12,15 +12,15 @@ import pytest
 from tests.corpora.pipeline.conftest import parsed, whole
 from tests.small import merged
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText
+from ziggurat.corpora.jobs.job import JobOutcome, Work
 from ziggurat.corpora.jobs.launchers import processes, ray_actors
-from ziggurat.corpora.jobs.run import JobOutcome, Work
 from ziggurat.corpora.pipeline.context import ExecutionOptions, PipelineContext, Progress
 from ziggurat.corpora.pipeline.staleness import settings_changed
 from ziggurat.corpora.pipeline.step import Step
 from ziggurat.corpora.pipeline.steps import steps_of
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob
 from ziggurat.corpora.synthesis.lines import PairFilter
-from ziggurat.corpora.synthesis.run import BackTranslationJob
 from ziggurat.exchange.argos import PackageChoices
 from ziggurat.exchange.exporter import Gate
 from ziggurat.system.errors import ConfigError, DataError

@@ -14,10 +14,11 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from ziggurat.corpora.jobs import launchers, models
-from ziggurat.corpora.jobs.run import JobOutcome, Work
+from ziggurat.corpora.jobs import launchers
+from ziggurat.corpora.jobs import tasks as models
+from ziggurat.corpora.jobs.job import JobOutcome, Work
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob, Report, back_translate
 from ziggurat.corpora.synthesis.lines import PairFilter
-from ziggurat.corpora.synthesis.run import BackTranslationJob, Report, back_translate
 from ziggurat.data.babel import generate
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.system import files

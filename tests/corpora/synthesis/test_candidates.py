@@ -14,9 +14,9 @@ from tests.cli.conftest import ziggurat as ziggurat
 from tests.corpora.synthesis.conftest import BackTranslate, MakeJob, StandIn
 from ziggurat.config import DecodingConfig
 from ziggurat.config.pipeline_models import Method
-from ziggurat.corpora.jobs import models
-from ziggurat.corpora.jobs.models import job_decoding
-from ziggurat.corpora.synthesis.run import METHODS, BackTranslationJob
+from ziggurat.corpora.jobs import tasks as models
+from ziggurat.corpora.jobs.tasks import job_decoding
+from ziggurat.corpora.synthesis.backtranslation import METHODS, BackTranslationJob
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.results import Hypothesis, Translation
 

@@ -15,9 +15,9 @@ from tests.cli.conftest import Ziggurat
 from tests.cli.conftest import ziggurat as ziggurat
 from tests.corpora.synthesis.conftest import tree
 from ziggurat.corpora.jobs import launchers
-from ziggurat.corpora.jobs.run import JobOutcome, Work
+from ziggurat.corpora.jobs.job import JobOutcome, Work
+from ziggurat.corpora.synthesis.backtranslation import Report
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
-from ziggurat.corpora.synthesis.run import Report
 from ziggurat.data.babel import generate
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.translator import Translator, load_translator

@@ -15,10 +15,10 @@ from tests.exchange.examples import SENTENCES
 from tests.exchange.test_argos import model_directory
 from tests.vocabulary import trained_tokenizer
 from ziggurat.corpora.jobs import launchers
-from ziggurat.corpora.jobs.run import Work
+from ziggurat.corpora.jobs.job import Work
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
 from ziggurat.corpora.synthesis.lines import PairFilter
-from ziggurat.corpora.synthesis.run import BackTranslationJob
 from ziggurat.exchange.exporter import compare, search_settings
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.results import TranslationWarning

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.corpora.synthesis.run import FILLER, add_noise
+from ziggurat.corpora.synthesis.backtranslation import FILLER, add_noise
 
 
 def by_definition(text: str, seed: int, line: int) -> str:

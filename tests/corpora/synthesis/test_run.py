@@ -16,8 +16,8 @@ import pytest
 
 from tests.corpora.synthesis.conftest import BackTranslate, MakeJob, back_translated, tree
 from ziggurat.corpora.jobs import launchers
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob, add_noise
 from ziggurat.corpora.synthesis.lines import PairFilter, count_lines
-from ziggurat.corpora.synthesis.run import BackTranslationJob, add_noise
 from ziggurat.exchange.exporter import export_model
 from ziggurat.system import files
 from ziggurat.system.errors import ConfigError, DataError

@@ -21,7 +21,7 @@ from tests.cli.conftest import Ziggurat
 from tests.cli.conftest import ziggurat as ziggurat
 from tests.conftest import tiny_experiment
 from tests.corpora.synthesis.conftest import here, tree
-from ziggurat.corpora.jobs import launchers, run
+from ziggurat.corpora.jobs import job, launchers
 from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
@@ -136,13 +136,13 @@ def test_text_in_the_language_that_the_model_writes_is_noticed(
 def test_a_signal_is_its_exit_status(
     ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = run.cut
+    cut = job.cut
 
     def signalled(*arguments: Any) -> Iterator[Any]:
         os.kill(os.getpid(), signal.SIGTERM)
         yield from cut(*arguments)
 
-    monkeypatch.setattr(run, "cut", signalled)
+    monkeypatch.setattr(job, "cut", signalled)
     status, printed, errors = ziggurat("backtranslate", reverse, "-i", mono, "-o", tmp_path / "bt", *COMMON)
     assert (status, printed) == (143, "")
     assert "stopped; run the same command to continue" in errors

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.inspect.browser import opened
 from tests.serve.text.fakes import Translate, identity, permuting, steps, swapped, upper
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, html, xml
+from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, MarkupRules, html, xml
 from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
 from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.serve.text.tokens import html_tokens
@@ -340,7 +340,7 @@ def upper_all(sentences: list[str]) -> list[SentenceTranslation]:
 
 def test_in_xml_only_end_tags_end_elements() -> None:
     text = f'<x><p {NO[:-3]}="no">keep<p>keep</p>keep</p><p>TEXT</p></x>'
-    rules = Rules(inline=frozenset(), xml=True)
+    rules = MarkupRules(inline=frozenset(), xml=True)
     assert run(xml(text.replace("TEXT", "text"), OPTIONS, rules), upper).value == text
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ziggurat.config.freezing import freeze_refused
 from ziggurat.config.growth import growth_refused
+from ziggurat.config.layers import freeze_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.system.errors import Problem
 

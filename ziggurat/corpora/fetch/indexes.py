@@ -28,7 +28,7 @@ _SACREBLEU = {
 _SACREBLEU_LICENCE = "that of the shared task; WMT gives its test sets for research; to be checked"
 
 
-class Listed(NamedTuple):
+class IndexEntry(NamedTuple):
     """One corpus in a list."""
 
     name: str
@@ -92,7 +92,7 @@ class Names:
         return found[0].name
 
 
-def opus_listed(downloads: Downloads, first: str, second: str, corpus: str | None = None) -> list[Listed]:
+def opus_listed(downloads: Downloads, first: str, second: str, corpus: str | None = None) -> list[IndexEntry]:
     """Return the newest corpora of OPUS for two languages, the largest first. Raises DataError."""
     source, target = sorted((first, second))
     asked = {"source": source, "target": target, "preprocessing": "moses", "version": "latest"}
@@ -102,7 +102,7 @@ def opus_listed(downloads: Downloads, first: str, second: str, corpus: str | Non
     answer = parse_json(downloads.get_small(url), url, remedy="the OPUS API may have changed; name the version in full")
     found = shaped(answer, _OpusAnswer, url, remedy="the OPUS API may have changed; name the version in full").corpora
     return [
-        Listed(
+        IndexEntry(
             f"opus/{one.corpus}/{one.version}/{one.source}-{one.target}",
             f"OPUS {one.corpus} {one.version}",
             one.size << 10,
@@ -113,7 +113,7 @@ def opus_listed(downloads: Downloads, first: str, second: str, corpus: str | Non
     ]
 
 
-def sacrebleu_listed(words: Sequence[str]) -> Iterator[Listed]:
+def sacrebleu_listed(words: Sequence[str]) -> Iterator[IndexEntry]:
     """Yield the test sets of sacreBLEU that have all `words` in name or description, or as pairs of languages."""
     from sacrebleu.dataset import DATASETS
 
@@ -125,7 +125,7 @@ def sacrebleu_listed(words: Sequence[str]) -> Iterator[Listed]:
         if all(word in pairs or word.casefold() in text for word in words):
             title = str(known.description) if pairs else f"{known.description} Pairs: {' '.join(known.langpairs)}"
             for pair in pairs or ["{a}-{b}"]:
-                yield Listed(f"sacrebleu/{name}/{pair}", title, None, None, _SACREBLEU_LICENCE)
+                yield IndexEntry(f"sacrebleu/{name}/{pair}", title, None, None, _SACREBLEU_LICENCE)
 
 
 def _sacrebleu(rest: str) -> RegisteredCorpus:

@@ -93,7 +93,7 @@ class Manifest:
     Attributes:
         stage: name of the stage.
         shard: number of the shard.
-        plan: fingerprint of the plan (ziggurat.corpora.jobs.run).
+        plan: fingerprint of the plan (ziggurat.corpora.jobs.job).
         output: checksum of the file.
         bytes: size of the file.
         read: items of the shard, or their weight.

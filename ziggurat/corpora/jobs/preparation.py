@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ziggurat.config.data import DataConfig
+from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles, cut
-from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, at_work, do_shards, fix_plan, made_once
 from ziggurat.data.aligner import Link, read_aligner
 from ziggurat.data.cleaning.comparisons import Comparisons
 from ziggurat.data.cleaning.filters import Mask
@@ -68,7 +68,7 @@ def prepare_job(
         progress: called with (phase, done, total or None).
         shard_pairs: least pairs of a shard.
 
-    Raises as `prepare` and ziggurat.corpora.jobs.run.run_job.
+    Raises as `prepare` and ziggurat.corpora.jobs.job.run_job.
     """
     inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()

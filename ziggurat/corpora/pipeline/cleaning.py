@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.pipeline import HoldOutConfig
-from ziggurat.corpora.pipeline.context import PipelineContext, Progress, write_sides
+from ziggurat.corpora.pipeline.context import PipelineContext, Progress, errors_renamed, pipeline_names, write_sides
 from ziggurat.corpora.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
 from ziggurat.corpora.pipeline.costs import CorpusSizes, cleaning
 from ziggurat.corpora.pipeline.step import Expected, Step, joined, settings_of, write_document
-from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names
 from ziggurat.data.cleaning.cleaner import Scorers, cleaner_of, cleaners_of
 from ziggurat.data.cleaning.comparisons import MANY, Comparisons, overlap_notices
 from ziggurat.data.cleaning.held_out import NOTHING, HeldOut, side_hashes

@@ -14,7 +14,7 @@ from ziggurat.config.data import CorpusConfig
 from ziggurat.config.languages import main_language
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText, TestSetConfig
 from ziggurat.corpora.pipeline.context import PipelineContext, Progress, slug, write_side, write_sides
-from ziggurat.corpora.pipeline.step import Settings, Step, settings_of, write_document
+from ziggurat.corpora.pipeline.step import Step, StepSettings, settings_of, write_document
 from ziggurat.corpora.synthesis.lines import Line, readable_lines
 from ziggurat.data.cleaning.filters import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
@@ -106,9 +106,9 @@ class FetchStep(Step):
 
     def work(self, folder: Path) -> None:
         """Fetch what is not there yet."""
-        from ziggurat.corpora.fetch.corpus import run_task, task_of_name
         from ziggurat.corpora.fetch.downloads import Downloads, default_folder
         from ziggurat.corpora.fetch.indexes import Names
+        from ziggurat.corpora.fetch.pairs import run_task, task_of_name
         from ziggurat.corpora.fetch.registry import load_registry
         from ziggurat.corpora.fetch.transfer import Network
 
@@ -229,7 +229,7 @@ class SetsStep(Step):
                 raise DataError(f"{key}: no sentence pairs in {reader.described()}")
 
 
-def text_settings(corpus: BitextCorpus) -> Settings:
+def text_settings(corpus: BitextCorpus) -> StepSettings:
     """Return what a corpus's text, or what cleaning leaves of it, depends on besides its files."""
     return settings_of(corpus, exclude=dict.fromkeys(_NOT_OF_TEXT, True) | {"scores": {"__all__": {"path"}}})
 

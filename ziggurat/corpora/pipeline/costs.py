@@ -24,10 +24,9 @@ from ziggurat.config.data import FilterConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import BACK_TRANSLATION, BITEXT, ModelName, MonolingualText
 from ziggurat.config.rules.doubtful import warm_up_notice
-from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext
+from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext, errors_renamed, pipeline_names
 from ziggurat.corpora.pipeline.corpora import fetched_files, resolved
 from ziggurat.corpora.pipeline.step import Expected, StepProgress, read_document
-from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names
 from ziggurat.data.readers import CorpusReader
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import CheckpointError, ZigguratError
@@ -214,7 +213,7 @@ class Costs:
     def of(self, name: ModelName) -> Cost:
         """Return the cost of training a model, on this machine; of one that is there, as if it were trained here."""
         from ziggurat.inspect.cost import estimate_cost
-        from ziggurat.model.inspection import vocabulary_sizes
+        from ziggurat.model.counts import vocabulary_sizes
 
         if name not in self._known:
             # The teacher's vocabulary may not be there yet, but what it will be is known.
@@ -338,7 +337,7 @@ def updates_done(run: Path) -> tuple[int, float]:
 
 def lines_done(job: Path, stage: str, noun: str) -> StepProgress | None:
     """Return the share of a job's lines whose shards are through its last stage; None where it has no plan yet."""
-    from ziggurat.corpora.jobs.run import PLAN_FILE
+    from ziggurat.corpora.jobs.job import PLAN_FILE
 
     plan = read_document(job / PLAN_FILE)
     try:

@@ -409,7 +409,7 @@ def _licences(context: PipelineContext, name: str | None) -> dict[str, str]:
 
 
 def _models(context: PipelineContext) -> list[ModelRow]:
-    from ziggurat.model.inspection import inspect_experiment
+    from ziggurat.model.counts import inspect_experiment
 
     rows = []
     for name in MODELS:

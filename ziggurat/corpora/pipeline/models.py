@@ -18,7 +18,7 @@ from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment
 from ziggurat.config.pipeline import BITEXT, MODELS, ModelName
-from ziggurat.config.pipeline_models import ExportTarget, ShortlistConfig, TrainedConfig
+from ziggurat.config.pipeline_models import ShortlistConfig, TargetConfig, TrainedConfig
 from ziggurat.corpora.pipeline.context import Corpora, PipelineContext
 from ziggurat.corpora.pipeline.step import Step, settings_of
 from ziggurat.data.subword import load_tokenizers
@@ -315,7 +315,7 @@ class ShortlistStep(Step):
 class ExportStep(Step):
     """The step that writes the final model for another toolkit, `to`, and compares it with the model."""
 
-    def __init__(self, context: PipelineContext, to: str, target: ExportTarget) -> None:
+    def __init__(self, context: PipelineContext, to: str, target: TargetConfig) -> None:
         self._context, self._to, self._target = context, to, target
         self._model, self._folder, of_final = final_model(context)
         self._dev, of_dev = _of_dev(context)

@@ -127,7 +127,7 @@ class Step:
         return None
 
 
-class Settings(dict[str, Any]):
+class StepSettings(dict[str, Any]):
     """All settings by key, and which of them are not the default.
 
     Args:
@@ -140,15 +140,15 @@ class Settings(dict[str, Any]):
         self.given = given
 
 
-def settings_of(section: Section, *, include: Any = None, exclude: Any = None) -> Settings:
+def settings_of(section: Section, *, include: Any = None, exclude: Any = None) -> StepSettings:
     """Return the settings of a section, or of the keys that are chosen as by pydantic's `model_dump`."""
     dumped = partial(section.model_dump, mode="json", include=include, exclude=exclude)
-    return Settings(dumped(), dumped(exclude_defaults=True))
+    return StepSettings(dumped(), dumped(exclude_defaults=True))
 
 
-def joined(*parts: Mapping[str, Any]) -> Settings:
+def joined(*parts: Mapping[str, Any]) -> StepSettings:
     """Return the settings of several parts together; what is not of a section counts as given."""
-    return Settings(
+    return StepSettings(
         {key: value for part in parts for key, value in part.items()},
         {key: value for part in parts for key, value in given_settings(part).items()},
     )
@@ -156,7 +156,7 @@ def joined(*parts: Mapping[str, Any]) -> Settings:
 
 def given_settings(settings: Any) -> Any:
     """Return settings without those that are the default."""
-    if isinstance(settings, Settings):
+    if isinstance(settings, StepSettings):
         return settings.given
     if isinstance(settings, Mapping):
         return {key: given_settings(value) for key, value in settings.items()}

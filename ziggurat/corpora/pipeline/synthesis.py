@@ -19,10 +19,9 @@ from ziggurat.config.pipeline_models import (
     FilterStepConfig,
     TranslationConfig,
 )
-from ziggurat.corpora.jobs.models import job_decoding
-from ziggurat.corpora.jobs.run import Work, fix_plan, made_once
-from ziggurat.corpora.jobs.tasks import Aligning, run_text_job
-from ziggurat.corpora.jobs.tasks import Line as TextLine
+from ziggurat.corpora.jobs.job import Work, fix_plan, made_once
+from ziggurat.corpora.jobs.tasks import Aligning, job_decoding, run_text_job
+from ziggurat.corpora.jobs.tasks import LineWithInputs as TextLine
 from ziggurat.corpora.pipeline.context import DISTILLED, Corpora, PipelineContext, Progress, write_side
 from ziggurat.corpora.pipeline.costs import PAIRS_ALIGNED, CorpusSizes, Costs, by_rate, lines_done
 from ziggurat.corpora.pipeline.models import (
@@ -37,16 +36,16 @@ from ziggurat.corpora.pipeline.models import (
 from ziggurat.corpora.pipeline.staleness import AUTO
 from ziggurat.corpora.pipeline.step import (
     Expected,
-    Settings,
     Step,
     StepProgress,
+    StepSettings,
     joined,
     settings_of,
     write_document,
 )
+from ziggurat.corpora.synthesis.backtranslation import BackTranslationJob, Report, back_translate, dropped_text
 from ziggurat.corpora.synthesis.cross_entropy import FilterJob, filter_pairs
 from ziggurat.corpora.synthesis.lines import PairFilter, count_lines, readable_lines
-from ziggurat.corpora.synthesis.run import BackTranslationJob, Report, back_translate, dropped_text
 from ziggurat.data.aligner import Aligner, TrainingOptions
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.store_checks import InputWatch
@@ -228,7 +227,7 @@ class DistilStep(_TranslationStep):
     def __init__(self, context: PipelineContext, config: DistillationConfig, costs: Costs) -> None:
         super().__init__(context, config, costs)
         # Their order is that of the result.
-        self.settings = joined(self.settings, Settings({"corpora": context.bitext_names()}, {}))
+        self.settings = joined(self.settings, StepSettings({"corpora": context.bitext_names()}, {}))
 
     def _texts(self) -> list[Path]:
         return [source for source, _ in self._bitext()]

@@ -13,13 +13,20 @@ from typing import Any
 
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.layers import LeftOut
 from ziggurat.config.pipeline import PREPARED_BY, ModelName
 from ziggurat.config.pipeline_models import TrainedConfig
-from ziggurat.config.pruning import LeftOut
 from ziggurat.config.train import TrainingConfig
+from ziggurat.corpora.jobs.job import JobOutcome
 from ziggurat.corpora.jobs.preparation import prepare_job
-from ziggurat.corpora.jobs.run import JobOutcome
-from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, Progress
+from ziggurat.corpora.pipeline.context import (
+    Corpora,
+    PipelineContext,
+    Progress,
+    errors_renamed,
+    pipeline_names,
+    with_way_out,
+)
 from ziggurat.corpora.pipeline.costs import PAIRS_PREPARED, CorpusSizes, Costs, by_rate, updates_done
 from ziggurat.corpora.pipeline.models import (
     VOCABULARIES,
@@ -30,8 +37,7 @@ from ziggurat.corpora.pipeline.models import (
     refuse_empty_stages,
     said,
 )
-from ziggurat.corpora.pipeline.step import Expected, Settings, Step, StepProgress, joined, settings_of
-from ziggurat.corpora.pipeline.wording import errors_renamed, pipeline_names, with_way_out
+from ziggurat.corpora.pipeline.step import Expected, Step, StepProgress, StepSettings, joined, settings_of
 from ziggurat.data.corpus import read_manifest
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.model.directory import AVERAGED, SCORE_FILE, open_model, write_model_directory
@@ -254,7 +260,7 @@ class QuantiseStep(Step):
             return train_or_go_on(self._context, folder / "run", self._experiment())
 
 
-def _of_result(training: TrainingConfig) -> Settings:
+def _of_result(training: TrainingConfig) -> StepSettings:
     """Return the settings of a training without those that its weights do not depend on.
 
     Of the best checkpoints only whether there is one matters: with none the last one is the output.

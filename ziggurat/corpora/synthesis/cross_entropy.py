@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ziggurat.config.data import FilterConfig
+from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
-from ziggurat.corpora.jobs.models import ModelChoice, opened
-from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
+from ziggurat.corpora.jobs.tasks import ModelChoice, opened
+from ziggurat.corpora.synthesis.backtranslation import Report, content_of, merged, rows_of, write_corpus
 from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines
-from ziggurat.corpora.synthesis.run import Report, content_of, merged, rows_of, write_corpus
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files

@@ -13,7 +13,7 @@ from ziggurat.inspect.report.figure import Figure, Panel, Series, Table, describ
 from ziggurat.inspect.report.panels import finite
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun
 from ziggurat.model.build import count_parameters
-from ziggurat.model.inspection import bare_model
+from ziggurat.model.counts import bare_model
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.terminal import duration
 from ziggurat.system.yaml_text import settings_by_key

@@ -25,7 +25,7 @@ from ziggurat.inspect.check import READS
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.figures import figures_of
 from ziggurat.inspect.report.runs import MAX_DRAWN, ReportRun
-from ziggurat.inspect.report.translations import SampleGroup, Sentences, Translated, sample_groups, translated
+from ziggurat.inspect.report.samples import SampleGroup, Sentences, Translated, sample_groups, translated
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.small_files import json_safe
 from ziggurat.system.terminal import duration

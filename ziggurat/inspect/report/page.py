@@ -23,8 +23,8 @@ from ziggurat.inspect.report.content import Content, Setting
 from ziggurat.inspect.report.drawing import name_of_run
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.runs import ReportRun
+from ziggurat.inspect.report.samples import as_csv
 from ziggurat.inspect.report.template import page_templates, table_link
-from ziggurat.inspect.report.translations import as_csv
 from ziggurat.system.errors import CheckpointError, DataError
 from ziggurat.system.terminal import duration
 

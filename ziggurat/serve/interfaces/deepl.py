@@ -16,7 +16,7 @@ from ziggurat.config.languages import main_language
 from ziggurat.serve.glossaries import Glossaries
 from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
 from ziggurat.serve.requests import Refused, unless_gone
-from ziggurat.serve.text.markup import HTML, Rules, xml_tokens
+from ziggurat.serve.text.markup import HTML, MarkupRules, xml_tokens
 from ziggurat.serve.text.tokens import Token
 from ziggurat.serve.translation_request import PLAIN
 from ziggurat.serve.translations import Split, Translations
@@ -211,7 +211,7 @@ class DeepL:
             }
         )
 
-    async def _markup(self, fields: Mapping[str, Any], texts: Sequence[str]) -> Rules | None:
+    async def _markup(self, fields: Mapping[str, Any], texts: Sequence[str]) -> MarkupRules | None:
         """Return the rules of the texts' tags; None: they are plain text."""
         handling = str(fields.get("tag_handling") or "")
         if handling not in ("", "html", "xml"):
@@ -255,7 +255,7 @@ def _names(given: Any) -> frozenset[str]:
     return frozenset(name.strip() for each in every if isinstance(each, str) for name in each.split(",")) - {""}
 
 
-def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> Rules:
+def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> MarkupRules:
     """Return the rules of HTML in which some elements are copied, break sentences or do not."""
     return replace(HTML, copied=HTML.copied | ignored, inline=((HTML.inline - splitting) | non_splitting | ignored))
 
@@ -267,7 +267,7 @@ def _xml_rules(
     non_splitting: frozenset[str],
     *,
     outline: bool,
-) -> Rules:
+) -> MarkupRules:
     """Return the rules of XML whose texts have these tokens.
 
     With `outline` an element breaks sentences unless there is text beside it, in the same element, at one of its places
@@ -292,4 +292,4 @@ def _xml_rules(
                 beside |= inside if text_inside else set()
         beside |= children[0] if has_text[0] else set()
     inline = frozenset(beside if outline else names)
-    return Rules(inline=(inline - splitting) | non_splitting | ignored, copied=ignored, xml=True)
+    return MarkupRules(inline=(inline - splitting) | non_splitting | ignored, copied=ignored, xml=True)

@@ -34,14 +34,14 @@ class Form(Protocol):
 
 
 @dataclass(eq=False)
-class Slot:
+class MarkupSlot:
     """The place of a paragraph."""
 
     text: SpannedText
     form: Form
 
 
-Template: TypeAlias = "list[str | Slot]"
+Template: TypeAlias = "list[str | MarkupSlot]"
 Raw: TypeAlias = "str | Template"
 
 
@@ -128,15 +128,15 @@ def filled(pieces: Sequence[Piece], form: Form) -> Template:
     template: Template = []
     for part in marked(pieces):
         if isinstance(part, SpannedText):
-            template.append(Slot(part, form))
+            template.append(MarkupSlot(part, form))
         else:
             add(template, part.raw)
     return template
 
 
-def slots(template: Template) -> Iterator[Slot]:
+def slots(template: Template) -> Iterator[MarkupSlot]:
     """Yield the slots of a template and of those in its marks, in the order of the document."""
-    waiting: list[str | Slot] = list(reversed(template))
+    waiting: list[str | MarkupSlot] = list(reversed(template))
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
@@ -156,7 +156,7 @@ def written(template: Template, options: Options, notices: Counter[str]) -> Sent
     done = yield from paragraphs([slot.text for slot in places], options, notices)
     pieces = {id(slot): said for slot, said in zip(places, done, strict=True)}
     out: list[str] = []
-    waiting: list[str | Slot] = list(reversed(template))
+    waiting: list[str | MarkupSlot] = list(reversed(template))
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
@@ -171,7 +171,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class Rules:
+class MarkupRules:
     """Meanings of the elements of a format, by name.
 
     Attributes:
@@ -199,7 +199,7 @@ class Rules:
     languages: tuple[str, str] = ("", "")
 
 
-HTML = Rules(
+HTML = MarkupRules(
     inline=_names(
         "a abbr acronym b bdi bdo big cite data del dfn em font i img ins label mark nobr output q rb ruby s small "
         "span strike strong sub sup time tt u wbr"
@@ -228,7 +228,7 @@ _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand betwe
 _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
 
 
-def html(text: str, options: Options, rules: Rules = HTML) -> SentenceRequests[Result[str]]:
+def html(text: str, options: Options, rules: MarkupRules = HTML) -> SentenceRequests[Result[str]]:
     """Return the work of translating HTML, a document or a part of one; nothing is added around it."""
     notices: Counter[str] = Counter()
     tokens = list(html_tokens(text))
@@ -236,7 +236,7 @@ def html(text: str, options: Options, rules: Rules = HTML) -> SentenceRequests[R
     return Result(said, notices)
 
 
-def xml(text: str, options: Options, rules: Rules) -> SentenceRequests[Result[str]]:
+def xml(text: str, options: Options, rules: MarkupRules) -> SentenceRequests[Result[str]]:
     """Return the work of translating XML, a document or a part of one with several elements or text beside them.
 
     Raises DataError, when the work begins, for what is not well-formed.
@@ -254,7 +254,7 @@ def xml_tokens(text: str) -> list[Token]:
         return read_xml(f"<x>{text}</x>".encode("utf-8", "surrogatepass"), "the text").tokens[1:-1] if text else []
 
 
-def markup_template(tokens: Sequence[Token], rules: Rules) -> Template:
+def markup_template(tokens: Sequence[Token], rules: MarkupRules) -> Template:
     """Return the template of markup."""
     return _Segmenter(tokens, rules).template()
 
@@ -262,7 +262,7 @@ def markup_template(tokens: Sequence[Token], rules: Rules) -> Template:
 class _Segmenter:
     """Collects runs of text and inline tags between tags that break sentences."""
 
-    def __init__(self, tokens: Sequence[Token], rules: Rules) -> None:
+    def __init__(self, tokens: Sequence[Token], rules: MarkupRules) -> None:
         self.tokens, self.rules = tokens, rules
         self.ends = element_ends(tokens, rules.void, rules.inline - _RUBY | _CODE, xml=rules.xml)
         self.done: Template = []
@@ -382,7 +382,7 @@ class _Segmenter:
             if found[1].lower() in self.rules.attributes and text.strip():
                 form = MarkupForm(found[group], Spellings(), self.rules.xml, quote=token.raw[found.start(group) - 1])
                 form.spellings.add(text, found[group])
-                template += [token.raw[begin : found.start(group)], Slot(SpannedText(text), form)]
+                template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
                 begin = found.end(group)
         return [*template, token.raw[begin:]]
 

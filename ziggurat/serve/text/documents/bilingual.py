@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 import regex
 
 from ziggurat.serve.text.documents.archive import Settings
-from ziggurat.serve.text.markup import Rules, Slot, Template, markup_template, written
+from ziggurat.serve.text.markup import MarkupRules, MarkupSlot, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
 
 # Inline elements hold text; those of native codes hold what is not text.
-_XLIFF = Rules(
+_XLIFF = MarkupRules(
     inline=frozenset(("g", "pc", "mrk", "pair")),
     points=frozenset(("x", "ph", "it", "cp", "sm", "em")),
     xml=True,
 )
-_TMX = Rules(inline=frozenset(("hi", "pair")), points=frozenset(("ph", "it", "ut")), xml=True)
+_TMX = MarkupRules(inline=frozenset(("hi", "pair")), points=frozenset(("ph", "it", "ut")), xml=True)
 # Native codes that belong together: their pairs are elements, whose tags are these codes.
 _BEGINS, _ENDS = frozenset(("bpt", "bx", "sc")), frozenset(("ept", "ex", "ec"))
 # "The item is new", "needs to be translated" (XLIFF 1.2) and "in its initial state" (2.1): tools put a copy of the
@@ -139,7 +139,9 @@ def _protected(token: Token) -> Token:
     return token
 
 
-def _with_targets(xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]) -> list[str | Slot]:
+def _with_targets(
+    xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]
+) -> list[str | MarkupSlot]:
     """Return the template of a file: its tokens, one string each, with what `filled` says in its units."""
     out: list[Template] = [[token.raw] for token in xml.tokens]
     wanted = [True]  # of each open element, whether it is to be translated

@@ -22,7 +22,7 @@ from ziggurat.serve.text.documents.lines import LINE, file_work
 from ziggurat.serve.text.markup import (
     HTML,
     HTML_ATTRIBUTES,
-    Slot,
+    MarkupSlot,
     Spellings,
     Template,
     add,
@@ -132,7 +132,7 @@ class Inline:
             return EmptyElement(raw)
         form = _Form(escaped=f"[]{escaped}")
         form.spellings.add(found["alt"], found["alt"])
-        return EmptyElement(["![", Slot(SpannedText(found["alt"]), form), found["source"]])
+        return EmptyElement(["![", MarkupSlot(SpannedText(found["alt"]), form), found["source"]])
 
 
 def _mark(kind: str, raw: str) -> Piece:

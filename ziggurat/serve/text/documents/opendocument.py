@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import regex
 
 from ziggurat.serve.text.documents.archive import Archive, Settings
-from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Rules, Template, markup_template, written
+from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, MarkupRules, Template, markup_template, written
 from ziggurat.serve.text.sentences import Result, SentenceRequests, together
 from ziggurat.serve.text.tokens import Xml, read_xml, spelt
 from ziggurat.system.errors import DataError
@@ -33,7 +33,7 @@ _OPEN_DOCUMENT = {
         *(("style", "style"), ("meta", "meta"), ("form", "form"), ("script", "script"), ("svg-compatible", "svg")),
     ]
 }
-_TEXT = Rules(
+_TEXT = MarkupRules(
     inline=_named("text", "span a meta meta-field"),
     blank=_named("text", "line-break"),
     spaces=_named("text", "s"),
@@ -89,7 +89,7 @@ def xml_members(
 _CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _CONTENTS = "application/x-dtbncx+xml"
-_NCX = Rules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
+_NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
 _LANGUAGE = regex.compile(r"(<(?:[\w.-]+:)?language\b[^>]*>)[^<]*(</)")
 
 

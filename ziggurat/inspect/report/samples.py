@@ -24,7 +24,7 @@ from sacrebleu import CHRF
 
 from ziggurat.config import DecodingConfig
 from ziggurat.data.corpus import Store
-from ziggurat.evaluate.splitting import unspaced_script
+from ziggurat.evaluate.tokenisation import unspaced_script
 from ziggurat.inspect.report.runs import ReportRun
 from ziggurat.model.directory import locate_weights, weights_origin
 from ziggurat.model.low_rank import weights_fingerprint

@@ -23,9 +23,9 @@ import yaml
 
 from ziggurat.config.decode import WITHOUT_BEAM, WITHOUT_SAMPLING
 from ziggurat.config.pipeline_models import Method
+from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
-from ziggurat.corpora.jobs.models import ModelChoice, opened
-from ziggurat.corpora.jobs.run import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
+from ziggurat.corpora.jobs.tasks import ModelChoice, opened
 from ziggurat.corpora.synthesis.lines import Line, PairFilter, count_lines, readable_lines
 from ziggurat.data.inputs import named_language
 from ziggurat.data.lines import normalise
