@@ -28,7 +28,9 @@ def notices(source: list[str], target: list[str], unicode: Any = "none", **setti
     for start in range(0, len(source), 2):
         pairs = source[start : start + 2], target[start : start + 2]
         signs.see(pairs, start, ("a.en", "a.de"), ("en", "de"))
-    return sign_notices([("data.train.0", signs)], unicode, **{"segmented": False, **settings})
+    found = sign_notices([("data.train.0", signs)], unicode, **{"segmented": False, **settings})
+    assert {(one.key, one.severity) for one in found} <= {("data.train.0", "warning")}
+    return list(map(str, found))
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,7 @@ def test_a_busy_machine_is_measured_once_more_by_our_own_time(
 
     monkeypatch.setattr(machine, "measure_speed", speed)
     monkeypatch.setattr(machine, "slowness", lambda *args: 1.0 + len(seen))
-    monkeypatch.setattr(machine.Load, "look", lambda self, threads: (0.6, crowded))
+    monkeypatch.setattr(machine.SystemLoad, "look", lambda self, threads: (0.6, crowded))
     found = machine.measure_machine(experiment("training.threads=2", f"data.store={tmp_path}"), [PLAIN], CPU)
     assert seen == timers
     assert (found.slowness, found.others) == (1.0 + len(timers), 0.6)

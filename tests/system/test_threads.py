@@ -185,5 +185,5 @@ def test_cpus_where_processes_cannot_be_bound_to_them(monkeypatch: pytest.Monkey
     assert not any(
         "sched_getaffinity" in path.read_text("utf-8")
         for path in Path(ziggurat.__file__).parent.rglob("*.py")
-        if path.name != "threads.py"
+        if path.name != "processes.py"
     )

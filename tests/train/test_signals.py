@@ -327,6 +327,7 @@ def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> 
 
 @pytest.mark.parametrize("number", REPEATED)
 def test_what_a_scheduler_or_a_terminal_says_several_times_is_one_request(number: signal.Signals) -> None:
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup, SIGHUP is ignored
     with GracefulStop(says=False) as stop, pytest.MonkeyPatch.context() as patch:
         left: list[int] = []
         patch.setattr(os, "_exit", left.append)
@@ -335,6 +336,7 @@ def test_what_a_scheduler_or_a_terminal_says_several_times_is_one_request(number
         assert (stop.received, left) == (number, [])
         signal.raise_signal(signal.SIGTERM)
         assert left == [128 + signal.SIGTERM]
+    signal.signal(number, before)
 
 
 def test_a_signal_that_another_program_uses_is_left_to_it() -> None:
