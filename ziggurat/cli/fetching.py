@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ziggurat.corpora.fetch.indexes import IndexEntry, Names
     from ziggurat.corpora.fetch.pairs import FetchTask, Written
 
-NETWORK = "Network"
+_NETWORK = "Network"
 EMBEDDED = "babel"
 """Name of the embedded language pair (docs/embedded-data.md), which is made and not downloaded."""
 
@@ -56,18 +56,18 @@ def fetch(
             "--mirror",
             metavar="PLACE",
             help="Folder or address with files at HOST/PATH, asked before their servers; repeat.",
-            rich_help_panel=NETWORK,
+            rich_help_panel=_NETWORK,
         ),
     ] = None,
     offline: Annotated[
-        bool, typer.Option("--offline", help="Use downloads and folders only.", rich_help_panel=NETWORK)
+        bool, typer.Option("--offline", help="Use downloads and folders only.", rich_help_panel=_NETWORK)
     ] = False,
     proxy: Annotated[
         str | None,
-        typer.Option("--proxy", metavar="URL", help="Proxy; default: $https_proxy.", rich_help_panel=NETWORK),
+        typer.Option("--proxy", metavar="URL", help="Proxy; default: $https_proxy.", rich_help_panel=_NETWORK),
     ] = None,
     retries: Annotated[
-        int, typer.Option("--retries", min=0, max=1000, help="Failures in a row to bear.", rich_help_panel=NETWORK)
+        int, typer.Option("--retries", min=0, max=1000, help="Failures in a row to bear.", rich_help_panel=_NETWORK)
     ] = 5,
     json: Json = False,
 ) -> None:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ziggurat.model.counts import Inspection
 
 
-def run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
+def _run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
     """Run the depth check of `experiment`, with a progress bar on a terminal and a message per trial elsewhere.
 
     Args:
@@ -71,7 +71,7 @@ def run_check(experiment: Experiment, *, updates: int, width: int | None, remedi
         return check_depth(experiment, settings, begin, remedies=remedies, say=say)
 
 
-def check_text(check: DepthCheck) -> str:
+def _check_text(check: DepthCheck) -> str:
     """Return the depth check as text."""
     trial, verdict, settings, reference = check.trial, check.verdict, check.settings, check.reference
     lines = [
@@ -207,10 +207,10 @@ def inspect(
             said = [_cost_text(costs, experiment.training), *_published_saving(recipe)]
             print("\n" + "\n".join(said), flush=True)
     if wanted:
-        found = run_check(experiment, updates=updates, width=width, remedies=remedies)
+        found = _run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
         if not json:
-            print(f"\n{check_text(found)}")
+            print(f"\n{_check_text(found)}")
         if suggested is not None:
             say(suggest(found, experiment, suggested))
     if json:

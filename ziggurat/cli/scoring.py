@@ -204,7 +204,7 @@ def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the ou
         )
 
 
-def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptions) -> list[Score]:
+def _score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptions) -> list[Score]:
     """Return the scores of one system: sacreBLEU's metrics, METEOR and COMET, then BLEU on tokenised text."""
     from ziggurat.evaluate.scores import METRICS, compound_split_bleu, evaluate, scored, tokenised_bleu
 
@@ -233,13 +233,13 @@ def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOption
     return scores
 
 
-def model_scores(translator: StreamTranslator, texts: Texts, output: str | None, scoring: ScoreOptions) -> list[Score]:
+def _model_scores(translator: StreamTranslator, texts: Texts, output: str | None, scoring: ScoreOptions) -> list[Score]:
     """Return the scores of a model: of its translations, which go into the file `output` too, and of the reference."""
     scores: list[Score] = []
     if scoring.of_outputs:
         test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
         hypotheses = translated(translator, texts.sources, output, scoring.tag)
-        scores = checked_scores(test_set, hypotheses, scoring)
+        scores = _checked_scores(test_set, hypotheses, scoring)
     if scoring.perplexity:
         scores.append(_perplexity(translator, texts, scoring.tag))
     return scores
@@ -258,12 +258,12 @@ def _perplexity(translator: StreamTranslator, texts: Texts, tag: str | None) -> 
     return likelihood.score(vocabulary.pieces(range(vocabulary.size)))
 
 
-def checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOptions) -> list[Score]:
+def _checked_scores(test_set: TestSet, hypotheses: list[str], scoring: ScoreOptions) -> list[Score]:
     """Return the scores of translations; warn where the texts seem swapped, or too short for intervals."""
     from ziggurat.evaluate.findings import FEWEST_CASES
 
     warn_of_sides(hypotheses, test_set)
-    scores = score_outputs(test_set, hypotheses, scoring)
+    scores = _score_outputs(test_set, hypotheses, scoring)
     if scoring.confidence and len(hypotheses) < FEWEST_CASES:
         say(
             f"warning: {counted(len(hypotheses), 'sentence')}: too few for `--confidence`. With fewer than "
@@ -299,7 +299,7 @@ def score_system(
                 # (2) Metrics are checked before anything is translated, which may take hours.
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, scoring.comet)
-                scores = model_scores(translator, texts, output, scoring)
+                scores = _model_scores(translator, texts, output, scoring)
     # (3) Scores
     if scores is None:
         return
@@ -321,7 +321,7 @@ def _scores_of_file(
         pair_up((source, sources), *zip(reference, texts.references, strict=True))
     test_set = scoring.test_set(texts.references, sources)
     check_test_set(test_set, scoring.metrics, scoring.comet)
-    return checked_scores(test_set, texts.sources, scoring)
+    return _checked_scores(test_set, texts.sources, scoring)
 
 
 def _scores_of_job(
@@ -348,7 +348,7 @@ def _scores_of_job(
         return None
     if output is not None:
         write_parts(output, [merged.taken])
-    return checked_scores(test_set, merged.taken.decode().split("\n")[:-1], scoring)
+    return _checked_scores(test_set, merged.taken.decode().split("\n")[:-1], scoring)
 
 
 @dataclass(frozen=True)
@@ -421,7 +421,7 @@ def score_test_sets(
             check_test_set(test_set, scoring.metrics, scoring.comet)
         for name, texts in sets.items():
             say(f"test set {name}: {counted(len(texts.sources), 'line')}")
-            found[name] = model_scores(translator, texts, _kept(folder, name), scoring)
+            found[name] = _model_scores(translator, texts, _kept(folder, name), scoring)
     spreads = _spreads(list(found.values()))
     if json:
         document = [{"name": name, "scores": [s.as_record() for s in scores]} for name, scores in found.items()]
@@ -468,7 +468,7 @@ def score_checkpoints(
             if not found:
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, scoring.comet)
-            found[update] = model_scores(translator, texts, _kept(folder, str(update)), scoring)
+            found[update] = _model_scores(translator, texts, _kept(folder, str(update)), scoring)
     spreads = _spreads(list(found.values()))
     if json:
         document = [{"update": update, "scores": [s.as_record() for s in scores]} for update, scores in found.items()]

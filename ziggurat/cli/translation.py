@@ -77,14 +77,14 @@ _NOTICES = {
 }
 
 
-def refuse_for_documents(given: Mapping[str, bool]) -> None:
+def _refuse_for_documents(given: Mapping[str, bool]) -> None:
     """Raise ConfigError for options of lines of text; `given` tells of each whether it was given."""
     for option, is_given in given.items():
         if is_given:
             raise ConfigError(f"`{option}` is for lines of text; with `--document` leave it out")
 
 
-def translate_documents(
+def _translate_documents(
     models: Sequence[str], opening: ModelOptions, paths: Sequence[str], output: str, asked: TranslateOptions
 ) -> None:
     """Translate documents; `output` is a file, or a folder in which they keep their names.
@@ -284,8 +284,8 @@ def translate(
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
-        refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
-        translate_documents([model, *(ensemble or [])], opening, document, output, _asked(tag, terminology))
+        _refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
+        _translate_documents([model, *(ensemble or [])], opening, document, output, _asked(tag, terminology))
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     check_one_stream(input, *beside)

@@ -131,7 +131,7 @@ class FilterConfig(Section):
     with both sides there, `sides` those with either. What stays in training is named loudly."""
 
 
-MAX_CORPORA = 10_000  # a store numbers them by 16 bits
+_MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
 Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*$")]
 SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
@@ -299,9 +299,9 @@ class DataConfig(Section):
     """ISO 639 code of the target language, such as `en`."""
     store: PathText = Field(min_length=1)
     """Folder of the prepared data."""
-    train: list[CorpusConfig] = Field(default_factory=list, max_length=MAX_CORPORA)
+    train: list[CorpusConfig] = Field(default_factory=list, max_length=_MAX_CORPORA)
     """Training corpora (for `prepare`)."""
-    dev: list[CorpusConfig] = Field(default_factory=list, max_length=MAX_CORPORA)
+    dev: list[CorpusConfig] = Field(default_factory=list, max_length=_MAX_CORPORA)
     """Development corpora, never filtered except for empty sides (for `prepare`)."""
     sampling_temperature: Real = Field(default=1.0, ge=0.1)
     """Corpora are drawn in proportion to (pairs * weight)^(1/temperature); 1 keeps their natural shares."""

@@ -45,9 +45,9 @@ _OTHER_NAMES: Mapping[str, str] = {
 """Names of other toolkits, and of everyday speech, for keys of ours; they count where a section has such a key."""
 
 
-def suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
+def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
     """Return the end of a message on an unknown key of `root`: what was probably meant, or what is valid there."""
-    wrong, section = str(location[-1]), section_at(location[:-1], root)
+    wrong, section = str(location[-1]), _section_at(location[:-1], root)
     if section is None:
         return ""
     names = list(section.model_fields)
@@ -70,7 +70,7 @@ def suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
     return "; valid here: " + ", ".join(names)
 
 
-def section_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
+def _section_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
     """Return the section class at a path in `root`; None where the path leads to a value or nowhere."""
     section: type[BaseModel] | None = root
     for key in location:
@@ -128,7 +128,7 @@ def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Exp
 def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[str] = ()) -> AnySection:
     """Return YAML text, which errors call `name`, as the section `root`; errors are worded as for an experiment."""
     content, lines = parse_yaml(text, name)
-    make_room_for_presets(content, overrides)
+    _make_room_for_presets(content, overrides)
     overridden = {apply_override(content, override, root) for override in overrides}
     try:
         return root.model_validate(content)
@@ -143,7 +143,7 @@ def dump(config: BaseModel) -> str:
     return to_yaml(config.model_dump(mode="json"))
 
 
-def make_room_for_presets(content: dict[str, Any], overrides: Sequence[str]) -> None:
+def _make_room_for_presets(content: dict[str, Any], overrides: Sequence[str]) -> None:
     """Take out of `content` the sizes whose place a `preset` among the overrides takes, before any of them is applied.
 
     Sizes that are overridden too win over it, whatever the order.
@@ -294,10 +294,10 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
     named = dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"unknown key `{named}`{suggested_key(location, root)}"
+        return f"unknown key `{named}`{_suggested_key(location, root)}"
     if kind == "missing":
         return f"`{named}` is missing"
-    if kind == "model_type" and (section := section_at(location, root)):
+    if kind == "model_type" and (section := _section_at(location, root)):
         return f"`{named}` is a section, not a value; its keys: {', '.join(section.model_fields)}"
     given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
     message = error["msg"].removeprefix("Value error, ")
@@ -331,5 +331,5 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
 
 def _is_key(path: Sequence[str | int], root: type[BaseModel]) -> bool:
     """Return True if a path leads to a key of `root`."""
-    section = section_at(path[:-1], root)
+    section = _section_at(path[:-1], root)
     return section is not None and path[-1] in section.model_fields

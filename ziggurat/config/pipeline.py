@@ -175,7 +175,7 @@ class MonolingualConfig(Section):
     """Text of the target language, for `backtranslation`."""
 
 
-PIPELINE_FORMAT = 1
+_PIPELINE_FORMAT = 1
 ModelName = Literal["backward", "teacher", "student"]
 MODELS: tuple[ModelName, ...] = ("backward", "teacher", "student")
 BITEXT: CorpusName = "bitext"
@@ -195,7 +195,7 @@ def _said(error: ConfigError | ValidationError) -> str:
 class PipelineConfig(Section):
     """The whole of a pipeline."""
 
-    format: Count = PIPELINE_FORMAT
+    format: Count = _PIPELINE_FORMAT
     """Version of this format."""
     folder: PathText = Field(min_length=1)
     """Folder of all results, one folder in it for each step."""
@@ -239,8 +239,8 @@ class PipelineConfig(Section):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        if self.format != PIPELINE_FORMAT:
-            raise ValueError(f"pipeline format {self.format} is not known here (this version reads {PIPELINE_FORMAT})")
+        if self.format != _PIPELINE_FORMAT:
+            raise ValueError(f"pipeline format {self.format} is not known here (this version reads {_PIPELINE_FORMAT})")
         if self.source_language == self.target_language:
             both = f"`source_language` and `target_language` are both `{self.source_language}`"
             why = "files go by these codes; give one a longer code, such as `sr-Latn`"

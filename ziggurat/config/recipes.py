@@ -197,7 +197,7 @@ def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) ->
     return ordered(content), reasons
 
 
-def small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
+def _small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
     """Return a paper's recipe made small as a configuration file, which begins with the rules as comments."""
     content, reasons = small_content(recipe.content, corpus)
     lines = [
@@ -248,7 +248,7 @@ def _text(name: str, corpus: SmallCorpus | None = None) -> str | None:
     if name in plain_recipe_names():
         return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     if (full := find_small_recipe(name)) is not None:
-        return small_text(full, corpus)
+        return _small_text(full, corpus)
     recipe = find_paper_recipe(name)
     return None if recipe is None else recipe.text()
 

@@ -335,7 +335,7 @@ class _Grown:
 
 MOST_WORDS = 1000
 """A pair with more words on a side is not aligned: time grows with the square of one side times the other."""
-TRAINING_WORDS = 200
+_TRAINING_WORDS = 200
 """A pair with more words on a side is not trained on."""
 
 _FORMAT = "ziggurat-aligner-1"
@@ -386,12 +386,12 @@ class Aligner:
         sides: tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]] = ([], [])
         for texts in pairs:
             split = [split_words(text.lower(), rule) for text in texts]
-            if not all(0 < len(words) <= TRAINING_WORDS for words in split):
+            if not all(0 < len(words) <= _TRAINING_WORDS for words in split):
                 continue
             for words, known, side in zip(split, numbers, sides, strict=True):
                 side.append(np.array([known.setdefault(word, len(known)) for word in words], np.int32))
         if not sides[0]:
-            raise DataError(f"no pair to train an aligner on: all have an empty side, or over {TRAINING_WORDS} words")
+            raise DataError(f"no pair to train an aligner on: all have an empty side, or over {_TRAINING_WORDS} words")
 
         def train(source: int) -> Direction:
             target = 1 - source

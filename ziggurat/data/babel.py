@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, TypeVar
 from ziggurat.system.errors import DataError, is_full_disk
 from ziggurat.system.files import write_atomically
 
-LEXICON_SEED = 20_000  # determines the invented words: another seed is another language pair
+_LEXICON_SEED = 20_000  # determines the invented words: another seed is another language pair
 
 MASCULINE, FEMININE, NEUTER = range(3)
 NOMINATIVE, ACCUSATIVE, OBLIQUE = range(3)
@@ -29,13 +29,13 @@ PAST, PRESENT, FUTURE = range(3)
 
 # Low Babel: "who/which", "of", "to", "not"; the particles that change a verb's meaning; the mark of the plural.
 LOW_RELATIVE, LOW_OF, LOW_TO, LOW_NOT = "ke", "da", "ta", "ne"
-LOW_PARTICLES = ("ul", "eb")
-LOW_PLURAL = "im"
+_LOW_PARTICLES = ("ul", "eb")
+_LOW_PLURAL = "im"
 # High Babel: opening of a question, "not", mark of a possessor; auxiliary by tense, then number.
 HIGH_QUESTION, HIGH_NOT, HIGH_OF = "ku", "nai", "zu"
 HIGH_AUXILIARY = (("vo", "von"), ("sha", "shan"), ("mei", "mein"))
 # Endings by gender. Nouns and determiners: number * 3 + case. Adjectives and verbs: number.
-NOUN_ENDINGS = (
+_NOUN_ENDINGS = (
     ("o", "on", "or", "i", "in", "ir"),
     ("a", "an", "ar", "ei", "ein", "eir"),
     ("u", "u", "ur", "ou", "ou", "our"),
@@ -45,14 +45,14 @@ DETERMINER_ENDINGS = (
     ("a", "an", "ar", "as", "ans", "ars"),
     ("o", "o", "or", "os", "os", "ors"),
 )
-ADJECTIVE_ENDINGS = (("el", "eli"), ("al", "ali"), ("ol", "oli"))
-VERB_ENDINGS = (("ek", "ekim"), ("ak", "akim"), ("ok", "okim"))
+_ADJECTIVE_ENDINGS = (("el", "eli"), ("al", "ali"), ("ol", "oli"))
+_VERB_ENDINGS = (("ek", "ekim"), ("ak", "akim"), ("ok", "okim"))
 DETERMINERS = (("ma", "th"), ("su", "kr"), ("po", "br"), ("vi", "zh"))
-RELATIVE_STEM = "w"
+_RELATIVE_STEM = "w"
 
 # Syllables: onsets, vowels, codas. The two languages share letters, as real pairs do.
-LOW_SOUNDS = (list("bdgklmnprstv"), list("aeiou"), ["", "", "n", "l", "r", "s"])
-HIGH_SOUNDS = (
+_LOW_SOUNDS = (list("bdgklmnprstv"), list("aeiou"), ["", "", "n", "l", "r", "s"])
+_HIGH_SOUNDS = (
     ["br", "dr", "f", "gr", "h", "kr", "n", "sh", "sk", "st", "t", "th", "tr", "v", "y", "z", "zh"],
     ["a", "e", "i", "o", "u", "ai", "ou"],
     ["f", "l", "m", "n", "r", "sk", "sh", "th", "z"],
@@ -117,7 +117,7 @@ class _Coiner:
     """Generator of words that differ from all other words of both languages."""
 
     def __init__(self, taken: set[str]) -> None:
-        self.rng = random.Random(LEXICON_SEED)
+        self.rng = random.Random(_LEXICON_SEED)
         self.taken = taken
 
     def _pick(self, options: Sequence[str]) -> str:
@@ -135,26 +135,26 @@ class _Coiner:
 
     def low(self, *endings: str) -> str:
         """Invent a Low Babel word of two syllables."""
-        return self.word(LOW_SOUNDS, 2, ("", *endings))
+        return self.word(_LOW_SOUNDS, 2, ("", *endings))
 
     def high(self, table: Sequence[Sequence[str]], syllables: int = 1) -> tuple[str, ...]:
         """Invent a High Babel stem; return all its forms, row by row."""
         endings = [ending for row in table for ending in row]
-        stem = self.word(HIGH_SOUNDS, syllables, endings)
+        stem = self.word(_HIGH_SOUNDS, syllables, endings)
         return tuple(stem + ending for ending in endings)
 
     def noun(self) -> Noun:
         """Invent a High Babel noun, whose gender does not show in Low Babel."""
         gender = int(self.rng.random() * 3)
-        return Noun(gender, self.high([NOUN_ENDINGS[gender]], 1))
+        return Noun(gender, self.high([_NOUN_ENDINGS[gender]], 1))
 
     def verbs(self, count: int, phrasal_every: int = 0) -> Ranked[Verb]:
         """Invent `count` verbs; every `phrasal_every`-th has another meaning with each particle."""
         verbs: list[Verb] = []
         for rank in range(count):
             low, field = self.low(), rank % 2
-            phrasal = LOW_PARTICLES if phrasal_every and rank % phrasal_every == 0 else ()
-            verbs += (Verb(low, particle, field, self.high(VERB_ENDINGS)) for particle in ("", *phrasal))
+            phrasal = _LOW_PARTICLES if phrasal_every and rank % phrasal_every == 0 else ()
+            verbs += (Verb(low, particle, field, self.high(_VERB_ENDINGS)) for particle in ("", *phrasal))
         return Ranked(verbs)
 
 
@@ -164,28 +164,28 @@ class BabelLexicon:
     def __init__(self) -> None:
         determiner_forms = {stem + e for _, stem in DETERMINERS for row in DETERMINER_ENDINGS for e in row}
         coin = _Coiner(
-            {LOW_RELATIVE, LOW_OF, LOW_TO, LOW_NOT, *LOW_PARTICLES, *(low for low, _ in DETERMINERS)}
+            {LOW_RELATIVE, LOW_OF, LOW_TO, LOW_NOT, *_LOW_PARTICLES, *(low for low, _ in DETERMINERS)}
             | {HIGH_QUESTION, HIGH_NOT, HIGH_OF, *(form for row in HIGH_AUXILIARY for form in row)}
-            | {RELATIVE_STEM + e for row in DETERMINER_ENDINGS for e in row}
+            | {_RELATIVE_STEM + e for row in DETERMINER_ENDINGS for e in row}
             | determiner_forms
         )
         nouns = []
         for rank in range(100):
-            low, noun = coin.low(LOW_PLURAL), coin.noun()
+            low, noun = coin.low(_LOW_PLURAL), coin.noun()
             nouns.append(Homograph(low, (noun, coin.noun() if rank % 10 == 3 else noun)))
         self.nouns = Ranked(nouns)
-        self.adjectives = Ranked([Adjective(coin.low(), coin.high(ADJECTIVE_ENDINGS)) for _ in range(36)])
+        self.adjectives = Ranked([Adjective(coin.low(), coin.high(_ADJECTIVE_ENDINGS)) for _ in range(36)])
         self.determiners = Ranked(
             [(low, tuple(tuple(stem + e for e in row) for row in DETERMINER_ENDINGS)) for low, stem in DETERMINERS]
         )
-        self.relatives = tuple(tuple(RELATIVE_STEM + e for e in row) for row in DETERMINER_ENDINGS)
+        self.relatives = tuple(tuple(_RELATIVE_STEM + e for e in row) for row in DETERMINER_ENDINGS)
         self.intransitive = coin.verbs(14)
         self.transitive = coin.verbs(26, phrasal_every=3)
         self.ditransitive = coin.verbs(8)
         self.prepositions = Ranked([(coin.low(), coin.high([[""]])[0]) for _ in range(6)])
         self.adverbs = Ranked([Adverb(coin.low(), coin.high([[""]])[0], rank % 3) for rank in range(12)])
         vowels = ("o", "a")  # by gender: it shows in names, unlike in nouns
-        names = [(coin.word((*LOW_SOUNDS[:2], ["n" + vowels[rank % 2]]), 2, ("",)), rank % 2) for rank in range(150)]
+        names = [(coin.word((*_LOW_SOUNDS[:2], ["n" + vowels[rank % 2]]), 2, ("",)), rank % 2) for rank in range(150)]
         self.names = Ranked([(name.capitalize(), gender) for name, gender in names])
 
 
@@ -258,7 +258,7 @@ class _Speaker:
     def _noun(self, field: int, number: int, case: int) -> tuple[_Word, _Word, int]:
         noun = self.lexicon.nouns.draw(self.rng)
         gender, forms = noun.senses[field]
-        return *self._both(noun.low + LOW_PLURAL * number, forms[number * 3 + case]), gender
+        return *self._both(noun.low + _LOW_PLURAL * number, forms[number * 3 + case]), gender
 
     def _verb(self, verb: Verb, agreement: int) -> tuple[_Word, list[_Word], _Word]:
         """Return the Low Babel verb, its particle, if any, in a list, and the High Babel verb."""

@@ -98,7 +98,7 @@ class SideSample:
             trigrams.add(lines)
 
 
-def looks_swapped(first: tuple[Trigrams, Trigrams], second: tuple[Trigrams, Trigrams]) -> bool:
+def _looks_swapped(first: tuple[Trigrams, Trigrams], second: tuple[Trigrams, Trigrams]) -> bool:
     """Return True if `second`'s (source, target) clearly resemble (target, source) of `first`."""
     straight = first[0].likeness(second[0]) + first[1].likeness(second[1])
     crossed = first[0].likeness(second[1]) + first[1].likeness(second[0])
@@ -121,7 +121,7 @@ def named_language(path: str) -> str:
     return re.split(r"[._-]", name.name)[-1].lower()
 
 
-ORIGIN_FORMAT = 1
+_ORIGIN_FORMAT = 1
 _ENDING = ".fetched.json"
 
 
@@ -176,7 +176,7 @@ def record_of(path: Path) -> Path:
 
 def write_origin(record: Path, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
     """Write a record; `files` has length and fingerprint of each file by its name, `content` is the rest of it."""
-    document: dict[str, Any] = {"format": ORIGIN_FORMAT, **content, "files": files}
+    document: dict[str, Any] = {"format": _ORIGIN_FORMAT, **content, "files": files}
     document["checksum"] = content_checksum(document)
     write_atomically(record, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 
@@ -191,10 +191,10 @@ def read_origin(record: Path) -> Origin | None:
         return None
     if not isinstance(document, dict) or not has_checksum(document):
         raise DataError(f"{record}: damaged; fetch the corpus again with `--force`")
-    return shaped(document, Origin, str(record)) if document.get("format") == ORIGIN_FORMAT else None
+    return shaped(document, Origin, str(record)) if document.get("format") == _ORIGIN_FORMAT else None
 
 
-def origins_of(files: Sequence[Path], taken: Callable[[Path], str]) -> list[dict[str, Any]]:
+def _origins_of(files: Sequence[Path], taken: Callable[[Path], str]) -> list[dict[str, Any]]:
     """Return the parts of the corpora in `files` as the manifest of a store keeps them, each once.
 
     `taken` gives the fingerprint of a file. Where one side is no longer that of its record and the other is, the parts
@@ -345,7 +345,7 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
             for part, ones in zip(corpus.reader.files, prints, strict=True)
             for path, one in zip(part, ones, strict=True)
         }
-        corpus.origin = origins_of(list(known), known.__getitem__)
+        corpus.origin = _origins_of(list(known), known.__getitem__)
 
 
 def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:
@@ -428,7 +428,7 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]
         # Only with larger ones: of two corpora that differ, the smaller one gets the notice.
         larger = training[: training.index(corpus)] if corpus in training else training
         largest = next((c for c in larger if _same_direction(c.config, corpus.config, config)), None)
-        if largest is not None and looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
+        if largest is not None and _looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
             swapped = (
                 f"{corpus.key}: its source looks like the target of {largest.key}, its target like the source there:"
             )

@@ -51,7 +51,7 @@ class PredictedLength(NamedTuple):
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
 
 
-def predicted_lengths(
+def _predicted_lengths(
     modify: Callable[[EditablePair, int], None],
     every_word: bool,
     sample: Sequence[EditablePair],
@@ -324,7 +324,7 @@ class PairModifier:
         def modify(pair: EditablePair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
 
-        return predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+        return _predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
 
     def _tag(self, source: Ids) -> Ids:
         """Return the corpus's tag in front of a source, if there is one."""

@@ -225,7 +225,7 @@ class PrepareReport:
         return sum((Counter(c.dropped) for c in self.corpora if c.split == "train"), Counter())
 
 
-def report_of(
+def _report_of(
     store: str, manifest: Mapping[str, Any], notices: Sequence[Problem], *, reused: bool, seconds: float
 ) -> PrepareReport:
     """Return the report on the store that `manifest` describes."""
@@ -317,11 +317,11 @@ def prepare(
     if manifest is not None:
         manifest = _with_labels(store, manifest, config, inputs.corpora)
         notices = stored_notices(manifest["notices"], inputs.corpora)
-        return report_of(config.store, manifest, notices, reused=True, seconds=time.perf_counter() - started)
+        return _report_of(config.store, manifest, notices, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
         manifest, notices = _build(config, inputs, directory, threads, progress, parts)
         inputs.watch.check()
-    return report_of(config.store, manifest, notices, reused=False, seconds=time.perf_counter() - started)
+    return _report_of(config.store, manifest, notices, reused=False, seconds=time.perf_counter() - started)
 
 
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:

@@ -142,7 +142,7 @@ class UnigramSampler:
         return cast(list[int], random.Random(seed).choices(best, weights)[0])
 
 
-def make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
+def _make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
     """Return the sampler for the model's kind."""
     try:  # SentencePiece does not tell the kind, but has n-best segmentation for unigram models only
         processor.nbest_encode("a", nbest_size=2, out_type=int)
@@ -157,7 +157,7 @@ VOCABULARY_FORMAT = 1
 MAX_MODEL_BYTES = 1 << 25
 """Largest SentencePiece model or vocabulary file, 32 MiB: seven times the size of NLLB's with 256,000 pieces."""
 
-VOCABULARY_FILE = "vocabulary.json"
+_VOCABULARY_FILE = "vocabulary.json"
 
 # SentencePiece writes a blank as U+2581, so a U+2581 in the text would come back as a blank. It is spelt with an escape
 # character, a noncharacter that Unicode reserves for use inside programs. The escape character itself is escaped as
@@ -298,7 +298,7 @@ class SentencePieceTokenizer:
     ) -> list[list[int]]:
         """Segment each text at random, as a function of (text, seed); see ziggurat.data.subword."""
         if self._sampler is None:
-            self._sampler = make_sampler(self._processor)
+            self._sampler = _make_sampler(self._processor)
         escaped = escape_blank_marks(normalise(texts, self.unicode))
         return [self._sampler.sample(t, s, regularisation) for t, s in zip(escaped, seeds, strict=True)]
 
@@ -336,7 +336,7 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
         described[name] = {"kind": kind, "file": file, "unicode": tokenizer.unicode}
         described[name] |= {"tags": list(tokenizer.tags), "size": tokenizer.size}
     document = {"format": VOCABULARY_FORMAT, "joint": joint, **described}
-    write_atomically(directory / VOCABULARY_FILE, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomically(directory / _VOCABULARY_FILE, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
@@ -350,7 +350,7 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
     described = _description(directory)
     sides = [described.joint] if described.joint else [described.source, described.target]
     if None in sides:
-        raise DataError(Problem("", f"{directory / VOCABULARY_FILE}: damaged (a side is missing)", Remedy.PREPARE))
+        raise DataError(Problem("", f"{directory / _VOCABULARY_FILE}: damaged (a side is missing)", Remedy.PREPARE))
     loaded = [_load(directory, side) for side in sides if side]
     return loaded[0], loaded[-1]
 
@@ -384,12 +384,12 @@ class _Description(JsonForm):
 
 
 def _description(directory: Path) -> _Description:
-    path = directory / VOCABULARY_FILE
+    path = directory / _VOCABULARY_FILE
     check_file(path)
     try:
-        document = parse_json(read_bounded(inside(directory, VOCABULARY_FILE)), str(path), remedy=Remedy.PREPARE)
+        document = parse_json(read_bounded(inside(directory, _VOCABULARY_FILE)), str(path), remedy=Remedy.PREPARE)
     except FileNotFoundError:
-        raise DataError(f"{directory}: no {VOCABULARY_FILE}: not a store, run or model directory") from None
+        raise DataError(f"{directory}: no {_VOCABULARY_FILE}: not a store, run or model directory") from None
     version = document.get("format") if isinstance(document, dict) else None
     if isinstance(version, int) and version != VOCABULARY_FORMAT:
         raise DataError(other_format(path, version, VOCABULARY_FORMAT, Remedy.PREPARE))
@@ -403,11 +403,11 @@ def _load(directory: Path, described: _Side) -> Tokenizer:
     try:
         content = read_bounded(path, MAX_MODEL_BYTES)
     except FileNotFoundError:
-        raise DataError(f"{path}: cannot be read: no such file, but {VOCABULARY_FILE} names it") from None
+        raise DataError(f"{path}: cannot be read: no such file, but {_VOCABULARY_FILE} names it") from None
     try:
         tokenizer: Tokenizer = make(content, described.unicode, described.tags)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     if tokenizer.size != described.size:
-        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described.size} of {VOCABULARY_FILE}")
+        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described.size} of {_VOCABULARY_FILE}")
     return tokenizer

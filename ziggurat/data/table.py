@@ -37,7 +37,7 @@ _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, Overflow
 _SPARE_FILES = 512
 
 
-def allow_open_files(more: int) -> None:
+def _allow_open_files(more: int) -> None:
     """Raise this process's soft limit of open files, usually 1,024, where `more` and some to spare would not fit.
 
     A mapped file takes one. The hard limit stays, usually many thousands.
@@ -373,7 +373,7 @@ class PairTable:
         self.corpus_weights = [float(corpus["weight"]) for corpus in corpora]
         self._pairs = int(entry["pairs"])
         self._vocabulary = vocabulary
-        allow_open_files(len(entry["shards"]))
+        _allow_open_files(len(entry["shards"]))
         self.shards = [
             ArrowShard(
                 directory / shard["file"],

@@ -111,7 +111,7 @@ def sentence_table(
 
 # N-grams
 
-MAX_NGRAM = 4
+_MAX_NGRAM = 4
 """Length of the longest n-grams compared, as in BLEU and compare-mt."""
 
 Ngrams = dict[tuple[str, ...], float]
@@ -121,7 +121,7 @@ def ngrams(words: Sequence[str]) -> Counter[tuple[str, ...]]:
     """Return the number of occurrences of each n-gram of 1 to MAX_NGRAM words in a sentence."""
     return Counter(
         tuple(words[start : start + length])
-        for length in range(1, MAX_NGRAM + 1)
+        for length in range(1, _MAX_NGRAM + 1)
         for start in range(len(words) - length + 1)
     )
 

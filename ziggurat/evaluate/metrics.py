@@ -161,11 +161,11 @@ def _answer(path: Path, expected: int, python: str, status: int) -> tuple[list[f
     return scores, f"comet-{answer.get('version', 'unknown')}"
 
 
-CHRF_WORDS = "chrf++"
+_CHRF_WORDS = "chrf++"
 """CHRF_WORDS is chrF with pairs of words beside characters (Popović 2017)."""
-OTHER_NAMES = {"chrf2": "chrf", "chrf2++": CHRF_WORDS, "chrfpp": CHRF_WORDS, "ppl": "perplexity"}
+OTHER_NAMES = {"chrf2": "chrf", "chrf2++": _CHRF_WORDS, "chrfpp": _CHRF_WORDS, "ppl": "perplexity"}
 """OTHER_NAMES is what signatures and other programs call a metric -> its name here."""
-ALL_METRICS: tuple[str, ...] = (*METRICS, CHRF_WORDS, "meteor", "comet")
+ALL_METRICS: tuple[str, ...] = (*METRICS, _CHRF_WORDS, "meteor", "comet")
 
 
 def check_metrics(names: Sequence[str]) -> None:
@@ -215,12 +215,12 @@ class TestSet:
                 raise ConfigError("COMET needs the source text (`--source FILE`)")
             return Comet(self.references, self.sources, comet)
         return SacrebleuMetric(
-            "chrf" if name == CHRF_WORDS else cast(Metric, name),
+            "chrf" if name == _CHRF_WORDS else cast(Metric, name),
             self.references,
             tokenize=self.splitting.bleu,
             ter_by_character=self.splitting.ter_by_character,
             lowercase=self.lowercase,
-            chrf_word_order=2 if name == CHRF_WORDS else 0,
+            chrf_word_order=2 if name == _CHRF_WORDS else 0,
         )
 
 

@@ -36,7 +36,7 @@ Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
 """Names of the metrics, as sacreBLEU's command line spells them."""
 
-BOOTSTRAP_SAMPLES = 1000
+_BOOTSTRAP_SAMPLES = 1000
 """Number of resamplings behind a confidence interval: sacreBLEU's default."""
 
 
@@ -190,7 +190,7 @@ def corpus_score(
     metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, confidence: bool
 ) -> Score:
     """Return the score by a sacreBLEU `metric` object, for lines that passed check_lines."""
-    resamplings = BOOTSTRAP_SAMPLES if confidence else 1
+    resamplings = _BOOTSTRAP_SAMPLES if confidence else 1
     if confidence:
         _score_in_plain_floats(metric)
     found = metric.corpus_score(list(hypotheses), [list(r) for r in references], n_bootstrap=resamplings)
@@ -319,11 +319,11 @@ def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) ->
     score, signature = metric.from_sums(add_up(statistics)), metric.signature()
     mean = interval = None
     if confidence:
-        seed, resampled = resample(statistics, _Resampled(metric), BOOTSTRAP_SAMPLES)
+        seed, resampled = resample(statistics, _Resampled(metric), _BOOTSTRAP_SAMPLES)
         mean, interval = (
             float(value) for value in significance.estimate_ci(np.array([found.score for found in resampled]))
         )
-        signature.update("bs", BOOTSTRAP_SAMPLES)
+        signature.update("bs", _BOOTSTRAP_SAMPLES)
         signature.update("seed", seed)
     value, decimals = float(score.score), metric.decimals
     return Score(score.name, value, str(signature), len(output), "", mean, interval, decimals=decimals)

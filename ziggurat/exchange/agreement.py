@@ -20,11 +20,11 @@ from ziggurat.system.errors import printable
 MOST_UNMATCHED = 0.05
 """Largest share of rows without a token, or of tokens that the segmenter never gives, of a model that is imported."""
 
-MOST_UNLISTED = 0.2
+_MOST_UNLISTED = 0.2
 """Largest share of the segmenter's pieces that the dictionary may lack. Of 8,000 BPE pieces, 8 % are only steps on the
 way to longer ones and never occur in the training text, so that its dictionary lacks them (0.1 % of unigram pieces)."""
 
-MOST_UNSPELT = 0.5
+_MOST_UNSPELT = 0.5
 """Largest share of tokens with characters that the segmenter does not know. Dictionaries that were counted on segmented
 text have rare characters of all scripts, each as a token."""
 
@@ -114,7 +114,7 @@ def unmatched(source: VocabularySide, target: VocabularySide) -> list[Unmatched]
                 "pieces of the segmenter that the dictionary lacks, which are read as unknown",
                 lacking,
                 len(given[number]),
-                MOST_UNLISTED,
+                _MOST_UNLISTED,
             )
         for one in findings:
             found.setdefault(one, []).append(side.name)
@@ -157,7 +157,7 @@ def _tokens(side: VocabularySide, tokenizer: SentencePieceTokenizer, pieces: fro
             "tokens of the dictionary with characters that the segmenter does not know, which are read as unknown",
             unspelt,
             len(counted),
-            MOST_UNSPELT,
+            _MOST_UNSPELT,
         ),
     ]
 

@@ -96,11 +96,11 @@ def package_choices(metadata: Sequence[str], splitter: Path | None) -> PackageCh
             raise ConfigError(f"{shown}: give a version such as 1.0")
         values[key] = value.strip()
     if splitter is not None:
-        splitter_files(splitter)
+        _splitter_files(splitter)
     return PackageChoices(values, splitter)
 
 
-def package_metadata(data: DataConfig, choices: PackageChoices) -> dict[str, str]:
+def _package_metadata(data: DataConfig, choices: PackageChoices) -> dict[str, str]:
     """Return the content of metadata.json. Raises ConfigError for the code of a language that Argos cannot use."""
     found = {"package_version": "1.0", "argos_version": _ARGOS_VERSION}
     for side, language in (("from", data.source_language), ("to", data.target_language)):
@@ -118,7 +118,7 @@ def _check_code(code: str, where: str) -> None:
         )
 
 
-def splitter_files(folder: Path) -> dict[str, bytes | Path]:
+def _splitter_files(folder: Path) -> dict[str, bytes | Path]:
     """Return the files of a sentence splitter by their place in the package.
 
     Raises ConfigError: not the folder of a splitter, or a name in it is not UTF-8. DataError: a file cannot be read.
@@ -178,7 +178,7 @@ def write_argos(
     none that Argos Translate could use. DataError: the folder of the splitter cannot be read.
     """
     choices = choices or PackageChoices()
-    metadata = package_metadata(model.experiment.data, choices)
+    metadata = _package_metadata(model.experiment.data, choices)
     vocabulary = _sentencepiece_model(model)
     name = "translate-{from_code}_{to_code}-{package_version}".format(**metadata).replace(".", "_")
     content: dict[str, bytes | Path] = {
@@ -188,7 +188,7 @@ def write_argos(
         "sentencepiece.model": vocabulary,
     }
     if choices.splitter is not None:
-        content |= splitter_files(choices.splitter)
+        content |= _splitter_files(choices.splitter)
     with tempfile.TemporaryDirectory(dir=folder, prefix="model.") as unpacked:
         anatomy = _for_any_search(_roomy(model).anatomy(), model.target)
         write_ctranslate2(Path(unpacked), anatomy, (model.source, model.target), _POSITIONS, quantization)

@@ -216,7 +216,7 @@ def _shaken(ours: Translator, generator: torch.Generator | None, *, shares_out: 
     )
 
 
-REPORT_FILE = "export.json"
+_REPORT_FILE = "export.json"
 """Report of an export: its origin and the results of its checks."""
 
 REPORT_FORMAT = 1
@@ -360,16 +360,16 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
 
 def _refuse_other_folder(out: Path, force: bool) -> None:
     tidy(out)
-    if out.exists() and not (out / REPORT_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not (out / _REPORT_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: exists and holds no earlier export; give another folder")
-    if not force and (out / REPORT_FILE).is_file():
+    if not force and (out / _REPORT_FILE).is_file():
         raise ConfigError(f"{out}: already holds {_earlier(out)}; `--force` replaces it, or choose another folder")
 
 
 def _earlier(out: Path) -> str:
     """Return a description of an earlier export."""
     try:
-        report = parse_json(read_bounded(out / REPORT_FILE), REPORT_FILE)
+        report = parse_json(read_bounded(out / _REPORT_FILE), _REPORT_FILE)
         quantization = report["quantization"] or "fp32"
         return f"an export ({printable(str(report['target']))}, {printable(str(quantization))})"
     except (OSError, DataError, KeyError, TypeError):
@@ -483,4 +483,4 @@ def _empty(folder: Path) -> None:
 
 
 def _write_report(folder: Path, report: dict[str, Any]) -> None:
-    write_atomically(folder / REPORT_FILE, json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomically(folder / _REPORT_FILE, json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n")

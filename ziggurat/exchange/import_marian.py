@@ -80,7 +80,7 @@ class _Options(JsonForm):
     transformer_disable_position_embeddings: bool = False
 
 
-def marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path: Path) -> Anatomy:
+def _marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path: Path) -> Anatomy:
     """Return the matrices of the model in the file `path`, each vocabulary with one row more, for padding.
 
     Raises ExportError with all reasons why the options are not those of a plain Transformer, or for arrays that are
@@ -244,7 +244,7 @@ def read_marian(
     """
     files = find_files(path)
     arrays, given = read_weights(files.weights)
-    anatomy = marian_anatomy(arrays, given, files.weights)
+    anatomy = _marian_anatomy(arrays, given, files.weights)
     vocabularies = list(dictionaries) or list(files.vocabularies)
     if not vocabularies:
         raise DataError(f"{files.weights}: name its vocabularies, of source and target, by `--dictionary`")

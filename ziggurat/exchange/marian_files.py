@@ -76,7 +76,7 @@ def _array(content: bytes) -> Array:
     return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape)
 
 
-def read_options(path: Path) -> dict[str, Any]:
+def _read_options(path: Path) -> dict[str, Any]:
     """Return the options in a YAML file of Marian's."""
     return _mapping(_read(path, MAX_YAML_BYTES), str(path))
 
@@ -132,7 +132,7 @@ def find_files(path: Path) -> MarianFiles:
     if folder != path:
         written = [path.with_name(f"{path.name}.decoder.yml"), folder / "decoder.yml"]
     written = [file for file in written if file.is_file()][:1]
-    options = read_options(written[0]) if written else {}
+    options = _read_options(written[0]) if written else {}
     named = {key: _beside(folder, options.get(key), written) for key in ("models", "vocabs")}
     if folder != path:
         return MarianFiles(path, named["vocabs"] if path in named["models"] else (), options)

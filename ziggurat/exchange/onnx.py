@@ -68,7 +68,7 @@ class Ports(Protocol):
         """Return the tensors `states` of a cache after a step."""
 
 
-def ports_of(model: Seq2Seq, longest: int) -> Ports:
+def _ports_of(model: Seq2Seq, longest: int) -> Ports:
     """Return the layout of the caches of the model's decoder; no position is beyond `longest`."""
     if isinstance(model.decoder, RnmtDecoder):
         return _RnmtPorts(model.decoder)
@@ -215,7 +215,7 @@ class StepGraph(nn.Module):
         return (self.model.logits(hidden), attention, *self.ports.states_of(cache))
 
 
-def exportable(model: Seq2Seq) -> Seq2Seq:
+def _exportable(model: Seq2Seq) -> Seq2Seq:
     """Return the model with modules that a graph can contain: the loops of a recurrent encoder as scans."""
     if not isinstance(model.encoder, RnmtEncoder):
         return model
@@ -232,7 +232,7 @@ STEP_FILE = "step.onnx"
 MANIFEST_FILE = "onnx.json"
 FORMAT = 1
 """Version of the manifest, and of the graphs' inputs and outputs."""
-OPSET = 20
+_OPSET = 20
 """Version of ai.onnx; onnxruntime has it since 1.17 (January 2024)."""
 _EXAMPLE = {"sentences": 2, "beams": 3, "source": 5, "steps": 7}
 """Sizes while a graph is traced; none is 1, which the graph would take for a constant."""
@@ -260,11 +260,11 @@ def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: 
             f"the export to ONNX needs the package {error.name}: pip install 'ziggurat-mt[export]'"
         ) from None
     limit = _position_limit(config, positions)
-    model = exportable(model)
+    model = _exportable(model)
     _make_room(model, limit)
     # The largest position; models without positions do not use it.
     longest = (limit or 1) - 1
-    ports = ports_of(model, longest)
+    ports = _ports_of(model, longest)
     source = [Port("source", ("sentences", "source")), Port("source_mask", ("sentences", "source"))]
     state_in = [Port(f"state.{port.name}", port.shape) for port in ports.states]
     state_out = [f"next.{port.name}" for port in ports.states]
@@ -318,7 +318,7 @@ def _write(
                 _varying(item, axes) if isinstance(item, Port) else [_varying(port, axes) for port in item]
                 for item in inputs
             ),
-            opset_version=OPSET,
+            opset_version=_OPSET,
             dynamo=True,
             verbose=False,
         )
@@ -346,7 +346,7 @@ def _varying(port: Port, axes: dict[str, Any]) -> dict[int, Any]:
 def _manifest(model: Seq2Seq, ports: Ports, limit: int | None) -> dict[str, Any]:
     return {
         "format": FORMAT,
-        "opset": OPSET,
+        "opset": _OPSET,
         "vocabulary_size": model.vocabulary_size,
         "max_positions": limit,
         "memory": [{"name": port.name, "shape": port.shape} for port in ports.memory],

@@ -157,7 +157,7 @@ class Ledger(TorchDispatchMode):
         work = self.work.setdefault(self.phase, OperatorWork())
         work.calls += 1
         if flops := operations(function, args, options, result):
-            work.operations[Product(outputs[0].dtype, is_batched(function))] += flops
+            work.operations[Product(outputs[0].dtype, _is_batched(function))] += flops
             return
         inputs = [value for value in tree_leaves(args) if isinstance(value, Tensor)]
         work.moved += sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
@@ -251,7 +251,7 @@ def operations(function: torch._ops.OpOverload, args: Sequence[Any], options: di
 
 
 @cache
-def is_batched(function: torch._ops.OpOverload) -> bool:
+def _is_batched(function: torch._ops.OpOverload) -> bool:
     """Return True for many small products in one call, as in attention: they are slower than one of the same size."""
     name = function._schema.name.removesuffix("_")
     return name in ("aten::bmm", "aten::baddbmm", "aten::mv") or "attention" in name or "attn" in name

@@ -265,7 +265,7 @@ def measure_speed(
         timer: how it is timed; default: by the wall clock.
     """
     timer = timer or Timer(device)
-    with with_threads(threads):
+    with _with_threads(threads):
         return Speed(
             {kind: _batched(kind, timer) if kind.batched else _matrix(kind, widths, timer) for kind in kinds},
             _moved(timer),
@@ -275,7 +275,7 @@ def measure_speed(
 
 
 @contextlib.contextmanager
-def with_threads(threads: int | None) -> Iterator[None]:
+def _with_threads(threads: int | None) -> Iterator[None]:
     """Context with this number of CPU threads; None: the present number."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
@@ -362,7 +362,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: 
     for phase, of_phase in simulate_update(small, (_VOCABULARY, _VOCABULARY), shape, device).work.items():
         if phase != "step":
             work.add(of_phase)
-    with random_state_kept(device), with_threads(training.threads):
+    with random_state_kept(device), _with_threads(training.threads):
         model = build_model(small.model, _VOCABULARY, _VOCABULARY)
         as_trained(model, training, seed=training.seed)
         model.to(device)

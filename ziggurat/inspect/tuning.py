@@ -207,9 +207,9 @@ def best(tried: Sequence[Tried]) -> Tried:
     return min(tried, key=lambda one: (one.loss, one.rate))
 
 
-COORDINATES = ("memory", "decoder", "logits")
+_COORDINATES = ("memory", "decoder", "logits")
 """States whose changes say whether a learning rate carries over."""
-COORDINATE_RATE = 5e-5
+_COORDINATE_RATE = 5e-5
 """Low enough that ten updates change normalised states by a small part of their size: larger changes look alike."""
 
 
@@ -263,16 +263,16 @@ def coordinates(
 
     start = states()
     sizes: dict[str, list[float]] = {name: [_rms(state)] for name, state in start.items()}
-    changes: dict[str, list[float]] = {name: [0.0] for name in COORDINATES}
+    changes: dict[str, list[float]] = {name: [0.0] for name in _COORDINATES}
     groups = loader_of(small, store).groups()
     with random_state_kept(learner.device):
         for _ in range(updates):
             group = next(groups)
-            train_update(learner.parallel, group.batches, learner.optimiser, rate=COORDINATE_RATE, clip_norm=None)
+            train_update(learner.parallel, group.batches, learner.optimiser, rate=_COORDINATE_RATE, clip_norm=None)
             now = states()
             for name, state in now.items():
                 sizes[name].append(_rms(state))
-            for name in COORDINATES:
+            for name in _COORDINATES:
                 changes[name].append(_rms(now[name] - start[name]))
     return Coordinates(size, sizes, changes)
 
@@ -302,5 +302,5 @@ def spread(found: Sequence[Coordinates], name: str) -> float:
 
     It is the change of `memory`, `decoder` and `logits`, and the size of the streams.
     """
-    values = [(one.changes if name in COORDINATES else one.states)[name][-1] for one in found]
+    values = [(one.changes if name in _COORDINATES else one.states)[name][-1] for one in found]
     return max(values) / min(values) if min(values) > 0 else math.inf

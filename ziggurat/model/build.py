@@ -73,7 +73,7 @@ def assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int
     filled. The arguments and errors are those of build_model.
     """
     with _Undrawn():
-        return FAMILY[config.family](config, source_vocabulary, target_vocabulary)
+        return _FAMILY[config.family](config, source_vocabulary, target_vocabulary)
 
 
 class _Undrawn(TorchFunctionMode):
@@ -118,7 +118,7 @@ def _build_transformer(config: ModelConfig, source_vocabulary: int, target_vocab
     )
 
 
-FAMILY: dict[Family, Callable[[ModelConfig, int, int], Seq2Seq]] = {
+_FAMILY: dict[Family, Callable[[ModelConfig, int, int], Seq2Seq]] = {
     "transformer": _build_transformer,
     "rnmt": build_rnmt,
 }

@@ -108,7 +108,7 @@ def write_score(folder: Path, score: AverageScore) -> None:
     write_atomically(folder / SCORE_FILE, json.dumps(document, indent=1).encode() + b"\n")
 
 
-def passed_over(run: Path) -> str:
+def _passed_over(run: Path) -> str:
     """Return why a run's averaged model is not taken by default, in words; "": it is, or there is none.
 
     Raises CheckpointError: its score is damaged.
@@ -321,7 +321,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         mend_links(path)
         if which is None:
             candidates = [path / AVERAGED, path / "best", path / "last"]
-            if passed_over(path):
+            if _passed_over(path):
                 candidates.append(candidates.pop(0))
         elif which.isdecimal():
             candidates = [path / CHECKPOINTS / checkpoint_name(int(which))]
@@ -394,7 +394,7 @@ def weights_origin(path: Path, weights_file: Path, which: str | None = None) -> 
         said = ["averaged checkpoints"]
     elif folder != path and (folder.name in ("best", "last") or folder.name.startswith(best_link(""))):
         said = [folder.name, *said]
-    why = passed_over(path) if which is None and folder.name != AVERAGED else ""
+    why = _passed_over(path) if which is None and folder.name != AVERAGED else ""
     return f"{path}: {', '.join(said) or 'model directory'}" + (f" ({why})" if why else "")
 
 

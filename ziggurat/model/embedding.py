@@ -17,7 +17,7 @@ from ziggurat.model.linear import Multiply, linear
 from ziggurat.model.roles import Role, Slot
 from ziggurat.system.errors import ConfigError
 
-IMPOSSIBLE = -1e8
+_IMPOSSIBLE = -1e8
 """An output bias below this makes a token impossible whatever the hidden states are; importers write -1e9."""
 
 
@@ -197,7 +197,7 @@ class OutputProjection(nn.Module):
 
     def rule_out(self, bias: Tensor | None) -> None:
         """Set `ruled_out` from `bias` [vocabulary], as it was loaded: whole, not cut up over processes."""
-        ids = [] if bias is None else (bias < IMPOSSIBLE).nonzero().flatten().tolist()
+        ids = [] if bias is None else (bias < _IMPOSSIBLE).nonzero().flatten().tolist()
         self.ruled_out = torch.tensor(ids, device=self.weight.device) if ids else None
 
     def forward(self, hidden: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class AsBuilt(Distribution):
         """Leave `values` as they are; nothing is drawn."""
 
 
-def xavier_bound(slot: Slot, *, fused: bool) -> float:
+def _xavier_bound(slot: Slot, *, fused: bool) -> float:
     """Return sqrt(6 / (fan_in + fan_out)) of a matrix slot.
 
     With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance; a map that is
@@ -124,7 +124,7 @@ def xavier_bound(slot: Slot, *, fused: bool) -> float:
 def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """Glorot uniform (Glorot and Bengio 2010), the default of fairseq, tensor2tensor and zero.
 
-    Matrices are U(-bound, bound) (`xavier_bound`), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
+    Matrices are U(-bound, bound) (`_xavier_bound`), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
 
     The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
     N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) and low-rank updates stay as
@@ -156,7 +156,7 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
             | Role.LSTM
             | Role.PROJECTION
         ):
-            return Uniform(xavier_bound(slot, fused=_is_fused(slot, config)))
+            return Uniform(_xavier_bound(slot, fused=_is_fused(slot, config)))
         case _:
             assert_never(slot.role)
 
@@ -244,7 +244,7 @@ def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
         return xavier(slot, config, depth).scaled(factor)
     if slot.role in WRITTEN and slot.layer:
         factor = decoder_factor if slot.decoder else 0.67 * depth.encoder_layers**-0.25
-        return Uniform(factor * xavier_bound(slot, fused=False))
+        return Uniform(factor * _xavier_bound(slot, fused=False))
     return xavier(slot, config, depth)
 
 

@@ -232,7 +232,7 @@ def _wanted(run: Path) -> dict[Path, Path]:
 
 SCORES = "scores"
 """Folder of a run with a file for each test set, NAME.json, as `ziggurat evaluate RUN ... --json` prints it."""
-SPEED_FILE = "speed.json"
+_SPEED_FILE = "speed.json"
 
 
 class KeptScore(JsonForm):
@@ -273,12 +273,12 @@ def read_scores(run: Path) -> dict[str, list[KeptScore]]:
 
 def keep_speed(run: Path, speed: DecodingSpeed) -> None:
     """Write the decoding speed of a run, in place of an earlier one. Raises OSError."""
-    write_atomically(run / SPEED_FILE, (json.dumps(speed.model_dump(), indent=1) + "\n").encode())
+    write_atomically(run / _SPEED_FILE, (json.dumps(speed.model_dump(), indent=1) + "\n").encode())
 
 
 def read_speed(run: Path) -> DecodingSpeed | None:
     """Return the decoding speed that the run keeps, None if none was measured. Raises DataError for a damaged file."""
     try:
-        return read_json(run / SPEED_FILE, DecodingSpeed, error=DataError, remedy="remove it and measure again")
+        return read_json(run / _SPEED_FILE, DecodingSpeed, error=DataError, remedy="remove it and measure again")
     except FileNotFoundError:
         return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-WEIGHTS_FORMAT = "1"
+_WEIGHTS_FORMAT = "1"
 """Value of `format` in the header of every file that this package writes."""
 
 _BLOCK_BYTES = 1 << 22
@@ -91,7 +91,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """
     digest = xxhash.xxh3_128()
     with atomic_file(path) as file:
-        for block in _blocks(tensors, {"format": WEIGHTS_FORMAT, **(metadata or {})}):
+        for block in _blocks(tensors, {"format": _WEIGHTS_FORMAT, **(metadata or {})}):
             digest.update(block)
             file.write(block)
     return str(digest.hexdigest())
@@ -131,8 +131,8 @@ def _opened(path: Path) -> Iterator[Any]:
             raise CheckpointError(f"{path}: damaged or not a safetensors file (a header of {size:,} bytes)")
         with safe_open(path, framework="pt", device="cpu") as file:
             version = (file.metadata() or {}).get("format")
-            if version != WEIGHTS_FORMAT:
-                raise CheckpointError(other_format(path, version, WEIGHTS_FORMAT, "train or export again"))
+            if version != _WEIGHTS_FORMAT:
+                raise CheckpointError(other_format(path, version, _WEIGHTS_FORMAT, "train or export again"))
             yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None

@@ -138,10 +138,10 @@ def remove_dead(path: Path) -> None:
         for entry in entries:
             match = TEMPORARY.fullmatch(entry.name)
             if match is not None and match["name"] == path.name:
-                remove_if_dead(Path(entry.path))
+                _remove_if_dead(Path(entry.path))
 
 
-def remove_if_dead(file: Path) -> None:
+def _remove_if_dead(file: Path) -> None:
     """Remove a temporary file whose writer is dead; anything that cannot be locked or is not a regular file stays."""
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
@@ -176,7 +176,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def sync_tree(folder: Path) -> None:
+def _sync_tree(folder: Path) -> None:
     """Write all files and folders under `folder` to the disk, whoever wrote them. Raises OSError."""
     for place, _, files in os.walk(folder):
         for name in files:
@@ -201,7 +201,7 @@ class BeingBuiltError(DataError):
 
 def staged(target: Path) -> Path:
     """Return the folder where the next content of `target` is built, for processes that fill it together."""
-    return beside(real_path(target), BUILDING) / "new"
+    return beside(_real_path(target), BUILDING) / "new"
 
 
 class Staging:
@@ -217,7 +217,7 @@ class Staging:
     """
 
     def __init__(self, target: Path) -> None:
-        self.target = real_path(target)
+        self.target = _real_path(target)
         check_name(self.target)  # now, not after hours of filling a folder that other libraries cannot open
         self._place = beside(self.target, BUILDING)
         self._new, self._old, self._gone = (self._place / name for name in ("new", "old", "gone"))
@@ -293,14 +293,14 @@ class Staging:
         Raises OSError when it cannot be done, and nothing has changed; DataError for a file or a mount point.
         """
         # Content must be on the disk before the name, and the name before the old content is deleted.
-        sync_tree(self._new)
+        _sync_tree(self._new)
         if self.target.exists() and not self.target.is_dir():
             raise DataError(f"{self.target}: is a file, expected a folder to write; give another one")
         try:
             os.rename(self._new, self.target)  # enough where there is nothing, or an empty folder
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise cannot_be_made(self.target, error) from None
+                raise _cannot_be_made(self.target, error) from None
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self._replace()
@@ -314,7 +314,7 @@ class Staging:
             os.rename(self.target, self._old)
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise cannot_be_made(self.target, error) from None
+                raise _cannot_be_made(self.target, error) from None
             raise
         try:
             os.rename(self._new, self.target)
@@ -338,7 +338,7 @@ class Staging:
             os.close(self._lock)
 
 
-def real_path(target: str | Path) -> Path:
+def _real_path(target: str | Path) -> Path:
     """Return the absolute path without links, since the folder itself is renamed and not a link to it."""
     return Path(os.path.realpath(target))
 
@@ -356,9 +356,9 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def cannot_be_made(target: Path, error: OSError) -> DataError:
+def _cannot_be_made(target: Path, error: OSError) -> DataError:
     """Return the error to raise for a folder that cannot be created or replaced, with the way out."""
-    parent = real_path(target).parent
+    parent = _real_path(target).parent
     where = ""
     if error.errno == errno.EBUSY:  # for example the volume of a container
         where = f". A file system is mounted there, so it cannot be replaced: name a folder inside, such as {target}/1"
@@ -384,7 +384,7 @@ def building(target: Path) -> Iterator[Path]:
         try:
             staging = Staging(target)
         except OSError as error:
-            raise cannot_be_made(target, error) from None
+            raise _cannot_be_made(target, error) from None
         try:
             yield staging.begin()
             staging.put_in_place()
@@ -399,7 +399,7 @@ def recover(target: str | Path) -> None:
 
     Raises DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
     """
-    path = real_path(Path(target))
+    path = _real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
     while not path.exists():
         aside = beside(path, BUILDING) / "old"
@@ -423,7 +423,7 @@ def tidy(target: str | Path) -> None:
 
     Raises DataError: another process is building it, or the remains cannot be removed.
     """
-    path = real_path(Path(target))
+    path = _real_path(Path(target))
     if not any(os.path.lexists(beside(path, kind)) for kind in (BUILDING, DELETING)):
         return
     try:
@@ -437,7 +437,7 @@ def discard(folder: Path) -> None:
 
     It creates nothing, so it works on a full disk.
     """
-    folder = real_path(folder)
+    folder = _real_path(folder)
     doomed = beside(folder, DELETING)
     remove(doomed)
     os.rename(folder, doomed)
@@ -464,7 +464,7 @@ def sweep(folder: Path, *, deep: bool = False) -> None:
             if path.is_symlink():  # it cannot be locked
                 continue
             if not path.is_dir():
-                remove_if_dead(path)
+                _remove_if_dead(path)
             elif match["kind"] == DELETING:
                 shutil.rmtree(path, ignore_errors=True)
             elif match["kind"] == BUILDING:

@@ -20,12 +20,12 @@ Lines = dict[tuple[str | int, ...], int]
 MAX_YAML_BYTES = 1 << 20
 """Longest YAML text. A resolved configuration takes 12 kB, and 250 bytes more for each corpus."""
 
-MAX_NODES = 50_000
+_MAX_NODES = 50_000
 """Most values of a document, keys included, with the values of an alias counted wherever it is used. That is enough
 for 2,000 corpora and takes PyYAML 3 seconds."""
 
 MAX_DEPTH = 32
-MAX_DIGITS = 100
+_MAX_DIGITS = 100
 """Longest text of a number. Python itself refuses 4,300 digits, and YAML's numbers of base 60 (`1:30:00`) take
 quadratic time."""
 
@@ -39,7 +39,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next value with everything inside it. Raises ConfigError as soon as a limit is exceeded."""
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
-        if self.depth > MAX_DEPTH or self.nodes > MAX_NODES:
+        if self.depth > MAX_DEPTH or self.nodes > _MAX_NODES:
             line = self.line + 1
             raise ConfigError(f"{self.name}, line {line}: {_too_much(self.depth > MAX_DEPTH)}")
         try:
@@ -53,8 +53,8 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         text = str(node.value)
         kind = node.tag.rpartition(":")[2]
-        if kind in ("int", "float") and len(text) > MAX_DIGITS:
-            raise ConfigError(f"{self._place(node)}: a number of {len(text):,} characters; {MAX_DIGITS} are the most")
+        if kind in ("int", "float") and len(text) > _MAX_DIGITS:
+            raise ConfigError(f"{self._place(node)}: a number of {len(text):,} characters; {_MAX_DIGITS} are the most")
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
             raise ConfigError(f"{self._place(node)}: {printable(text)} contains NUL or half a character; remove it")
         try:
@@ -81,7 +81,7 @@ for _class in (_Loader, _Dumper):
 def _too_much(deep: bool) -> str:
     if deep:
         return f"nested more than {MAX_DEPTH} deep, or an alias that contains itself"
-    return f"more than {MAX_NODES:,} values, those of aliases counted at each use: no configuration has so many"
+    return f"more than {_MAX_NODES:,} values, those of aliases counted at each use: no configuration has so many"
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
@@ -142,7 +142,7 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
 def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, name: str, seen: list[int]) -> None:
     """Store the line of every key in `lines`; aliases are followed, and `seen[0]` counts the values."""
     seen[0] += 1
-    if seen[0] > MAX_NODES or len(path) > MAX_DEPTH:
+    if seen[0] > _MAX_NODES or len(path) > MAX_DEPTH:
         raise ConfigError(f"{name}, line {node.start_mark.line + 1}: {_too_much(len(path) > MAX_DEPTH)}")
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.MappingNode):

@@ -189,8 +189,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
     if dist.is_available() and dist.is_initialized():
         return write_slices(folder, tensors, group)
     folder.mkdir(parents=True, exist_ok=True)
-    header = shard_header({name: [0] * tensor.dim() for name, tensor in tensors.items()})
-    return {shard_name(0): write_tensors(folder / shard_name(0), tensors, header)} if tensors else {}
+    header = _shard_header({name: [0] * tensor.dim() for name, tensor in tensors.items()})
+    return {_shard_name(0): write_tensors(folder / _shard_name(0), tensors, header)} if tensors else {}
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
@@ -199,18 +199,18 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     Raises CheckpointError when a file is missing or damaged.
     """
     # One file has all tensors whole: of several processes that hold slices, each has written some.
-    if [file.name for file in folder.glob("*.safetensors")] == [shard_name(0)]:
-        return read_tensors(folder / shard_name(0))
+    if [file.name for file in folder.glob("*.safetensors")] == [_shard_name(0)]:
+        return read_tensors(folder / _shard_name(0))
 
     return read_slices(folder)
 
 
-def shard_name(rank: int) -> str:
+def _shard_name(rank: int) -> str:
     """Return the name of a process's file."""
     return f"shard-{rank:05d}.safetensors"
 
 
-def shard_header(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
+def _shard_header(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
     """Return the header of a shard whose slice of each tensor begins at these places, one for each dimension."""
     offsets = {name: {"saved_offsets": list(begin)} for name, begin in begins.items()}
     return {"DCP_SHARDING_INFO": json.dumps(offsets, sort_keys=True), "DCP_VERSION": "1.0"}
@@ -458,7 +458,7 @@ class _ShardWriter(StorageWriter):
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Give each process the name of its file, by its rank."""
-        names = map(shard_name, range(len(plans)))
+        names = map(_shard_name, range(len(plans)))
         return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -475,7 +475,7 @@ class _ShardWriter(StorageWriter):
             begins[item.index.fqn] = list(item.tensor_data.chunk.offsets)
         results = []
         if slices:
-            checksum = write_tensors(self.folder / plan.storage_data, slices, shard_header(begins))
+            checksum = write_tensors(self.folder / plan.storage_data, slices, _shard_header(begins))
             sizes = {name: part.numel() * part.element_size() for name, part in slices.items()}
             written = (plan.storage_data, checksum)
             results = [WriteResult(item.index, sizes[item.index.fqn], written) for item in plan.items]

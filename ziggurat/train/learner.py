@@ -60,7 +60,7 @@ from ziggurat.train.update import Parallel, Replicated, UpdateSize
 STAGES = "stages"
 
 
-def stage_model(experiment: Experiment, stage: int) -> ModelConfig:
+def _stage_model(experiment: Experiment, stage: int) -> ModelConfig:
     """Return the architecture of stage `stage`, from 0; the last is that of `model`."""
     growth = experiment.training.growth
     if growth is None or stage >= len(growth.stages):
@@ -95,7 +95,7 @@ def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
 
 def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
     """Return the configuration of the model of stage `stage`, from 0."""
-    model = stage_model(experiment, stage)
+    model = _stage_model(experiment, stage)
     return experiment if model == experiment.model else _of_depth(experiment, model)
 
 
@@ -146,7 +146,7 @@ def carry_moments(
 
 def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
     """Return the folder for the model at the end of a stage; stages differ in depth."""
-    growth, model = experiment.training.growth, stage_model(experiment, stage)
+    growth, model = experiment.training.growth, _stage_model(experiment, stage)
     both = growth is not None and any(stage.decoder_layers is not None for stage in growth.stages)
     depth = f"{model.encoder.layers:03d}-{model.decoder.layers:03d}" if both else f"{model.encoder.layers:03d}"
     return run / STAGES / f"{depth}-layers"
@@ -294,7 +294,7 @@ class Learner:
     @property
     def architecture(self) -> ModelConfig:
         """Architecture of the model at its present depth."""
-        return stage_model(self.experiment, self._stage)
+        return _stage_model(self.experiment, self._stage)
 
     @property
     def depth(self) -> tuple[int, int]:
@@ -384,7 +384,7 @@ class Learner:
         """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
         growth, number = self.experiment.training.growth, self._stage + 1
         assert growth is not None
-        depths, moments = (self.architecture, stage_model(self.experiment, number)), self.optimiser.state()
+        depths, moments = (self.architecture, _stage_model(self.experiment, number)), self.optimiser.state()
         model = self._build(number)
         # Weights are copied before the model is taken: FSDP cuts up the parameters that it is given.
         added = carry_weights(growth, self.parallel.weights(), depths, model)
@@ -410,7 +410,7 @@ class Learner:
         training = self.experiment.training
         # Drawn on the CPU and moved afterwards: the same initial weights on every device.
         model = build_model(
-            stage_model(self.experiment, stage),
+            _stage_model(self.experiment, stage),
             self.store.source.size,
             self.store.target.size,
             seed=training.seed,

@@ -241,7 +241,7 @@ class LossSums(NamedTuple):
     alignment: Tensor | None = None
 
 
-def token_weights(
+def _token_weights(
     mask: Tensor, places: Tensor, config: LossConfig, dtype: torch.dtype, *, tokens: int, sentences: int
 ) -> Tensor:
     """Return what the loss of each token counts in an update, in the shape of `places` [n].
@@ -295,7 +295,7 @@ def sequence_loss(
     if rows.dtype in (torch.bfloat16, torch.float16):
         rows = rows.float()  # sums over the vocabulary need fp32; the products alone are in half precision
     ids = labels.ids.flatten().index_select(0, places)
-    row_weight = token_weights(labels.mask, places, config, rows.dtype, tokens=tokens, sentences=sentences)
+    row_weight = _token_weights(labels.mask, places, config, rows.dtype, tokens=tokens, sentences=sentences)
     if ruled_out is not None:
         row_weight = row_weight.masked_fill(torch.isin(ids, ruled_out), 0.0)
     objective, nll = linear_cross_entropy(
@@ -331,7 +331,7 @@ def alignment_loss(
     found = attention.flatten().index_select(0, places)
     found = found.float() if found.dtype in (torch.bfloat16, torch.float16) else found
     losses = shares * -found.clamp_min(_LEAST).log()
-    rows = token_weights(
+    rows = _token_weights(
         batch.target_mask, places // attention.shape[2], config, losses.dtype, tokens=tokens, sentences=sentences
     )
     return (rows * losses).sum(), torch.stack([losses.sum(), shares.sum()]).detach()

@@ -139,7 +139,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
         raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)", named=[Remedy.RESUME])
     before = load_experiment(run / CONFIG_FILE)
     after = load_experiment(run / CONFIG_FILE, overrides)
-    refuse_edited(run, before)
+    _refuse_edited(run, before)
     if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
         raise ConfigError(
             f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved); "
@@ -156,7 +156,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     return after
 
 
-def refuse_edited(run: Path, experiment: Experiment) -> None:
+def _refuse_edited(run: Path, experiment: Experiment) -> None:
     """Raise ConfigError where keys that a resumed run cannot change differ from those of its newest checkpoint."""
     for folder in reversed(checkpoint_folders(run)):
         try:
@@ -283,7 +283,7 @@ def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Itera
         processes.first_does(lambda: stack.enter_context(run_lock(run)))
         processes.first_does(lambda: clear_leftovers(run))
         refuse_unshared(run, processes)
-        processes.first_does(lambda: refuse_edited(run, experiment))
+        processes.first_does(lambda: _refuse_edited(run, experiment))
         processes.first_does(lambda: keep_configuration(run, experiment))
         differing: list[str] = []
         processes.first_does(

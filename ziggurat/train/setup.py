@@ -56,7 +56,7 @@ from ziggurat.train.validate import Validator, settings_of_scores
 BUDGET_STEP = 256
 """`training.batch.fit` tries multiples of this number of tokens."""
 
-CPU_SHARE = 0.5
+_CPU_SHARE = 0.5
 """Share of a CPU's free memory that a trial of `training.batch.fit` may take: heaps fragment when batches of many
 shapes follow each other. At 6-6 layers of width 128 and 4,096 tokens, 25 updates took twice the memory of a trial."""
 
@@ -192,7 +192,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     def fits(budget: int) -> bool:
         loader = loader_of(settings(budget), store)
         batches = largest_batches(loader, multiple, LoaderState())
-        failed = try_batches(learner, batches, config, cpu_share=CPU_SHARE)
+        failed = try_batches(learner, batches, config, cpu_share=_CPU_SHARE)
         failures.extend([failed] if failed else [])
         return failed is None
 

@@ -132,7 +132,7 @@ def open_trackers(run: Path, experiment: Experiment, update: int) -> list[Listen
     return found
 
 
-ROOM = 1000
+_ROOM = 1000
 """Largest number of records waiting for a tracker; further ones are dropped."""
 
 _Event = Callable[[Tracker], None]
@@ -150,7 +150,7 @@ class Listener:
         room: largest number of records waiting.
     """
 
-    def __init__(self, name: str, start: Callable[[], Tracker], *, room: int = ROOM) -> None:
+    def __init__(self, name: str, start: Callable[[], Tracker], *, room: int = _ROOM) -> None:
         self.name = name
         self.failure: str | None = None
         """The message of the exception that ended the tracker, or None."""

@@ -134,7 +134,7 @@ def by_next_word(found: Sequence[list[SearchResult]], call: Call, limit: int) ->
     return list(words.values())[: call.decoding.n_best]
 
 
-def found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
+def _found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
     """Return CTranslate2's results of each source; `eos` is the piece that ends a translation."""
     return [
         [
@@ -163,7 +163,7 @@ def hypothesis_of(
     )
 
 
-def rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> list[Hypothesis]:
+def _rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> list[Hypothesis]:
     """Return hypotheses with the scores that follow from those of their tokens; `sort` puts the best first."""
     found = []
     for each in hypotheses:
@@ -172,7 +172,7 @@ def rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> l
     return sorted(found, key=lambda each: -each.score) if sort else found
 
 
-def alignment_of(attention: Sequence[Sequence[float]], source: Sequence[str], tag: int, eos: str) -> Alignment:
+def _alignment_of(attention: Sequence[Sequence[float]], source: Sequence[str], tag: int, eos: str) -> Alignment:
     """Return an alignment.
 
     Args:
@@ -416,7 +416,7 @@ class CTranslate2Translator:
             return_scores=True,
             return_end_token=True,
         )
-        return found_of(results, self._eos)
+        return _found_of(results, self._eos)
 
     def _hypotheses(
         self, sources: list[list[str]], found: list[list[SearchResult]], call: Call
@@ -437,7 +437,7 @@ class CTranslate2Translator:
         if not begun:
             return every
         # CTranslate2 scores only what comes after the pieces that it is given, a next word among them.
-        return [rescored(part, alpha, sort=not call.options.next_words) for part in every]
+        return [_rescored(part, alpha, sort=not call.options.next_words) for part in every]
 
     def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: Call) -> list[Alignment]:
         """Return the alignment of each pair of source and translation.
@@ -455,7 +455,7 @@ class CTranslate2Translator:
         )
         eos = self.source_tokenizer.pieces([self.source_tokenizer.eos])[0]
         return [
-            alignment_of(result.attention[0][: len(pieces)], source, len(call.tag), eos)
+            _alignment_of(result.attention[0][: len(pieces)], source, len(call.tag), eos)
             for (source, pieces), result in zip(pairs, told, strict=True)
         ]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ziggurat.config import LengthPenaltyConfig
 
-COVERAGE_RANGE = (0.001, 0.5)
+_COVERAGE_RANGE = (0.001, 0.5)
 """Bounds between which a source token's attention sum counts in the coverage term."""
 
 _Number = TypeVar("_Number", float, Tensor)
@@ -63,7 +63,7 @@ class LengthPenalty:
     def coverage_term(self, attention: Tensor, source_mask: Tensor) -> Tensor:
         """Return the coverage term [...] of attention sums [..., source]; the mask is True for real tokens."""
         # Clamped, since a source token without attention would make the score -inf.
-        clipped = (attention / self.length_ratio).clamp(*COVERAGE_RANGE).log()
+        clipped = (attention / self.length_ratio).clamp(*_COVERAGE_RANGE).log()
         return self.coverage * self.length_ratio * clipped.masked_fill(~source_mask, 0.0).sum(-1)
 
     def best_reachable(self, log_probability: Tensor, max_length: Tensor, source_length: Tensor) -> Tensor:
@@ -75,6 +75,6 @@ class LengthPenalty:
         """
         bound = log_probability / self.divisor(max_length.to(log_probability.dtype))
         if self.coverage:
-            most = self.coverage * self.length_ratio * math.log(COVERAGE_RANGE[1])
+            most = self.coverage * self.length_ratio * math.log(_COVERAGE_RANGE[1])
             bound = bound + most * source_length.to(bound.dtype)
         return bound

@@ -7,7 +7,7 @@ score.
 A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
 log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
 stopping there changes no result (unlike stopping at the first K finished, which `endings: fairseq` asks for). A settled
-sentence leaves at once, and a row from the end fills its hole (`compacted`); waiting ones enter as soon as there is
+sentence leaves at once, and a row from the end fills its hole (`_compacted`); waiting ones enter as soon as there is
 room for a group of them (`BatchAdmission`). Each sentence is at its own position. Results do not depend on the other
 sentences of the batch, up to the scorer's own rounding.
 
@@ -87,7 +87,7 @@ class SearchState(NamedTuple):
         return SearchState(*(t.index_select(0, index) for t in self))
 
 
-def compacted(done: Sequence[bool]) -> list[int]:
+def _compacted(done: Sequence[bool]) -> list[int]:
     """Return the rows that stay when those that are `done` leave; rows from the end fill the holes."""
     stay = [row for row, is_done in enumerate(done) if not is_done]
     fill = (row for row in reversed(stay) if row >= len(stay))
@@ -402,7 +402,7 @@ class Search:
 
     def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
         """Take out the sentences that are `done`; return the rows of `parents` [N, K] that stay."""
-        kept = compacted(done)
+        kept = _compacted(done)
         self.live = [self.live[row] for row in kept]
         for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):
             if row != old:

@@ -317,7 +317,7 @@ def load_translator(
     return translator
 
 
-WINDOWS_PER_WORKER = 2
+_WINDOWS_PER_WORKER = 2
 """Windows of each worker that are read and not yet yielded: one that it translates and one that waits for it."""
 
 
@@ -400,7 +400,7 @@ class WorkerTranslator:
 
         start([], LineExtras()).result()  # refuses settings before any text is read
         tasks = line_extras(windows(lines, window), first, prefixes, constraints)
-        limit = WINDOWS_PER_WORKER * self._opening.workers
+        limit = _WINDOWS_PER_WORKER * self._opening.workers
         return chain.from_iterable(map(self._received, in_order(lambda task: start(*task), tasks, limit)))
 
     def _received(self, done: _TranslatedWindow) -> list[Translation]:

@@ -18,7 +18,7 @@ from ziggurat.corpora.fetch.registry import Layout, RegisteredCorpus, Registry, 
 from ziggurat.system.errors import ConfigError, printable
 from ziggurat.system.small_files import JsonForm, parse_json, shaped
 
-OPUS_API = "https://opus.nlpl.eu/opusapi/"
+_OPUS_API = "https://opus.nlpl.eu/opusapi/"
 _SACREBLEU = {
     "FakeSGMLDataset": "sgm",
     "IWSLTXMLDataset": "sgm",
@@ -98,7 +98,7 @@ def opus_listed(downloads: Downloads, first: str, second: str, corpus: str | Non
     asked = {"source": source, "target": target, "preprocessing": "moses", "version": "latest"}
     if corpus is not None:
         asked = {"corpus": corpus, **asked}
-    url = f"{OPUS_API}?{'&'.join(f'{key}={quote(value)}' for key, value in asked.items())}"
+    url = f"{_OPUS_API}?{'&'.join(f'{key}={quote(value)}' for key, value in asked.items())}"
     answer = parse_json(downloads.get_small(url), url, remedy="the OPUS API may have changed; name the version in full")
     found = shaped(answer, _OpusAnswer, url, remedy="the OPUS API may have changed; name the version in full").corpora
     return [

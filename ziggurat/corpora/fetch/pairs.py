@@ -60,7 +60,7 @@ class Written:
     terms: dict[str, str] = field(default_factory=dict)
 
 
-def write_set(
+def _write_set(
     target: PairFiles,
     corpora: Sequence[RegisteredCorpus],
     downloads: Downloads,
@@ -421,4 +421,4 @@ def run_task(task: FetchTask, downloads: Downloads, *, force: bool = False) -> l
     """Fetch what a task names; nothing for files of the user's own. Raises ConfigError, DataError."""
     if task.own or task.by_hand is not None:
         return []
-    return write_set(task.target, task.corpora, downloads, force=force, held_out=task.held_out)
+    return _write_set(task.target, task.corpora, downloads, force=force, held_out=task.held_out)

@@ -149,7 +149,7 @@ def variants(entry: RegistryEntry) -> list[dict[str, str]]:
     return [{part: value} for part in entry.where for value in known] if isinstance(known, dict) else [{}]
 
 
-def has_pair(entry: RegistryEntry, values: Mapping[str, str], first: str, second: str) -> bool:
+def _has_pair(entry: RegistryEntry, values: Mapping[str, str], first: str, second: str) -> bool:
     """Return whether an entry with these parts of its name has a pair of languages, in this order."""
     pairs, languages = _known(entry, entry.pairs, values), _known(entry, entry.languages, values)
     if pairs is not None:
@@ -165,7 +165,7 @@ def fitting_pairs(entry: RegistryEntry, values: Mapping[str, str], pair: str) ->
     """
     first, second = pair.split("-")
     if _known(entry, entry.pairs, values) is None:  # one name for both directions
-        if has_pair(entry, values, first, second):
+        if _has_pair(entry, values, first, second):
             return [_ordered(entry, first, second)]
         codes = _known(entry, entry.languages, values) or []
         of_both = [[code for code in codes if _language(code) == _language(wanted)] for wanted in (first, second)]
@@ -281,7 +281,7 @@ class Registry:
         )
 
 
-def user_registry() -> Path:
+def _user_registry() -> Path:
     """Return the place of the user's own registry, which is read where it exists."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ziggurat" / "corpora.yaml"
 
@@ -291,7 +291,7 @@ def load_registry(files: Sequence[str] = ()) -> Registry:
 
     Raises ConfigError naming file, line and key.
     """
-    own = [user_registry()] if user_registry().is_file() else []
+    own = [_user_registry()] if _user_registry().is_file() else []
     entries: dict[str, RegistryEntry] = {}
     folders: dict[str, Folder] = {}
     # Later files first: the first pattern that fits a name is taken.
@@ -388,7 +388,7 @@ def _match(pattern: str, entry: RegistryEntry, name: str) -> dict[str, str] | No
     if found is None:
         return None
     values_of = found.groupdict()
-    if "b" in values_of and not has_pair(entry, values_of, values_of["a"], values_of["b"]):
+    if "b" in values_of and not _has_pair(entry, values_of, values_of["a"], values_of["b"]):
         return None
     if entry.sorted and values_of["a"] > values_of["b"]:
         return None

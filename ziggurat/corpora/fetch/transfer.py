@@ -127,7 +127,7 @@ def _alone(name: Path, waiting: Callable[[], object]) -> Iterator[BinaryIO]:
                 return
 
 
-BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/fetch.md)"
+_BRING = "or fetch it by other means and put it into a mirror (`--mirror`, docs/fetch.md)"
 """The way out that always exists."""
 
 _PASSING = {408, 421, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
@@ -162,14 +162,14 @@ _PAGE_TYPES = {"text/html", "application/xhtml+xml"}
 """Types of web pages."""
 
 
-def refuse_answer(url: str, status: int, retry_after: str | None) -> float:
+def _refuse_answer(url: str, status: int, retry_after: str | None) -> float:
     """Return the seconds to wait after an answer that may pass. Raises DataError for any other."""
     if status in _PASSING:
         return float(retry_after) if retry_after and re.fullmatch(r"\d{1,5}", retry_after) else 0.0
     meaning = _MEANING.get(status, "an answer that asking again does not change")
     raise DataError(
         f"{url}: the server answered {status}: {meaning}; give the new address in a registry of your own "
-        f"(`--registry`), {BRING}"
+        f"(`--registry`), {_BRING}"
     )
 
 
@@ -186,7 +186,7 @@ def refuse_page(url: str, head: bytes, content_type: str) -> None:
         says = f" ({printable(title)})" if title else ""
         raise DataError(
             f"{url}: the server sent a web page{says} in place of the file: a login, a licence to accept, an address "
-            f"that has moved, or the network's own sign-in page; open it in a browser, {BRING}"
+            f"that has moved, or the network's own sign-in page; open it in a browser, {_BRING}"
         )
     refuse_content(url, head, f", sent as {printable(content_type)}")
 
@@ -197,7 +197,7 @@ def refuse_content(name: str, head: bytes, remark: str = "") -> None:
     if magic is not None and not head.startswith(magic):
         raise DataError(
             f"{name}: what came is not what the name says: it begins with {printable(repr(head[:16]), 60)}{remark}; "
-            f"open it in a browser, {BRING}"
+            f"open it in a browser, {_BRING}"
         )
 
 
@@ -206,12 +206,12 @@ def _magic(name: str) -> bytes | None:
     return _MAGIC.get(name.partition("?")[0].rpartition(".")[2].lower())
 
 
-def refuse_unreachable(url: str, reason: object) -> None:
+def _refuse_unreachable(url: str, reason: object) -> None:
     """Raise DataError for a connection that will fail every time: a certificate that nobody vouches for."""
     if isinstance(reason, ssl.SSLCertVerificationError):
         raise DataError(
             f"{url}: its certificate is not trusted here ({printable(reason.verify_message, 120)}); behind a company's "
-            f"proxy set SSL_CERT_FILE to the certificates of the company, {BRING}"
+            f"proxy set SSL_CERT_FILE to the certificates of the company, {_BRING}"
         )
 
 
@@ -447,19 +447,19 @@ def _answered(
             response = network.open(url, headers, method)
         except urllib.error.HTTPError as error:
             if error.code != 416 or "Range" not in headers:
-                wait = refuse_answer(url, error.code, error.headers.get("Retry-After"))
+                wait = _refuse_answer(url, error.code, error.headers.get("Retry-After"))
                 raise _Dropped(f"the server answered {error.code} ({error.reason})", wait=wait) from None
             response = error  # type: ignore[assignment]
         except (ValueError, http.client.InvalidURL) as error:  # such as UnicodeError: `www..example.org`
             raise DataError(
                 f"{url}: leads to an address that cannot be ({printable(str(error), 120)}); give the right one in a "
-                f"registry of your own (`--registry`), {BRING}"
+                f"registry of your own (`--registry`), {_BRING}"
             ) from None
         with response:
             yield response
     except (urllib.error.URLError, ssl.SSLError, socket.gaierror, ConnectionRefusedError) as error:
         reason = getattr(error, "reason", error)
-        refuse_unreachable(url, reason)
+        _refuse_unreachable(url, reason)
         away = isinstance(reason, socket.gaierror | ConnectionRefusedError)
         raise _Dropped(f"cannot be reached ({printable(str(reason), 120)})", tries=2 if away else None) from None
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:

@@ -86,7 +86,7 @@ _OWN = {".lock", "times.json", "hashes.json", "corpora.yaml"}  # the last is of 
 _SHOWN = 3
 
 
-def refuse_foreign(folder: Path, steps: Collection[str]) -> None:
+def _refuse_foreign(folder: Path, steps: Collection[str]) -> None:
     """Raise DataError where a pipeline's folder, or that of one of its steps, holds what no pipeline made."""
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
@@ -103,11 +103,11 @@ def refuse_foreign(folder: Path, steps: Collection[str]) -> None:
         )
     for step in steps:
         place = folder / step
-        if os.path.lexists(place) and read_manifest(place) is None and not made_here(place):
+        if os.path.lexists(place) and read_manifest(place) is None and not _made_here(place):
             raise DataError(f"{place}: is in the way, and no pipeline made it; move it, or give another `folder`")
 
 
-def made_here(folder: Path) -> bool:
+def _made_here(folder: Path) -> bool:
     """Return whether a pipeline made the folder of a step."""
     if not folder.is_dir() or folder.is_symlink():
         return False
@@ -117,7 +117,7 @@ def made_here(folder: Path) -> bool:
 _HASHES, TIMES, LOCK = "hashes.json", "times.json", ".lock"
 _EARLIER = "earlier"
 """_EARLIER is the folder of results whose step is restarted, if that step took long."""
-BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
+_BUSY = "another pipeline, or a part of a step, is at work here; wait for it to end"
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Pipeline:
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
-        refuse_foreign(self.folder, [step.name for step in self.steps])
+        _refuse_foreign(self.folder, [step.name for step in self.steps])
         self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
         manifests: dict[str, StepManifest | None] = {}
         found, busy = [], held(self.folder / LOCK)
@@ -192,10 +192,10 @@ class Pipeline:
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
-        refuse_foreign(self.folder, [step.name for step in self.steps])  # before it gets a file of ours
+        _refuse_foreign(self.folder, [step.name for step in self.steps])  # before it gets a file of ours
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
-        with locked(self.folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {BUSY}"):
+        with locked(self.folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):
             sweep(self.folder)
             self._refuse_impossible(self.steps[chosen.start : chosen.stop], selection.forced)
             manifests: dict[str, StepManifest | None] = {}
@@ -322,7 +322,7 @@ class Pipeline:
         folder = self.folder / step.name
         if not os.path.lexists(folder):
             return
-        if not made_here(folder):
+        if not _made_here(folder):
             raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
         if (seconds := self._times.so_far(step.name, folder)) < DEAR:
             discard(folder)
@@ -361,12 +361,12 @@ class ShardedRun(Pipeline):
         Raises DataError: a step before it is not done, a call for whole steps is at work in the folder, parts of other
             settings or inputs are at work on the step. And what the step raises; what is done then stays done.
         """
-        refuse_foreign(self.folder, [each.name for each in self.steps])
+        _refuse_foreign(self.folder, [each.name for each in self.steps])
         self._refuse_impossible([step], ())
         self._found(step)  # it may take long to read all that it depends on: not with a lock that others wait for
         folder, lock = self.folder / step.name, self.folder / f".{step.name}.lock"
         with ExitStack() as held:
-            held.enter_context(locked(self.folder / LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB, f"{self.folder}: {BUSY}"))
+            held.enter_context(locked(self.folder / LOCK, fcntl.LOCK_SH | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"))
             with locked(self.folder / _BEGINNING, fcntl.LOCK_EX, ""):
                 status, wanted = self._found(step)
                 if status.settled:
@@ -380,7 +380,7 @@ class ShardedRun(Pipeline):
                     with locked(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, others):
                         self._make_room(step, say)
                         self._begin(folder, {**wanted, "machine": dict(step.machine())})
-                held.enter_context(locked(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, BUSY))
+                held.enter_context(locked(lock, fcntl.LOCK_SH | fcntl.LOCK_NB, _BUSY))
                 self._times.leave_running(step.name)
                 self._hashes.keep()
             return step.work(folder)

@@ -49,7 +49,7 @@ def refuse_other_direction(context: PipelineContext) -> None:
             continue
         wanted = (target, source) if name == "backward" else (source, target)
         with contextlib.suppress(CheckpointError):
-            data = experiment_there(context, name)[0].data
+            data = _experiment_there(context, name)[0].data
             if (data.target_language, data.source_language) == wanted:
                 raise ConfigError(
                     f"`{name}.existing`: {place.existing} translates from {wanted[1]} to {wanted[0]}; the {said(name)} "
@@ -57,7 +57,7 @@ def refuse_other_direction(context: PipelineContext) -> None:
                 )
 
 
-def experiment_there(context: PipelineContext, name: ModelName) -> tuple[Experiment, Path]:
+def _experiment_there(context: PipelineContext, name: ModelName) -> tuple[Experiment, Path]:
     """Return the experiment of a model that is there already, and the folder with its configuration and vocabulary.
 
     The experiment is that of the weights: those of a growing run may be shallower than its configuration says.
@@ -76,7 +76,7 @@ def with_pruned_student(context: PipelineContext) -> PipelineContext:
         return context
     model, unicode, vocabulary = teacher.model, teacher.unicode, context.model("teacher")
     if teacher.existing is not None:
-        there, vocabulary = experiment_there(context, "teacher")
+        there, vocabulary = _experiment_there(context, "teacher")
         model, unicode = there.model, there.data.unicode
     try:
         return replace(context, config=context.config.with_student_of(model, unicode, str(vocabulary)))
@@ -259,7 +259,7 @@ def refuse_any_language(context: PipelineContext) -> None:
             known = list(dict.fromkeys(corpus.tag for corpus in Corpora(context).train(name) if corpus.tag is not None))
         else:
             with contextlib.suppress(CheckpointError, DataError):
-                known = list(load_tokenizers(experiment_there(context, name)[1])[0].tags)
+                known = list(load_tokenizers(_experiment_there(context, name)[1])[0].tags)
         if (languages := several_languages(known)) and (reader := next(_uses(context, name), None)) is not None:
             key = "bitext.train" if chosen.existing is None else f"{name}.existing"
             raise ConfigError(
@@ -355,7 +355,7 @@ class ExportStep(Step):
             raise ConfigError(f"export.{to}.quantization: {target.quantization}; there are: {known}, float32")
         existing = getattr(self._context.config, self._model).existing is not None
         found = (
-            experiment_there(self._context, self._model)[0] if existing else experiment_of(self._context, self._model)
+            _experiment_there(self._context, self._model)[0] if existing else experiment_of(self._context, self._model)
         )
         if reasons := format_.reasons(found):
             raise ExportError(f"export.{to}: the {self._model} cannot be written for it: {'; '.join(reasons)}")

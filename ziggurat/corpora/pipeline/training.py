@@ -2,7 +2,7 @@
 
 A run with checkpoints refuses other paths of files than it began with, since it cannot tell whether they hold the
 same; the manifests of the steps can. So a training resumes with the paths that it began with (`as_begun`), and of a
-store only whether there are files counts, not where they are (`without_paths`).
+store only whether there are files counts, not where they are (`_without_paths`).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def read_of_store(manifest: Path) -> str:
         split: [{key: value for key, value in corpus.items() if key not in _COUNTS} for corpus in of_split]
         for split, of_split in store["corpora"].items()
     }
-    return content_checksum({**store, "config": without_paths(store["config"]), "corpora": corpora})
+    return content_checksum({**store, "config": _without_paths(store["config"]), "corpora": corpora})
 
 
 def _prepared(context: PipelineContext, job: Path, data: DataConfig) -> JobOutcome[PrepareReport]:
@@ -294,7 +294,7 @@ _OF_SUBWORD = ("source_model", "target_model", "source_vocabulary", "target_voca
 """Keys whose values are paths of files."""
 
 
-def without_paths(data: Mapping[str, Any]) -> dict[str, Any]:
+def _without_paths(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped section `data` with only whether there are files in place of where they are."""
     kept = {**data, "store": None, "subword": _hidden(data["subword"], _OF_SUBWORD)}
     return kept | {split: [_hidden(corpus, _OF_CORPUS) for corpus in data[split]] for split in ("train", "dev")}

@@ -150,7 +150,7 @@ class BackTranslationJob:
         return {**beam, **settings, "n_best": self.n_best}
 
 
-def sentence_metric(name: Nearest, language: str) -> Any:
+def _sentence_metric(name: Nearest, language: str) -> Any:
     """Return sacreBLEU's object for the score of single sentences in a language, whose BLEU has an effective order.
 
     Raises ConfigError when the language's tokenizer is missing.
@@ -184,7 +184,7 @@ def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     }
     references = job.reference_files
     if references:
-        sentence_metric(job.nearest, found.experiment.data.target_language)  # its tokenizer may be missing
+        _sentence_metric(job.nearest, found.experiment.data.target_language)  # its tokenizer may be missing
         settings["references"] = [{"files": watch.fingerprint(path)} for path in references]
         settings["nearest"] = job.nearest
 
@@ -210,13 +210,13 @@ def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     return plan, found.choice
 
 
-DROP = 0.1
+_DROP = 0.1
 """Probability that a word is dropped."""
-REPLACE = 0.1
+_REPLACE = 0.1
 """Probability that a remaining word is replaced by the filler."""
 FILLER = "_"
 """Replacement of a word: one character that every vocabulary can spell."""
-REACH = 3
+_REACH = 3
 """Most places that a word can move."""
 
 
@@ -234,9 +234,9 @@ def add_noise(text: str, *, seed: int, line: int) -> str:
     # Python promises the same numbers for the same seed in every version of `random()` alone, no other method.
     # Different lines have different seeds.
     draw = random.Random(seed << 64 | line).random
-    kept = [word for word in words if draw() >= DROP] or [words[int(draw() * len(words))]]
-    replaced = [FILLER if draw() < REPLACE else word for word in kept]
-    places = [place + draw() * (REACH + 1) for place in range(len(replaced))]
+    kept = [word for word in words if draw() >= _DROP] or [words[int(draw() * len(words))]]
+    replaced = [FILLER if draw() < _REPLACE else word for word in kept]
+    places = [place + draw() * (_REACH + 1) for place in range(len(replaced))]
     return " ".join(word for _, word in sorted(zip(places, replaced, strict=True)))
 
 
@@ -336,7 +336,7 @@ def rows_of(content: bytes) -> list[list[str]]:
     return [line.split("\t") for line in content.decode().split("\n")[:-1]]
 
 
-def filtered_files(out: Path, plan: str) -> StageFiles:
+def _filtered_files(out: Path, plan: str) -> StageFiles:
     """Return the files of the last stage."""
     return StageFiles(out, "filtered", plan)
 
@@ -344,7 +344,7 @@ def filtered_files(out: Path, plan: str) -> StageFiles:
 def make_shard(job: BackTranslationJob, choice: ModelChoice, plan: str, shard: Shard[Line]) -> Manifest:
     """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
     translator = opened(choice)
-    metric = sentence_metric(job.nearest, translator.target_language) if job.references else None
+    metric = _sentence_metric(job.nearest, translator.target_language) if job.references else None
     stages = Stages(
         translator=translator,
         settings={**job.settings(), "tag": job.model_tag},
@@ -353,7 +353,7 @@ def make_shard(job: BackTranslationJob, choice: ModelChoice, plan: str, shard: S
         forward=job.forward,
         metric=metric,
         translated=StageFiles(job.out, "translated", plan),
-        filtered=filtered_files(job.out, plan),
+        filtered=_filtered_files(job.out, plan),
     )
     return stages.filter(stages.translated.complete(shard.index) or stages.translate(shard))
 
@@ -396,7 +396,7 @@ def merged(out: Path, plan: Plan) -> Report | None:
 
 def merge(out: Path, plan: Plan) -> Report:
     """Write the filtered shards as a corpus; see write_corpus. Raises DataError for a shard that is missing."""
-    shards = filtered_files(out, plan.fingerprint)
+    shards = _filtered_files(out, plan.fingerprint)
     return write_corpus(
         out, plan, ((manifest, rows_of(shards.read(manifest)), {}) for manifest in complete_shards(plan, shards))
     )
@@ -474,7 +474,7 @@ def back_translate(job: BackTranslationJob, work: Work) -> JobOutcome[Report]:
     plan, choice = make_plan(job)
     return run_job(
         plan,
-        filtered_files(job.out, plan.fingerprint),
+        _filtered_files(job.out, plan.fingerprint),
         partial(make_shard, job, choice, plan.fingerprint),
         partial(readable_lines, job.files, job.reference_files),
         partial(merge, job.out, plan),

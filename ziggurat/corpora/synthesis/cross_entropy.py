@@ -29,7 +29,7 @@ from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import find_files
 
-KEEP = 0.95
+_KEEP = 0.95
 """Share of the pairs that is kept."""
 _SHARD_LINES = 2000
 
@@ -58,7 +58,7 @@ class FilterJob:
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     out: Path
-    keep: float = KEEP
+    keep: float = _KEEP
     reverse: bool = False
     which: str | None = None
     device: str = "auto"

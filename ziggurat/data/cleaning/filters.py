@@ -340,7 +340,7 @@ MOST_CHARACTERS = 2000
 """Characters of a text that are looked at."""
 
 
-OTHER_SCRIPT = "other"
+_OTHER_SCRIPT = "other"
 _SCRIPTS = (
     "Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Han", "Hiragana", "Katakana", "Hangul", "Devanagari", "Bengali",
     "Gurmukhi", "Gujarati", "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam", "Sinhala", "Thai", "Lao", "Khmer",
@@ -356,7 +356,7 @@ def scripts(texts: Sequence[str]) -> dict[str, int]:
     joined = "".join(texts)
     letters = len(_script("").findall(joined))
     counts = {name: len(_script(name).findall(joined)) for name in _SCRIPTS}
-    counts[OTHER_SCRIPT] = letters - sum(counts.values())
+    counts[_OTHER_SCRIPT] = letters - sum(counts.values())
     return {name: count for name, count in sorted(counts.items(), key=lambda item: -item[1]) if count}
 
 

@@ -192,7 +192,7 @@ def _explained(source: Tokens, target: Tokens, lexicon: Lexicon) -> tuple[Floats
     return (sums + empty) / (repeats + 1), best
 
 
-def usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, float]:
+def _usual_ratio(first: Sequence[int], second: Sequence[int]) -> tuple[float, float]:
     """Return mean and deviation of the log ratio of two lengths, as medians, which noise does not move."""
     ratio = np.log((np.array(first) + 1.0) / (np.array(second) + 1.0))
     mean = float(np.median(ratio))
@@ -306,8 +306,8 @@ class PairScorer:
             )
         corpus = CorpusStatistics(
             (len(words[0]), len(words[1])),
-            usual_ratio(lengths[0], lengths[1]),
-            usual_ratio([len(s) for s in sources], [len(t) for t in targets]),
+            _usual_ratio(lengths[0], lengths[1]),
+            _usual_ratio([len(s) for s in sources], [len(t) for t in targets]),
         )
         # (2) Lexicons and order
         odd = _odd(sources, targets)

@@ -47,16 +47,16 @@ LEVELS: Mapping[Verdict, str] = {
     "no record": "bad",
 }
 
-LEARNT_NATS = 0.3
+_LEARNT_NATS = 0.3
 """Distance below the loss of word frequencies alone, from which a loss counts as learning.
 
 Stalled deep post-norm models get 0.2 below it (experiments/depth-trainability, 18-18 layers).
 """
-WORSE_NATS = 0.5
+_WORSE_NATS = 0.5
 """Distance above its best from which a dev loss has got worse."""
-TRANSLATES_BLEU = 5.0
+_TRANSLATES_BLEU = 5.0
 """Dev BLEU that only models reach that translate; used where the loss of word frequencies is not known."""
-EARLY_UPDATES = 100
+_EARLY_UPDATES = 100
 """Updates before which a run without signs of learning is not judged."""
 
 
@@ -138,23 +138,23 @@ def _judged(
     update = run.train[-1]["update"]
     if floor is not None:
         reasons = [f"{loss}; word frequencies alone give {floor:.2f}."]
-        if floor - best < LEARNT_NATS:
-            early = update < EARLY_UPDATES
+        if floor - best < _LEARNT_NATS:
+            early = update < _EARLY_UPDATES
             reasons += [f"{update} updates are too few to judge it."] if early else []
             return "too early" if early else "did not train", tuple(reasons)
     else:
         reasons = [f"{loss}; without its store, the loss of word frequencies alone is not known."]
     # (3) Does it read the source?
     dependence = run.depth[-1].values.get("source_dependence") if run.depth else None
-    if _finite(dependence) and update >= EARLY_UPDATES and dependence < READS:
+    if _finite(dependence) and update >= _EARLY_UPDATES and dependence < READS:
         reasons.append(f"Wrong sources raise its loss by only {dependence:.3f} nats: it is a language model so far.")
         return "ignores its source so far", tuple(reasons)
     if _finite(dependence) and dependence >= READS:
         reasons.append(f"Wrong sources raise its loss by {dependence:.2f} nats, so it does read them.")
-    elif floor is None and (figures["bleu"] or 0.0) < TRANSLATES_BLEU:
+    elif floor is None and (figures["bleu"] or 0.0) < _TRANSLATES_BLEU:
         return "unclear", tuple(reasons)
     # (4) Is it still learning?
-    if of_dev and now - best > WORSE_NATS:
+    if of_dev and now - best > _WORSE_NATS:
         reasons.append(f"Its dev loss has risen to {now:.2f} since update {figures['best_update']:,.0f}.")
         return "got worse", tuple(reasons)
     if len(run.validations) > 1 and figures["best_update"] == run.validations[-1]["update"]:
@@ -340,7 +340,7 @@ def gather(
         floor, lacks = _floor(run)
         floors.append(floor)
         missing += lacks
-    translations, untranslated = translate_all(runs, sentences, say) if sentences is not None else (None, [])
+    translations, untranslated = _translate_all(runs, sentences, say) if sentences is not None else (None, [])
     settings = differing([run.experiment for run in runs]) if len(runs) > 1 else set_away(runs[0].experiment)
     return Content(
         tuple(runs),
@@ -395,7 +395,7 @@ def _sentence(error: Exception) -> str:
     return f"{error}."
 
 
-def translate_all(
+def _translate_all(
     runs: Sequence[ReportRun], sentences: Callable[[], Sentences], say: Callable[[str], None]
 ) -> tuple[SampleTranslations | None, list[Missing]]:
     """Return the runs' translations of the sentences, and the runs that have none, with the reason."""

@@ -95,36 +95,36 @@ class _Overlaps(JsonForm):
     held_out: dict[str, _Overlap]
 
 
-def overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
+def _overlaps_in(entry: Mapping[str, Any]) -> dict[str, Overlap]:
     """Return the overlaps in the manifest or in its entry of a corpus. Raises DataError where they are nonsense."""
     found = shaped({"held_out": entry.get("held_out", {})}, _Overlaps, "manifest: held_out")
     return {name: Overlap(**overlap.model_dump()) for name, overlap in found.held_out.items()}
 
 
-def held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
+def _held_out_rule(config: Mapping[str, Any], corpus: int) -> str:
     """Return `data.filters.held_out` of a training corpus."""
     own = config["train"][corpus]["filters"] or {}
     return str(own.get("held_out") or config["filters"]["held_out"])
 
 
-def corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
+def _corpus_range(table: PairTable, corpus: int) -> tuple[int, int]:
     """Return the first pair of a corpus, and the one after its last: corpora follow each other."""
     return int(np.searchsorted(table.corpora, corpus)), int(np.searchsorted(table.corpora, corpus, "right"))
 
 
-def corpus_facts(
+def _corpus_facts(
     store: Store, split: str, table: PairTable, number: int, examples: Mapping[str, Any], most: int
 ) -> CorpusFacts:
     """Return the facts of one corpus."""
     entry, config = store.manifest["corpora"][split][number], store.manifest["config"]
-    first, last = corpus_range(table, number)
+    first, last = _corpus_range(table, number)
     places = np.unique(np.linspace(first, max(first, last - 1), min(most, last - first)).astype(np.int64))
     sides = None
     if len(places):
         texts = decoded(store, table, places)
         own = config[split][number]
         codes = [own[f"{side}_language"] or config[f"{side}_language"] for side in ("source", "target")]
-        lengths = sentence_lengths(table, slice(first, last), entry["tag"])
+        lengths = _sentence_lengths(table, slice(first, last), entry["tag"])
         source, target = (_side(code, text, n) for code, text, n in zip(codes, texts, lengths, strict=True))
         sides = source, target
     return CorpusFacts(
@@ -136,14 +136,14 @@ def corpus_facts(
             for part in entry.get("origin", [])
         },
         examples=examples,
-        overlap=overlaps_in(entry),
-        held_out=held_out_rule(config, number) if split == "train" else "",
+        overlap=_overlaps_in(entry),
+        held_out=_held_out_rule(config, number) if split == "train" else "",
         sides=sides,
         sampled=len(places),
     )
 
 
-def sentence_lengths(table: PairTable, chosen: slice, tag: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def _sentence_lengths(table: PairTable, chosen: slice, tag: str | None) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Return the pieces of sources and targets of a corpus; its tag, which is stored with the source, is none of it."""
     source, target = np.array(table.source_lengths[chosen]), np.array(table.target_lengths[chosen])
     return source - (tag is not None), target
@@ -172,7 +172,7 @@ def _side(code: str, texts: Sequence[str], lengths: NDArray[np.int32]) -> Side:
     return Side(code, float(lengths.mean()), int(lengths.max()), shares, languages, confidence)
 
 
-def summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFacts:
+def _summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFacts:
     """Return a line for the corpora that are not shown one by one."""
     total: dict[str, int] = {}
     for entry in entries:
@@ -183,7 +183,7 @@ def summed_facts(split: str, entries: Sequence[Mapping[str, Any]]) -> CorpusFact
     return CorpusFacts(name, split, None, None, read, kept, total, repaired, {}, {}, {}, "", None, 0)
 
 
-MOST_CURVES = 8
+_MOST_CURVES = 8
 """Corpora that have a curve: as many as there are colours."""
 
 _SECTION = "Lengths"
@@ -224,7 +224,7 @@ def length_figures(curves: Sequence[LengthCurve]) -> list[Figure]:
         described(
             "lengths", _SECTION, "Length of sentences",
             f"Share of the sentences of each training corpus by length; {_PER_DOUBLING} points for each doubling. "
-            f"At most {MOST_CURVES} corpora, the largest.",
+            f"At most {_MOST_CURVES} corpora, the largest.",
             panels,
         ),
         described(
@@ -325,7 +325,7 @@ def gather_data(
     facts = _all_facts(store, "train", store.train, _examples(store))
     if store.dev is not None:
         facts += _all_facts(store, "dev", store.dev, [])
-    overlap, staying = overlaps_in(manifest), _staying(manifest)
+    overlap, staying = _overlaps_in(manifest), _staying(manifest)
     notices = list(manifest["notices"])
     if test_set is not None:
         say(f"comparing {len(store.train):,} training pairs with {test_set[0]}")
@@ -353,8 +353,8 @@ def _staying(manifest: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
     """Return by held-out set the training pairs with both sides there, and with one at least, that were not dropped."""
     found: dict[str, tuple[int, int]] = {}
     for number, entry in enumerate(manifest["corpora"]["train"]):
-        for name, overlap in overlaps_in(entry).items():
-            pairs, sides = overlap.staying(held_out_rule(manifest["config"], number))
+        for name, overlap in _overlaps_in(entry).items():
+            pairs, sides = overlap.staying(_held_out_rule(manifest["config"], number))
             before = found.get(name, (0, 0))
             found[name] = before[0] + pairs, before[1] + sides
     return found
@@ -375,9 +375,9 @@ def _all_facts(
     entries = store.manifest["corpora"][split]
     shown = _largest(entries, _MOST_CORPORA) if len(entries) > _MOST_CORPORA + 1 else range(len(entries))
     most = min(_SAMPLED_OF_CORPUS, max(2, _SAMPLED // max(1, len(shown))))
-    facts = [corpus_facts(store, split, table, n, examples[n] if examples else {}, most) for n in sorted(shown)]
+    facts = [_corpus_facts(store, split, table, n, examples[n] if examples else {}, most) for n in sorted(shown)]
     rest = [entry for number, entry in enumerate(entries) if number not in set(shown)]
-    return facts + ([summed_facts(split, rest)] if rest else [])
+    return facts + ([_summed_facts(split, rest)] if rest else [])
 
 
 def _largest(entries: Sequence[Mapping[str, Any]], most: int) -> list[int]:
@@ -388,10 +388,10 @@ def _largest(entries: Sequence[Mapping[str, Any]], most: int) -> list[int]:
 def _curves(store: Store) -> list[LengthCurve]:
     """Return the lengths of the largest training corpora, of at most _MEASURED pairs each."""
     entries, table, found = store.manifest["corpora"]["train"], store.train, []
-    for number in _largest(entries, MOST_CURVES):
-        first, last = corpus_range(table, number)
+    for number in _largest(entries, _MOST_CURVES):
+        first, last = _corpus_range(table, number)
         chosen = slice(first, last, max(1, -(-(last - first) // _MEASURED)))
-        lengths = sentence_lengths(table, chosen, entries[number]["tag"])
+        lengths = _sentence_lengths(table, chosen, entries[number]["tag"])
         if last > first:
             found.append(LengthCurve(entries[number]["name"], number, *lengths))
     return found

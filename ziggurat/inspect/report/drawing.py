@@ -57,7 +57,7 @@ def name_of_run(run: int) -> str:
     return f"--run-{run % len(_LIGHT_RUNS)}"
 
 
-def colour_of_run(run: int | None) -> str:
+def _colour_of_run(run: int | None) -> str:
     """Return the colour of run number `run` on white; None stands for a line that belongs to no run."""
     return LIGHT[MUTED if run is None else name_of_run(run)]
 
@@ -138,7 +138,7 @@ def shown(text: str) -> str:
 
 
 def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
-    """Draw `panel` on empty axes, inside `settings`, without a legend (see `legend_entries`).
+    """Draw `panel` on empty axes, inside `settings`, without a legend (see `_legend_entries`).
 
     The y axis covers the values of the panels `beside` it that show the same quantity, so that they can be compared.
     """
@@ -153,14 +153,14 @@ def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
     axes.grid(color=LIGHT[GRID], linewidth=axes.spines["left"].get_linewidth())
     axes.set_axisbelow(True)
     for series in panel.series:
-        axes.add_line(line_of(series, log=panel.log_y))
+        axes.add_line(_line_of(series, log=panel.log_y))
         _draw_spread(axes, series)
     alike = [other for other in beside if (other.y_label, other.log_y) == (panel.y_label, panel.log_y)]
     axes.update_datalim([(0.0, y) for other in alike for y in _drawable(other)], updatex=False)
     _scale_axes(axes, panel)
 
 
-def line_of(series: Series, *, log: bool = False) -> Line2D:
+def _line_of(series: Series, *, log: bool = False) -> Line2D:
     """Return the line of a series: colour and marker of its run, dashes of its variant; `log` leaves out y <= 0."""
     y = np.array([math.nan if v is None or (log and v <= 0) else v for v in series.y], dtype=float)
     dashes = DASHES[series.variant % len(DASHES)]
@@ -169,11 +169,11 @@ def line_of(series: Series, *, log: bool = False) -> Line2D:
     return Line2D(
         series.x,
         y,
-        color=colour_of_run(series.run),
+        color=_colour_of_run(series.run),
         linestyle=(0, dashes) if dashes else "-",
         marker=MARKERS[number % len(MARKERS)] if series.run is not None else None,
         markevery=(number * every // 8 % every, every),
-        markerfacecolor=colour_of_run(series.run) if series.variant == 0 else "none",
+        markerfacecolor=_colour_of_run(series.run) if series.variant == 0 else "none",
     )
 
 
@@ -184,10 +184,10 @@ def _draw_spread(axes: Axes, series: Series) -> None:
     if bars:
         x, y, length = zip(*bars, strict=True)
         width = 0.6 * float(mpl.rcParams["lines.linewidth"])
-        axes.errorbar(x, y, length, fmt="none", ecolor=colour_of_run(series.run), elinewidth=width, capthick=width)
+        axes.errorbar(x, y, length, fmt="none", ecolor=_colour_of_run(series.run), elinewidth=width, capthick=width)
 
 
-def legend_entries(panels: Sequence[Panel]) -> list[Series]:
+def _legend_entries(panels: Sequence[Panel]) -> list[Series]:
     """Return one series for each entry of the legend of these panels."""
     entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
     return list(reversed(entries.values()))
@@ -300,7 +300,7 @@ def to_svg(figure: Figure) -> str:
     Nothing external is referenced; heat maps are images in `data:` URLs. Title and caption are left to the page.
     The same figure gives the same markup.
     """
-    key = "".join(_entry(figure, number, series) for number, series in enumerate(legend_entries(figure.panels)))
+    key = "".join(_entry(figure, number, series) for number, series in enumerate(_legend_entries(figure.panels)))
     panels = "".join(_panel(figure, number, panel) for number, panel in enumerate(figure.panels))
     legend = f'<div class="figure-key" style="{_ROW};margin-bottom:8px">{key}</div>' if key else ""
     return (
@@ -328,7 +328,7 @@ def _entry(figure: Figure, number: int, series: Series) -> str:
         width = _SAMPLE + 5 + text.get_window_extent().width + 2
         canvas.set_size_inches(width / 72, height / 72)
         text.set_x((_SAMPLE + 5) / width)
-        line = line_of(Series(label, (0.0, 1.0, 2.0), (0.0, 0.0, 0.0), series.run, series.variant))
+        line = _line_of(Series(label, (0.0, 1.0, 2.0), (0.0, 0.0, 0.0), series.run, series.variant))
         line.set_data([1 / width, _SAMPLE / 2 / width, (_SAMPLE - 1) / width], [0.5] * 3)
         line.set_markevery([1])
         line.set_transform(canvas.transFigure)
@@ -441,7 +441,7 @@ def _drawn(figure: Figure) -> Canvas:
     """Return a canvas with all panels in rows and the legend below them."""
     across = min(_ACROSS, len(figure.panels))
     down = math.ceil(len(figure.panels) / across)
-    entries = legend_entries(figure.panels)
+    entries = _legend_entries(figure.panels)
     columns = min(across, len(entries)) or 1
     legend_height = 1.6 * 10 * _SCALE * math.ceil(len(entries) / columns)  # text of 10 points, 1.6 lines apart
     canvas = new_canvas(WIDTH * _SCALE * across, HEIGHT * _SCALE * down + legend_height)
@@ -449,7 +449,7 @@ def _drawn(figure: Figure) -> Canvas:
         draw_panel(canvas.add_subplot(down, across, number), panel, figure.panels)
     if entries:
         legend = canvas.legend(
-            [line_of(series) for series in entries],
+            [_line_of(series) for series in entries],
             ["?"] * len(entries),  # set below: matplotlib drops labels that begin with an underscore
             loc="outside lower center",
             ncols=columns,

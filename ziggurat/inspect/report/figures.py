@@ -155,7 +155,7 @@ def similarity_map(runs: Sequence[ReportRun]) -> Figure | None:
 _WORTH = "What each layer is worth"
 
 
-def figures_of_worth(runs: Sequence[ReportRun]) -> list[Figure | None]:
+def _figures_of_worth(runs: Sequence[ReportRun]) -> list[Figure | None]:
     """Return these figures in the order of the report; None where no run was measured so."""
     return [pruning_curve(runs), *(pair_map(runs, key) for key in _MAPS), logit_lens(runs)]
 
@@ -319,7 +319,7 @@ def figures_of(runs: Sequence[ReportRun]) -> list[Figure]:
         transparent_weights(runs),
         similarity_profiles(runs),
         similarity_map(runs),
-        *figures_of_worth(runs),
+        *_figures_of_worth(runs),
     ]
     return [figure for figure in figures if figure is not None]
 

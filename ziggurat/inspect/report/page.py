@@ -309,7 +309,7 @@ class PipelineSummary:
         return {**asdict(self), "seconds": self.seconds}
 
 
-def answer_of(summary: PipelineSummary) -> list[str]:
+def _answer_of(summary: PipelineSummary) -> list[str]:
     """Return in sentences what came out: scores of the last system beside the first, and their speeds."""
     names = [name for name, _ in summary.systems]
     said = []
@@ -344,7 +344,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
     shown = [effect for effect in summary.effects if effect.metric == metrics[0]]
     return environment.get_template("pipeline.html").render(
         summary=summary,
-        answer=answer_of(summary),
+        answer=_answer_of(summary),
         perturbations=list(dict.fromkeys(effect.perturbation for effect in shown)),
         effect={(effect.perturbation, effect.system): effect for effect in shown},
         metric=metrics[0] if metrics else "",

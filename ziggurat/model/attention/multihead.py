@@ -100,7 +100,7 @@ class ValueResidual(nn.Module):
             yield Slot(self.shares, Role.WIRING, "shares")
 
 
-def attended_values(residual: ValueResidual | None, own: Sequence[Tensor], first: FirstValues | None) -> Tensor:
+def _attended_values(residual: ValueResidual | None, own: Sequence[Tensor], first: FirstValues | None) -> Tensor:
     """Return what a layer attends to: its `own` values, or what its value residual, if any, makes of them."""
     if residual is None:
         return own[0]
@@ -367,7 +367,7 @@ class SelfAttention(OwnAttention):
             query, key, value = self.scaling.query(query), self.scaling.key(key), [*map(self.scaling.value, value)]
         if self.rotary is not None:
             query, key = self._rotated(query, live), self._rotated(key, live)
-        return query, key, attended_values(self.residual, value, first)
+        return query, key, _attended_values(self.residual, value, first)
 
     def _maps_of(self, x: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and, if there are any, values, [batch, length, d_model] each.
@@ -443,7 +443,7 @@ class CrossAttention(nn.Module):
         key, *value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(self.maps, dim=-1))
         if self.scaling is not None:
             key, value = self.scaling.key(key), [*map(self.scaling.value, value)]
-        return CrossAttentionCache(key, attended_values(self.residual, value, first), mask, kept)
+        return CrossAttentionCache(key, _attended_values(self.residual, value, first), mask, kept)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, d_model] for `x` of that shape.

@@ -30,7 +30,7 @@ SMALLEST = 1e-30
 """Largest number of a row of zeros, for its step: the reciprocal of a smaller one's may be infinite."""
 
 
-def whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:
+def _whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:
     """Return `rows` [n, k] in whole numbers of steps, in their own type, and the step of each row [n, 1].
 
     `halves_up`: a number half-way between two steps becomes the larger one, as inputs do; else the even one, as weights
@@ -47,7 +47,7 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        whole, step = whole_rows(rows)
+        whole, step = _whole_rows(rows)
         return whole * step
 
     @staticmethod
@@ -65,8 +65,8 @@ def quantised_rows(x: Tensor) -> Tensor:
 def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
     """Return the products of the rows of `x` [..., in], and what their gradients need: whole numbers and steps."""
     with torch.autocast(x.device.type, enabled=False):
-        inputs, input_step = whole_rows(x.reshape(-1, x.shape[-1]).to(weight.dtype), halves_up=True)
-        weights, weight_step = whole_rows(weight)
+        inputs, input_step = _whole_rows(x.reshape(-1, x.shape[-1]).to(weight.dtype), halves_up=True)
+        weights, weight_step = _whole_rows(weight)
         # Whole numbers up to 127 are exact in bf16, too; the steps are only multiplied to their sums.
         y = product(inputs.to(compute), weights.to(compute)).to(weight.dtype) * weight_step.squeeze(1)
         # As ziggurat.model.fast.packed.Int8Linear does it, to the last digit: or a number could round to another byte
@@ -160,7 +160,7 @@ class QuantisedEmbedding(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        whole, self.step = whole_rows(weight.detach())
+        whole, self.step = _whole_rows(weight.detach())
         self.whole = whole.to(torch.int8)
 
     def forward(self, ids: Tensor) -> Tensor:

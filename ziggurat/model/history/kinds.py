@@ -27,12 +27,12 @@ from torch.nn import functional as F
 from ziggurat.model.history.base import History, HistoryOptions, HistoryState, inherited, weighted_sum
 from ziggurat.model.roles import Role, Slot
 
-SHARE_OF_ZEROS = 0.05
+_SHARE_OF_ZEROS = 0.05
 """The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
 gives next to nothing hardly learns."""
 
 
-def joined_logits(old: Tensor, added: int) -> Tensor:
+def _joined_logits(old: Tensor, added: int) -> Tensor:
     """Return the logits `old` [sources, ...] with those of `added` more sources behind them.
 
     The added ones together have a share of SHARE_OF_ZEROS in the softmax over the first axis; the others keep their
@@ -42,11 +42,11 @@ def joined_logits(old: Tensor, added: int) -> Tensor:
         return old
     # n added logits of value v have the share n e^v / (e^L + n e^v) = s, L being the logsumexp of the old ones, so
     # v = L + log(s / (1 - s) / n).
-    share = math.log(SHARE_OF_ZEROS / (1 - SHARE_OF_ZEROS) / added)
+    share = math.log(_SHARE_OF_ZEROS / (1 - _SHARE_OF_ZEROS) / added)
     return torch.cat([old, (old.logsumexp(0, keepdim=True) + share).expand(added, *old.shape[1:])])
 
 
-def start_row(options: HistoryOptions, length: int) -> Tensor:
+def _start_row(options: HistoryOptions, length: int) -> Tensor:
     """Return the initial parameters of a combination of `length` outputs: [length], or [length, groups] for several.
 
     `options.start` gives the weights of the newest `window` outputs, n of them: `average` 1/n (without a window
@@ -60,7 +60,7 @@ def start_row(options: HistoryOptions, length: int) -> Tensor:
         case "last":
             row[-1] = 1.0
             if options.softmax:
-                row[length - newest :] = joined_logits(torch.zeros(1), newest - 1).flip(0)
+                row[length - newest :] = _joined_logits(torch.zeros(1), newest - 1).flip(0)
         case "average" if not options.softmax:
             row[length - newest :] = 1.0 / newest
         case "one" if not options.softmax:
@@ -229,7 +229,7 @@ def _triangle(options: HistoryOptions) -> Tensor:
     rows = options.units + 1
     weights = torch.zeros(rows, rows, *([options.groups] if options.groups > 1 else []))
     for row in range(rows):
-        weights[row, : row + 1] = start_row(options, row + 1)
+        weights[row, : row + 1] = _start_row(options, row + 1)
     return weights
 
 
@@ -302,7 +302,7 @@ class TopOnly(Combination):
         last = options.units
         sources = range(0 if options.normalize_embedding else 1, last + 1)
         normed = sources if options.norm_at == "sources" else [last]
-        super().__init__(options, start_row(options, last + 1), normed, last)
+        super().__init__(options, _start_row(options, last + 1), normed, last)
 
     def forward(self, state: HistoryState) -> Tensor:
         """Return the latest output."""
@@ -332,9 +332,9 @@ class TopOnly(Combination):
         before = inherited(old, "weight", (old_units + 1, *self.weight.shape[1:]))
         added = len(self.weight) - len(before)
         if self.options.window is not None:
-            grown = start_row(self.options, len(self.weight)).to(before)
+            grown = _start_row(self.options, len(self.weight)).to(before)
         elif self.options.softmax:
-            grown = joined_logits(before, added)
+            grown = _joined_logits(before, added)
         else:
             grown = torch.cat([before, before.new_zeros(added, *before.shape[1:])])
         return {**extended, "weight": grown}
@@ -403,7 +403,7 @@ def _row_sizes(options: HistoryOptions, units: int) -> list[int]:
 
 def _rows_in_turn(options: HistoryOptions, sizes: list[int]) -> Tensor:
     """Return the initial weights of DepthWeighted, for rows of these sizes one after the other."""
-    return torch.cat([start_row(options, size) for size in sizes])
+    return torch.cat([_start_row(options, size) for size in sizes])
 
 
 class Transparent(nn.Module):
@@ -442,7 +442,7 @@ class Transparent(nn.Module):
         readers, sources = self.weight.shape
         known = old["weight"].shape[1] if "weight" in old else sources
         before = inherited(old, "weight", (readers, known))
-        return {"weight": joined_logits(before.T, sources - known).T.contiguous()}
+        return {"weight": _joined_logits(before.T, sources - known).T.contiguous()}
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""

@@ -219,7 +219,7 @@ def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
 WARNINGS_FILE = Path("diagnostics") / "warnings.jsonl"
 """File of the warnings in a run's folder, one JSON object per line."""
 
-WARNING_FORMAT = 1
+_WARNING_FORMAT = 1
 """Version of these lines."""
 
 CALM = 3
@@ -251,7 +251,7 @@ class RunWarning:
 
     def line(self) -> str:
         """Return the warning as one line of the file, with its line feed."""
-        return json.dumps({"format": WARNING_FORMAT, **asdict(self)}, allow_nan=False) + "\n"
+        return json.dumps({"format": _WARNING_FORMAT, **asdict(self)}, allow_nan=False) + "\n"
 
 
 class Watch:
@@ -312,6 +312,6 @@ def read_warnings(run: Path) -> list[RunWarning]:
 
 def _line(document: Any, place: str) -> RunWarning:
     version = document.pop("format")
-    if version != WARNING_FORMAT:
-        raise DataError(other_format(place, version, WARNING_FORMAT, "remove the file"))
+    if version != _WARNING_FORMAT:
+        raise DataError(other_format(place, version, _WARNING_FORMAT, "remove the file"))
     return built(RunWarning, document)

@@ -22,7 +22,7 @@ from ziggurat.system.errors import DataError, other_format
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import built, json_safe, parse_json, read_json_lines
 
-RECORD_FORMAT = 1
+_RECORD_FORMAT = 1
 """Version of the records."""
 
 DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
@@ -86,7 +86,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the record as it is written, with None for numbers that are not finite."""
-        return {"format": RECORD_FORMAT, **asdict(self), "values": json_safe(self.values)}
+        return {"format": _RECORD_FORMAT, **asdict(self), "values": json_safe(self.values)}
 
     def line(self) -> str:
         """Return the record as one line of the file, with its line feed."""
@@ -105,8 +105,8 @@ def read_records(run: Path) -> list[Record]:
 
 def _record(document: Any, place: str) -> Record:
     version = document.pop("format")
-    if version != RECORD_FORMAT:
-        raise DataError(other_format(place, version, RECORD_FORMAT, "remove the file"))
+    if version != _RECORD_FORMAT:
+        raise DataError(other_format(place, version, _RECORD_FORMAT, "remove the file"))
     return _checked(document)
 
 
