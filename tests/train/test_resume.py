@@ -25,7 +25,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.model.build import build_model
 from ziggurat.model.run_folder import checkpoint_folders
-from ziggurat.system.errors import CheckpointError, ConfigError, DataError
+from ziggurat.system.errors import CheckpointError, ConfigError, DataError, TrainingError
 from ziggurat.train import setup
 from ziggurat.train.checkpoint import load_checkpoint
 from ziggurat.train.loop import train
@@ -452,7 +452,9 @@ def test_a_store_replaced_under_a_live_run(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("keeps_time", [False, True])
 def test_a_store_changed_in_place_ends_the_run(
+    keeps_time: bool,
     experiment: Experiment,
     uninterrupted: tuple[dict[str, bytes], Path],
     tmp_path: Path,
@@ -465,9 +467,11 @@ def test_a_store_changed_in_place_ends_the_run(
     whole = file.read_bytes()
 
     def change() -> None:
+        times = file.stat()
         with file.open("r+b") as handle:
             handle.seek(-9, os.SEEK_END)
             handle.write(b"\xff")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns if keeps_time else times.st_mtime_ns + 1))
 
     before_update(12, change, monkeypatch)
     run = tmp_path / "run"
@@ -567,3 +571,89 @@ def test_a_run_killed_before_its_first_checkpoint_has_the_weights_that_it_began_
     go(tmp_path / "other", reopen_run(tmp_path / "other", ["training.stop.updates=3"]), resume=True)
     go(tmp_path / "run", mine, resume=True)
     assert final_bytes(tmp_path / "run", 2) == final_bytes(tmp_path / "whole", 2)
+
+
+def resumed(run: Path, *changes: str) -> list[str]:
+    """Resume a run with changes; return the lines of its log from there on."""
+    log = run / "log.txt"
+    before = len(log.read_text().splitlines())
+    go(run, reopen_run(run, changes), resume=True)
+    return [line.partition("  ")[2] for line in log.read_text().splitlines()[before:]]
+
+
+SHORT = {**SETTINGS, "stop": {"updates": 4}, "checkpoint": {"every_updates": 2}, "schedule": {"kind": "cosine"}}
+
+
+def test_a_resumed_run_says_what_changed_and_how_its_rate_jumps(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    schedule = {"kind": "cosine", "warmup_updates": 1, "peak": 0.002}
+    go(run, tiny_experiment(tiny_folder, **{**SHORT, "schedule": schedule}))
+    said = resumed(run, "training.stop.updates=6")
+    at = said.index("resumed after update 4")
+    assert said[at + 1] == "changed since that checkpoint: training.stop.updates: 4 -> 6"
+    assert said[at + 2].startswith("so the learning rate of the next update is ")
+    (found,) = [record["learning_rate"] for record in records(run, "train") if record["update"] == 5]
+    assert f"{found:.2e}" in said[at + 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "jumps"),
+    [
+        ("training.schedule.peak=0.004", True),
+        ("training.schedule.kind=constant", True),
+        ("training.clip_norm=0.5", False),
+        ("training.log_every_updates=1", False),
+    ],
+)
+def test_what_is_set_otherwise_at_a_resume_is_said(change: str, jumps: bool, tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    schedule = {"kind": "isqrt", "warmup_updates": 1, "peak": 0.002}
+    go(run, tiny_experiment(tiny_folder, **{**SHORT, "schedule": schedule}))
+    said = resumed(run, "training.stop.updates=5", change)
+    (line,) = [line for line in said if line.startswith("changed since that checkpoint: ")]
+    key, _, value = change.partition("=")
+    assert f"{key}: " in line
+    assert f"-> {value}" in line.replace('"', "")
+    assert any("the learning rate of the next update" in line for line in said) == jumps
+
+
+def test_an_unchanged_resume_says_nothing_of_changes(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(run, tiny_experiment(tiny_folder, **SHORT))
+    go(run, reopen_run(run, ()), resume=True)
+    said = (run / "log.txt").read_text()
+    assert "resumed after update 4" in said
+    assert "changed since that checkpoint" not in said
+    assert "another environment" not in said
+
+
+def test_another_environment_is_said_at_a_resume(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(run, tiny_experiment(tiny_folder, **SHORT))
+    file = run / "environment.json"
+    file.write_text(file.read_text().replace('"instructions": "', '"instructions": "other, '))
+    said = resumed(run, "training.stop.updates=5")
+    (line,) = [line for line in said if line.startswith("another environment: ")]
+    assert line.startswith('another environment: instructions: "other, ')
+
+
+@pytest.mark.parametrize("what", ["moved", "removed", "replaced"])
+def test_a_run_whose_folder_is_another_one_ends(
+    what: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock is on a file, not on a name: the next run at that place must not get checkpoints of this one."""
+    run, mine = tmp_path / "run", tiny_experiment(tiny_folder, **SHORT)
+
+    def change() -> None:
+        if what == "removed":
+            shutil.rmtree(run)
+        else:
+            run.rename(tmp_path / "elsewhere")
+        if what == "replaced":
+            shutil.copytree(tmp_path / "elsewhere", run)
+
+    before_update(4, change, monkeypatch)
+    with pytest.raises(TrainingError, match="was moved, removed or replaced"):
+        go(run, mine)
+    assert not list(run.glob("checkpoints/step-00000004"))
+    assert run.exists() == (what == "replaced")
