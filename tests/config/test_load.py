@@ -268,3 +268,21 @@ def test_a_section_that_was_empty_is_told_by_its_keys_alone() -> None:
     assert changed({"a": {}, "b": 1}, {"a": {"c": 2}, "b": 1}) == ["a.c: (not given) -> 2"]
     assert changed({"a": [1]}, {"a": []}) == ["a.0: 1 -> (not given)"]
     assert changed({"a": {}, "b": 1}, {"b": 1}) == ["a: {} -> (not given)"]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.recompute.encoder=0", "input should be greater than or equal to 1 or 'segments' or null, not 0"),
+        ("training.recompute.encoder=often", "input should be a valid integer or 'segments' or null, not 'often'"),
+        ("training.recompute.decoder=1.5", "input should be a valid integer or 'segments' or null, not 1.5"),
+        ("training.recompute.decoder=[1]", "input should be a valid integer or 'segments' or null, not [1]"),
+        ("training.loss.alignment={head: most}", "input should be a valid integer or 'mean', not 'most'"),
+    ],
+)
+def test_a_value_of_several_types_gets_one_sentence(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_experiment(recipe_text("demo"), "my.yaml", [override])
+    (problem,) = error.value.problems
+    assert "literal" not in problem.key
+    assert str(problem).endswith(said)

@@ -361,6 +361,8 @@ def test_time_left_goes_by_the_limit_that_comes_first(tiny_folder: Path) -> None
 
     progress = RunProgress(update=25, epoch=1, seconds=60.0)
     assert left(progress, updates=100) == "3:00"
+    assert time_left(progress, 0.25, (30.0, 0.05)) == "1:52", "by the speed since then"
+    assert time_left(progress, 0.25, (60.0, 0.25)) == "?"
     assert left(progress, updates=100, epochs=2) == "1:00"
     assert left(progress, updates=100, minutes=1) == "0 s"
     assert left(progress, patience=3) == "?"

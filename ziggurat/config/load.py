@@ -12,7 +12,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -234,7 +234,7 @@ def _errors(
     error: ValidationError, location_of: Callable[[Any], tuple[str | int, ...]], said: Callable[[Any], str]
 ) -> ConfigError:
     """Return all that pydantic found, a problem on each line: its key by `location_of`, its text by `said`."""
-    found = error.errors()
+    found = _one_for_each_key(error.errors())
     problems = []
     for e in found[:_MAX_ERRORS]:
         rule = _broken_rule(e)
@@ -242,6 +242,27 @@ def _errors(
         problems.append(Problem(".".join([*map(str, location_of(e)), *inner]), said(e)))
     more = [f"and {len(found) - _MAX_ERRORS:,} more"] if len(found) > _MAX_ERRORS else []
     return ConfigError(*problems, *more, between="\n")
+
+
+def _one_for_each_key(found: Sequence[Any]) -> list[Any]:
+    """Return pydantic's errors, but one for a value that may have several types, of which pydantic has one for each."""
+    joined: list[Any] = []
+    for error in found:
+        *path, last = error["loc"] or ("",)
+        if not (isinstance(last, str) and _TYPE.fullmatch(last)):
+            joined.append(error)
+        elif joined and joined[-1]["loc"] == tuple(path) and joined[-1]["type"] == _OF_SEVERAL:
+            joined[-1]["msg"] += f" or {error['msg'].removeprefix('Input should be ')}"
+        else:
+            joined.append({**error, "loc": tuple(path), "type": _OF_SEVERAL})
+    return joined
+
+
+_OF_SEVERAL = "none_of_several_types"
+_TYPE = re.compile(
+    r"int|str|float|bool|(?:literal|list|dict|tuple)\[.*|(?:constrained|function|lax|strict)-.*", re.DOTALL
+)
+"""_TYPE is how pydantic ends the place of an error in a value that may have several types; no key looks like it."""
 
 
 def _broken_rule(error: Any) -> Exception | None:
@@ -303,6 +324,9 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
         return f"`{named}`: {message}" if named else message
+    if kind == _OF_SEVERAL and (section := _section_at(location[:-1], root)) and location[-1] in section.model_fields:
+        may_be_null = type(None) in get_args(section.model_fields[str(location[-1])].annotation)
+        message += " or null" if may_be_null else ""
     hint = _suggest_value(error) or _suggest_quotes(error, named, from_command_line)
     return f"`{named}`: {message[0].lower()}{message[1:]}{given}{hint}"
 

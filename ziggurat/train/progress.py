@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -140,8 +141,8 @@ class RecordWindow:
             "target_tokens": p.target_tokens,
         }
 
-    def line(self, p: RunProgress, share: float | None, depth: DepthReporter) -> str:
-        """Return one line for the log; `share` of the training is done."""
+    def line(self, p: RunProgress, left: str, depth: DepthReporter) -> str:
+        """Return one line for the log; `left` is the time that training still takes."""
         v = self.record(p)
         # The record counts finished epochs; the epoch of the latest update is the last of them where it has just ended.
         epoch = max(1, p.epoch + (p.batch > 0))
@@ -152,7 +153,7 @@ class RecordWindow:
             f"update {p.update}  epoch {epoch}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
             f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {depth.shown_r}"
             f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
-            f"{duration(p.seconds)}  {time_left(p, share)} left"
+            f"{duration(p.seconds)}  {left} left"
         )
 
 
@@ -206,7 +207,9 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def update(self, p: RunProgress, share: float | None, window: RecordWindow, depth: DepthReporter) -> None:
+    def update(
+        self, p: RunProgress, share: float | None, left: str, window: RecordWindow, depth: DepthReporter
+    ) -> None:
         """Show the state of the run, `share` of which is done; the newest warning about its depth comes first."""
         if self._bar.disable:
             return
@@ -214,9 +217,13 @@ class ProgressLine:
         warning = f"WARNING {depth.standing[-1]}  " if depth.standing else ""
         detail = (
             f"{warning}update {p.update}  loss {loss:.3f}  rate {window.rate:.1e}  gradient {norm:.2f}  "
-            f"{depth.shown_r}{window.tokens_per_second:,.0f} tokens/s  {time_left(p, share)} left"
+            f"{depth.shown_r}{window.tokens_per_second:,.0f} tokens/s  {left} left"
         )
         self._bar.update(self._task, completed=share or 0.0, detail=detail)
+
+
+_RECENT_RECORDS = 10
+"""_RECENT_RECORDS is the number of records whose speed the time left goes by."""
 
 
 class Reporter:
@@ -227,7 +234,7 @@ class Reporter:
         metrics: receives the records.
         log: receives the lines.
         config: section `training`.
-        new_window: returns an UpdateWindow that continues the sums it is given; with {} an empty one.
+        new_window: returns a RecordWindow that continues the sums it is given; with {} an empty one.
         depth: knows the latest measures of depth.
         begun: progress at the start; a window that was open there is continued.
         stages: `data.stages`.
@@ -251,6 +258,8 @@ class Reporter:
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
         self._begun_seconds, self._validating = begun.seconds, 0.0
+        # Seconds and share done at the last records, and at the start: time left goes by the recent speed.
+        self._moments = deque([(begun.seconds, self._share_done(begun) or 0.0)], maxlen=_RECENT_RECORDS)
 
     def updated(self, p: RunProgress, result: UpdateResult, rate: float, epoch_batches: int | None = None) -> None:
         """Report an update tried at learning rate `rate`; the sums since the last record go into `p`.
@@ -259,7 +268,8 @@ class Reporter:
         """
         self._window.add(result, rate)
         self._epoch_batches = epoch_batches
-        self._bar.update(p, self._share_done(p), self._window, self._depth)
+        share = self._share_done(p)
+        self._bar.update(p, share, time_left(p, share, self._moments[0]), self._window, self._depth)
         if self._first:  # a sign of life: the first record may come minutes later
             after = " after resuming" if p.update > 1 else ""
             seconds = self._window.seconds - self._seconds_before
@@ -284,7 +294,10 @@ class Reporter:
 
     def _record(self, p: RunProgress, *, partial: bool, track: bool = True) -> None:
         self._metrics.write("train", p.update, self._window.record(p), partial=partial, track=track)
-        self._log.say(self._window.line(p, self._share_done(p), self._depth))
+        share = self._share_done(p)
+        self._log.say(self._window.line(p, time_left(p, share, self._moments[0]), self._depth))
+        if share is not None:
+            self._moments.append((p.seconds, share))
 
     def _share_done(self, p: RunProgress) -> float | None:
         return share_done(p, self._config, self._stages, self._epoch_batches)

@@ -192,9 +192,15 @@ def share_done(
     return min(1.0, max(shares)) if shares else None
 
 
-def time_left(p: RunProgress, share: float | None) -> str:
-    """Return, as text, the time that training still takes at its mean speed so far; `?` while that is unknown.
+def time_left(p: RunProgress, share: float | None, since: tuple[float, float] = (0.0, 0.0)) -> str:
+    """Return, as text, the time that training still takes at its speed since then; `?` while that is unknown.
 
-    `share`: see share_done.
+    Args:
+        p: the progress.
+        share: see share_done.
+        since: seconds and share of an earlier moment; a run was perhaps slow before, on a machine that others used.
     """
-    return duration(p.seconds * (1 - share) / share) if share else "?"
+    seconds, before = since
+    if not share or share <= before:
+        return "?"
+    return duration((p.seconds - seconds) * (1 - share) / (share - before))
