@@ -6,11 +6,14 @@ import errno
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.train.runs import records
+from ziggurat.config.model import ModelConfig
+from ziggurat.train.progress import _method
 from ziggurat.train.run_log import MetricsWriter, RunLog
 
 
@@ -78,3 +81,20 @@ def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -
     MetricsWriter(tmp_path, log, update=10, validated=False).close()
     log.close()
     assert [(r["kind"], r["update"]) for r in records(tmp_path)] == [("train", 5), ("validation", 5), ("train", 10)]
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ({}, "pre"),
+        ({"residual": "post", "init": {"kind": "depth_scaled"}, "decoder": {"attention": "merged"}},
+         "post + merged + depth_scaled"),
+        ({"encoder": {"history": "dlcl"}, "decoder": {"history": "dlcl"}}, "pre + dlcl"),
+        ({"residual": "admin", "init": {"kind": "admin"}}, "admin"),
+        ({"memory": "transparent"}, "pre + transparent"),
+        ({"encoder": {"residual": "post"}}, "post + pre"),
+        ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}, "rnmt"),
+    ],
+)  # fmt: skip
+def test_the_first_line_of_a_log_names_the_methods(model: dict[str, Any], said: str) -> None:
+    assert _method(ModelConfig.model_validate(model)) == said
