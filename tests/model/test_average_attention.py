@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.model.stepping import assert_steps_equal_whole, causal, draw, linear, randomised
-from ziggurat.model.attention.cache import LiveBeams
-from ziggurat.model.attention.multihead import SelfAttention
-from ziggurat.model.attention.recurrent import (
+from ziggurat.model.attention.average_and_merged import (
     AverageAttention,
     AverageCache,
     SimplifiedAverageAttention,
     causal_average,
 )
+from ziggurat.model.attention.cache import LiveBeams
+from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.feed_forward import FeedForward

@@ -17,7 +17,7 @@ from ziggurat.model.build import build_model
 from ziggurat.model.depth import at_depth, deepening, grow_weights
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.history.base import HistoryOptions
-from ziggurat.model.history.dynamic import Mudd
+from ziggurat.model.history.state_dependent import Mudd
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import weights
 

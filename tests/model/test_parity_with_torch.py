@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.model.attention import multihead
+from ziggurat.model.attention.average_and_merged import WholeTarget
 from ziggurat.model.attention.cache import causal_mask, padding_mask
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.model.attention.recurrent import WholeTarget
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.feed_forward import FeedForward
 from ziggurat.model.kinds import RESIDUAL

@@ -108,7 +108,9 @@ class RunningSum:
 
 
 class RunningCell(RunningSum):
-    """Cells of a simple recurrent unit, [N, K, d_model], in place of ziggurat.model.attention.recurrent.CellCache."""
+    """Cells of a simple recurrent unit, [N, K, d_model], in place of
+    ziggurat.model.attention.average_and_merged.CellCache.
+    """
 
     def append(self, x: Tensor, keep: Tensor) -> Tensor:  # type: ignore[override]
         """Let each cell become keep * cell + x, both [N, K, d_model]; return the cells."""

@@ -26,8 +26,8 @@ from ziggurat.model.embedding import InputEmbedding, LearnedPositions, OutputPro
 from ziggurat.model.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.model.history import kinds as history
 from ziggurat.model.history.base import History, HistoryOptions
-from ziggurat.model.history.dynamic import AttentionResiduals, BlockAttentionResiduals, Mudd
 from ziggurat.model.history.kinds import Transparent
+from ziggurat.model.history.state_dependent import AttentionResiduals, BlockAttentionResiduals, Mudd
 from ziggurat.model.init import branch_factor, output_factor
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.residual import kinds as residual

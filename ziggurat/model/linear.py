@@ -127,7 +127,7 @@ class Linear(nn.Linear):
     """torch.nn.Linear whose product goes through `linear`.
 
     Attributes:
-        multiply: what is called in its place; see ziggurat.model.fast.quantised.
+        multiply: what is called in its place; see ziggurat.model.fast.fake_quantised.
         low_rank: updates of the map, whose own weights are then frozen; None: there are none.
     """
 

@@ -16,6 +16,7 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from ziggurat.model.attention.average_and_merged import MergedAttention, TargetView, WholeTarget
 from ziggurat.model.attention.cache import (
     CrossAttentionCache,
     KeptWeights,
@@ -27,7 +28,6 @@ from ziggurat.model.attention.cache import (
     padding_mask,
 )
 from ziggurat.model.attention.multihead import CrossAttention, FirstValues, OwnAttention, OwnCache, SelfAttention
-from ziggurat.model.attention.recurrent import MergedAttention, TargetView, WholeTarget
 from ziggurat.model.history.base import History, HistoryState
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.residual.base import Residual
@@ -39,7 +39,7 @@ View = TypeVar("View", bound="_View")
 
 Reads = tuple[Tensor, Tensor, Tensor]
 """Inputs of queries, keys and values of self-attention, where these are not the stream
-(ziggurat.model.history.dynamic)."""
+(ziggurat.model.history.state_dependent)."""
 
 
 class _View(Protocol):

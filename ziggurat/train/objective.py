@@ -48,8 +48,8 @@ from ziggurat.model.build import stack_residuals
 from ziggurat.model.counts import bare_model
 from ziggurat.model.directory import random_state_kept
 from ziggurat.model.dropout import Dropout
+from ziggurat.model.fast.fake_quantised import quantise
 from ziggurat.model.fast.precision import maps_of, training_precision
-from ziggurat.model.fast.quantised import quantise
 from ziggurat.model.init import profile_omega
 from ziggurat.model.low_rank import adapt
 from ziggurat.model.residual.base import Residual

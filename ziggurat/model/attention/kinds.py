@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ziggurat.config.kinds import ATTENTIONS, DecoderAttentionKind, EncoderAttentionKind
+from ziggurat.model.attention.average_and_merged import (
+    AverageAttention,
+    MergedAttention,
+    MergedAverageAttention,
+    SimplifiedAverageAttention,
+    Ssru,
+)
 from ziggurat.model.attention.multihead import (
     CrossAttention,
     OwnAttention,
     SelfAttention,
     ValueResidual,
     ValueResidualKind,
-)
-from ziggurat.model.attention.recurrent import (
-    AverageAttention,
-    MergedAttention,
-    MergedAverageAttention,
-    SimplifiedAverageAttention,
-    Ssru,
 )
 from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.attention.scaling import QueryKeyScaling

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.fast.quantised import CENTRE, LEVELS, SMALLEST
+from ziggurat.model.fast.fake_quantised import CENTRE, LEVELS, SMALLEST
 
 if TYPE_CHECKING:
     from ziggurat.model.attention.cache import KeyValueBlock

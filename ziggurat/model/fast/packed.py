@@ -12,11 +12,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from ziggurat.model.attention.average_and_merged import MergedAverageAttention
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
-from ziggurat.model.attention.recurrent import MergedAverageAttention
 from ziggurat.model.embedding import OutputProjection
 from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision, multiplies
-from ziggurat.model.fast.quantised import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding
+from ziggurat.model.fast.fake_quantised import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding
 from ziggurat.model.feed_forward import FeedForward
 from ziggurat.model.linear import Linear
 from ziggurat.system.errors import ConfigError
@@ -119,7 +119,7 @@ class PackedFeedForward(nn.Module):
     Args:
         ffn: the network.
         precision: of its products.
-        as_trained: the inputs of the second map are signed bytes, as in ziggurat.model.fast.quantised.
+        as_trained: the inputs of the second map are signed bytes, as in ziggurat.model.fast.fake_quantised.
     """
 
     def __init__(self, ffn: FeedForward, precision: Precision, *, as_trained: bool = False) -> None:
@@ -196,7 +196,7 @@ def make_fast(model: nn.Module, precision: Precision, *, as_trained: bool = Fals
     """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
 
     On a CPU its linear maps are packed; on a GPU bf16 is the whole model's type. `as_trained`: it was trained with
-    quantised rows (ziggurat.model.fast.quantised), and with `int8` it computes the same.
+    quantised rows (ziggurat.model.fast.fake_quantised), and with `int8` it computes the same.
 
     Raises ConfigError when the model's device does not compute with `precision`.
     """
