@@ -74,6 +74,14 @@ _NOTICES = {
     "unaligned": "translated by segments for lack of an alignment",
     "protected_again": "translated again since something was missing",
     "in_segments": "paragraphs divided at their tags",
+    "terms_again": "translated again since a term was missing",
+    "nothing_to_translate": "document with nothing to translate",
+    "no_cues": "file without any cue that is understood",
+    "times_unread": "times of cues not understood",
+    "not_shown": "blocks without times left as they are",
+    "left_out": "embedded files left as they are",
+    "too_long": "translations longer than their units allow",
+    "other_languages": "units without a source in the model's language",
 }
 
 
@@ -131,7 +139,10 @@ def _translate_documents(
                 Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
-            told = "".join(f", {n:,} {_NOTICES[kind]}" for kind, n in sorted(outcome.notices.items()))
+            told = "".join(
+                f", {n:,} {_NOTICES.get(kind, kind)}{f' ({place})' if (place := outcome.places.get(kind)) else ''}"
+                for kind, n in sorted(outcome.notices.items())
+            )
             told = f"{duration(time.perf_counter() - began)}{told}{notices_text(translator.notices)}"
             say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
             translator.notices.clear()

@@ -17,6 +17,7 @@ import stat
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,6 +64,7 @@ class Document:
         characters: of the sentences, of which one that occurs again counts once.
         error: why it failed.
         tally: what came of the glossary.
+        notices: what was not translated in the ordinary way, by kind; `places` has where the first of a kind is.
         size: bytes that it takes in the folder.
         ended: `time.monotonic()` when it was done or failed.
     """
@@ -80,6 +82,8 @@ class Document:
     characters: int = 0
     error: Exception | None = None
     tally: Tally = field(default_factory=Tally)
+    notices: Counter[str] = field(default_factory=Counter)
+    places: dict[str, str] = field(default_factory=dict)
     size: int = 0
     ended: float = 0.0
     began: float = 0.0
@@ -139,6 +143,7 @@ async def translated(
     request = TranslationRequest(given.client, deadline, options, run, progress, patient=True)
     (outcome,) = await request.results([work], [TextTranslation(route)])
     server.used[server.access.account(given.client)] += given.characters
+    given.notices, given.places = outcome.notices, outcome.places
     return outcome.value
 
 

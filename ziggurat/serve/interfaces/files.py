@@ -74,6 +74,10 @@ DOWNLOAD = Operation(LIBRETRANSLATE, "Give a translated document", kinds={"*/*":
 _APPLIED = record(
     {"source": text(), "target": text(), "mode": text("", "soft", "hard"), "found": whole(), "applied": whole()}
 )
+_NOTICE = record(
+    {"kind": text("as docs/documents.md names it"), "count": whole(), "place": text("of the first")},
+    optional=("place",),
+)
 _STATE = record(
     {
         "id": text("random; whoever has it may have the document"),
@@ -85,8 +89,9 @@ _STATE = record(
         "target": text(),
         "error": text("why it failed"),
         "glossary": listed(_APPLIED, "what came of the terms"),
+        "notices": listed(_NOTICE, "what was not translated in the ordinary way"),
     },
-    optional=("error", "glossary"),
+    optional=("error", "glossary", "notices"),
 )
 SUBMIT = Operation(
     OWN,
@@ -234,4 +239,9 @@ def _progress(given: Document) -> dict[str, Any]:
         record["error"] = getattr(given.error, "text", None) or str(given.error)
     if given.terms is not None and given.status == "done":
         record["glossary"] = given.tally.records(given.terms)
+    if given.notices and given.status == "done":
+        record["notices"] = [
+            {"kind": kind, "count": count, **({"place": given.places[kind]} if kind in given.places else {})}
+            for kind, count in sorted(given.notices.items())
+        ]
     return record

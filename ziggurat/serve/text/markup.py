@@ -11,7 +11,7 @@ itself: a tag with an attribute that is translated, a footnote in the middle of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import unescape
@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias
 
 import regex
 
-from ziggurat.serve.text.paragraphs import paragraphs
+from ziggurat.serve.text.paragraphs import original_pieces, paragraphs
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim, marked
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests
 from ziggurat.serve.text.tokens import ATTRIBUTE, Spelling, Token, element_ends, html_tokens, read_xml
@@ -41,7 +41,23 @@ class MarkupSlot:
     form: Form
 
 
-Template: TypeAlias = "list[str | MarkupSlot]"
+@dataclass(eq=False)
+class Group:
+    """A part of a template that is written as a whole.
+
+    Attributes:
+        template: the part.
+        source: how the file writes it, which is kept where no paragraph of it changed; its slots are also in `template`
+            or in marks of that.
+        finish: what is made of the text, such as looking at its length.
+    """
+
+    template: Template
+    source: Template | None = None
+    finish: Callable[[str], str] | None = None
+
+
+Template: TypeAlias = "list[str | MarkupSlot | Group]"
 Raw: TypeAlias = "str | Template"
 
 
@@ -136,10 +152,13 @@ def filled(pieces: Sequence[Piece], form: Form) -> Template:
 
 def slots(template: Template) -> Iterator[MarkupSlot]:
     """Yield the slots of a template and of those in its marks, in the order of the document."""
-    waiting: list[str | MarkupSlot] = list(reversed(template))
+    waiting: Template = list(reversed(template))
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
+            continue
+        if isinstance(part, Group):
+            waiting += reversed(part.template)
             continue
         yield part
         nested: Template = []
@@ -155,14 +174,25 @@ def written(template: Template, options: Options, notices: Counter[str]) -> Sent
     places = list(slots(template))
     done = yield from paragraphs([slot.text for slot in places], options, notices)
     pieces = {id(slot): said for slot, said in zip(places, done, strict=True)}
+    return _text_of(template, pieces)
+
+
+def _text_of(template: Template, pieces: Mapping[int, list[Piece]]) -> str:
+    """Return the text of a template, with the pieces of each slot by its id."""
     out: list[str] = []
-    waiting: list[str | MarkupSlot] = list(reversed(template))
+    waiting: Template = list(reversed(template))
     while waiting:
         part = waiting.pop()
         if isinstance(part, str):
             out.append(part)
-        else:
+        elif isinstance(part, MarkupSlot):
             waiting += reversed(part.form.write(pieces[id(part)]))
+        elif part.finish is not None:
+            out.append(part.finish(_text_of(part.template, pieces)))
+        else:
+            own = [slot for slot in part.template if isinstance(slot, MarkupSlot)]
+            is_same = all(pieces[id(slot)] == original_pieces(slot.text) for slot in own)
+            waiting += reversed(part.source if is_same and part.source is not None else part.template)
     return "".join(out)
 
 
@@ -181,7 +211,8 @@ class MarkupRules:
         blank: void elements that divide words, and a sentence unless it clearly goes on after them.
         spaces: void elements that are blanks.
         points: elements inside of sentences that come through untouched and are not read as part of them.
-        nested: the same, but with paragraphs of their own that are translated, such as footnotes.
+        seen: elements of these, or void ones, that readers see: words on both sides of one are two words.
+        nested: the same as points, but with paragraphs of their own that are translated, such as footnotes.
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
         languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
@@ -194,6 +225,7 @@ class MarkupRules:
     spaces: frozenset[str] = frozenset()
     points: frozenset[str] = frozenset()
     nested: frozenset[str] = frozenset()
+    seen: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
     xml: bool = False
     languages: tuple[str, str] = ("", "")
@@ -210,6 +242,7 @@ HTML = MarkupRules(
         "style svg template textarea var video xmp"
     ),
     blank=_names("br"),
+    seen=_names("img audio canvas iframe map object picture svg video"),
 )
 """Rules of HTML; `dataclasses.replace(HTML, attributes=HTML_ATTRIBUTES)` also translates attributes."""
 
@@ -223,8 +256,14 @@ _LONGEST_COPY = 100
 _UNREAD = _names(
     "audio canvas iframe map math noembed noframes object picture rp rt rtc script style svg template video"
 )
+_IN_WORDS = _names("sub sup ruby rb wbr tt bdi bdo text:ruby text:ruby-base")  # elements that parts of words are in
+_STYLES = _names("b i em u s font big small strike strong ins del g pc text:span")
+_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/\-][^\s\p{P}]")  # no blank between, and no sign that needs none
 _CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
 _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
+_LINE_BREAK = regex.compile(
+    r"<br\b|^\s*+(?:\\[nr])++$|^\[?(?:br|line.?break|lb|newline|LF)\]?$", flags=regex.IGNORECASE
+)
 _LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
 
 
@@ -268,6 +307,7 @@ class _Segmenter:
         self.done: Template = []
         self.run: list[Piece] = []
         self.run_raw: list[Token] = []
+        self.last = ""  # character of the run's text
 
     def template(self) -> Template:
         place = 0
@@ -300,7 +340,9 @@ class _Segmenter:
             self._add(token, EmptyElement(token.raw, " "))
         elif name in self.rules.points | self.rules.nested:
             end = self.ends.get(place, place)
-            self._add(token._replace(kind="other"), EmptyElement(self._whole(place, end)))
+            inside = "".join(part.text for part in self.tokens[place + 1 : min(end, place + 4)])
+            element = EmptyElement(self._whole(place, end), _shown_blank(token, inside), name in self.rules.seen)
+            self._add(token._replace(kind="other"), element)
             return end + 1
         elif name in self.rules.blank:
             if self._goes_on(place):
@@ -310,12 +352,33 @@ class _Segmenter:
         elif name not in self.rules.inline:
             self._divide(self._raw(token))
         else:
-            self._add(token, EmptyElement(self._raw(token)) if is_void else Open(self._raw(token), name))
+            self._inline(place, token, is_void=is_void)
         return place + 1
+
+    def _inline(self, place: int, token: Token, *, is_void: bool) -> None:
+        """Take the opening tag of an inline element, which ends a text where another ends just there."""
+        if is_void:
+            self._add(token, EmptyElement(self._raw(token), is_seen=token.name in self.rules.seen))
+            return
+        if self.run and isinstance(self.run[-1], Close) and self._are_two(place):
+            self._flush()
+        self._add(token, Open(self._raw(token), token.name))
+
+    def _are_two(self, place: int) -> bool:
+        """Return whether the text before the element that begins at `place` and its own are two texts, not one word."""
+        texts = (t.text for t in self.tokens[place : place + 8] if t.kind == "text" and t.text)
+        after = next(texts, "")[:1]
+        token, ended, before = self.tokens[place], self.run_raw[-1], self.last
+        if {token.name, ended.name} & _IN_WORDS or not _BESIDE.fullmatch(f"{before}{after}"):
+            return False
+        # Programs that write pages cut words at changes of style alone.
+        is_styled = token.name in _STYLES or (token.name == "span" and {"style", "lang"} & token.attributes.keys())
+        return not (is_styled and before.isalpha() and after.islower())
 
     def _add(self, token: Token, piece: Piece) -> None:
         self.run.append(piece)
         self.run_raw.append(token)
+        self.last = piece[-1:] or self.last if isinstance(piece, str) else self.last
 
     def _divide(self, raw: Raw) -> None:
         """End the run with a tag that breaks sentences."""
@@ -330,7 +393,7 @@ class _Segmenter:
                 spellings.add(token.text, token.raw)
             form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
             self.done += filled(self.run, form)
-            self.run, self.run_raw = [], []
+            self.run, self.run_raw, self.last = [], [], ""
 
     def _copy(self, place: int, end: int) -> None:
         """Copy an element untouched."""
@@ -340,7 +403,9 @@ class _Segmenter:
         if name in _DIVIDING or name not in self.rules.inline | self.rules.copied:
             self._divide(raw)
         else:
-            self.run.append(Verbatim(raw, shown_text(inside)))
+            shown = shown_text(inside)
+            is_seen = not shown and name in self.rules.seen
+            self.run.append(EmptyElement(raw, is_seen=True) if is_seen else Verbatim(raw, shown))
             self.run_raw.append(Token("other", raw))
 
     def _whole(self, place: int, end: int) -> Raw:
@@ -385,6 +450,15 @@ class _Segmenter:
                 template += [token.raw[begin : found.start(group)], MarkupSlot(SpannedText(text), form)]
                 begin = found.end(group)
         return [*template, token.raw[begin:]]
+
+
+def _shown_blank(token: Token, inside: str) -> str:
+    """Return the text that a point stands for: a line's end where an inline code of XLIFF says so, else nothing."""
+    said = token.attributes
+    if said.get("ctype") == "lb" or said.get("subType") == "xlf:lb" or said.get("hex", "").lstrip("0").upper() == "A":
+        return "\n"
+    spelled = (*(said.get(name, "") for name in ("equiv-text", "equiv", "disp")), inside)
+    return "\n" if any(map(_LINE_BREAK.search, spelled)) else ""
 
 
 def _first_part(code: str) -> str:

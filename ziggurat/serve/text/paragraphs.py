@@ -39,7 +39,8 @@ from ziggurat.translate.results import join_parts
 
 Value = TypeVar("Value")
 
-_LINE_ENDS = regex.compile(r"(\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])")
+# A tab divides as a line's end does: what stands in columns is no sentence, and the model would write a blank.
+_LINE_ENDS = regex.compile(r"(\r\n|[\t\n\r\x0b\x0c\x85\u2028\u2029])")
 
 
 class SentencePair(NamedTuple):
@@ -65,7 +66,10 @@ class AlignedText:
 
 
 def plain_text(text: str, options: Options) -> SentenceRequests[Result[str]]:
-    """Return the work of translating plain text. Each line is a paragraph; white space between sentences is kept."""
+    """Return the work of translating plain text.
+
+    Each line is a paragraph, and each of what tabs divide; white space between sentences is kept.
+    """
     outcome = yield from aligned_text(text, options)
     return Result(outcome.value.text, outcome.notices)
 
@@ -117,7 +121,7 @@ def paragraphs(
     whole = [text for text, has_text in zip(texts, written, strict=True) if has_text]
     _admit([text.text for text in whole], options)
     done = iter((yield from _distinct(together([_paragraph(text, options, notices) for text in whole]))))
-    return [next(done) if has_text else _pieces(text) for text, has_text in zip(texts, written, strict=True)]
+    return [next(done) if has_text else original_pieces(text) for text, has_text in zip(texts, written, strict=True)]
 
 
 def _distinct(work: SentenceRequests[Value]) -> SentenceRequests[Value]:
@@ -140,7 +144,7 @@ def _paragraph(text: SpannedText, options: Options, notices: Counter[str]) -> Se
         spans, units = _units(text, options)
         target, _ = yield from _translated(text, spans, units, options, notices)
         if target.text == text.text:  # every mark at its very place, inside of words and placeholders, too
-            return _pieces(text)
+            return original_pieces(text)
         if steps(text, target.text) <= MAX_STEPS:
             try:
                 return project(text, target)
@@ -217,7 +221,8 @@ def _translated(
         said += target.text
         pairs.append(SentencePair((start, end), (shift, len(said))))
         begin = end
-    return Target(said + text.text[begin:], links, fixed), pairs
+    whole = [Link(*pair.source, *pair.target) for pair in pairs]
+    return Target(said + text.text[begin:], links, fixed, whole), pairs
 
 
 def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
@@ -240,14 +245,14 @@ def _moved(link: Link, source: int, target: int) -> Link:
 
 def _by_slices(text: SpannedText, options: Options, notices: Counter[str]) -> SentenceRequests[list[Piece]]:
     """Return the work of translating the text between any two marks by itself; marks stay in their order."""
-    order = _pieces(text)
+    order = original_pieces(text)
     slices = [SpannedText(piece) for piece in order if isinstance(piece, str)]
     said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
     return [part for piece in order for part in (next(said) if isinstance(piece, str) else [piece])]
 
 
-def _pieces(text: SpannedText) -> list[Piece]:
-    """Return a paragraph as the pieces that it was made of."""
+def original_pieces(text: SpannedText) -> list[Piece]:
+    """Return a paragraph as the pieces that it was made of, neighbouring texts as one."""
     order: list[Piece] = []
     begin = 0
 

@@ -18,11 +18,11 @@ import bisect
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from ziggurat.serve.text.sentences import Target, best_boundary, cut_at, units
+from ziggurat.serve.text.sentences import Link, Target, best_boundary, cut_at, units
 
 MAX_DEPTH = 100
 """Deepest nesting of marks in a paragraph; deeper ones divide it."""
@@ -56,10 +56,13 @@ class EmptyElement:
     Attributes:
         raw: what the reader needs to write it.
         blank: the text that it stands for, a blank where it divides words as a line's end does; else empty.
+        is_seen: whether readers see something there, such as an image: words on both sides of it are two, and it
+            stands for a blank where there is none.
     """
 
     raw: Any
     blank: str = ""
+    is_seen: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
     the text between two of its tags is a paragraph of its own.
     """
     partners = _partners(pieces)
+    following = _following(pieces, partners)
     paragraphs: list[SpannedText | Open | Close] = []
     text: list[str] = []
     length = 0
@@ -129,7 +133,8 @@ def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
     for place, piece in enumerate(pieces):
         siblings = open_marks[-1].children if open_marks else marks
         if isinstance(piece, str):
-            text.append(piece)
+            if piece:
+                text.append(piece)
             length += len(piece)
         elif isinstance(piece, Open | Close):
             if place not in partners:
@@ -143,11 +148,28 @@ def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
                 mark.end, mark.close = length, piece
         else:
             shown = piece.blank if isinstance(piece, EmptyElement) else piece.text
+            if isinstance(piece, EmptyElement) and piece.is_seen and text and not text[-1][-1:].isspace():
+                shown = " " if following[place].strip() else ""
             siblings.append(Mark(piece, length, length + len(shown)))
-            text.append(shown)
+            if shown:
+                text.append(shown)
             length += len(shown)
     end_paragraph()
     return paragraphs
+
+
+def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
+    """Return for each piece the first character of the text behind it, empty at the end of its paragraph."""
+    found, first = [""] * len(pieces), ""
+    for place in range(len(pieces) - 1, -1, -1):
+        found[place] = first
+        piece = pieces[place]
+        if isinstance(piece, Open | Close):
+            first = first if place in partners else ""
+        else:
+            text = piece if isinstance(piece, str) else piece.blank if isinstance(piece, EmptyElement) else piece.text
+            first = text[:1] or first
+    return found
 
 
 def _partners(pieces: Sequence[Piece]) -> set[int]:
@@ -219,7 +241,8 @@ class _Projection:
     """The state of one projection."""
 
     def __init__(self, source: SpannedText, target: Target) -> None:
-        self.source, self.target = source, target
+        self.source = source
+        self.target = target = replace(target, links=self._split(source, target))
         whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
         self.units = cut_at(whole, self._cuts())
         # What came through unchanged is not cut.
@@ -231,6 +254,51 @@ class _Projection:
         self.unit_starts = [start for start, _ in self.units]
         self.out: list[Piece] = []
         self.cursor = 0
+        self.breaks: set[int] = set()  # boundaries with a line's end: two would make an empty line
+
+    @staticmethod
+    def _split(source: SpannedText, target: Target) -> list[Link]:
+        """Return the links, those of a word with a mark inside cut where its parts come through: `m<sup>2</sup>`."""
+        inside = sorted({place for mark in source.all_marks() for place in (mark.start, mark.end)})
+        links: list[Link] = []
+        for link in target.links:
+            begin, end, at, last = link
+            for cut in inside[bisect_right(inside, begin) : bisect.bisect_left(inside, end)]:
+                head, tail = source.text[begin:cut], source.text[cut:end]
+                said = target.text[at:last]
+                if len(head) < len(said) and said.startswith(head):
+                    middle = at + len(head)
+                elif len(tail) < len(said) and said.endswith(tail):
+                    middle = last - len(tail)
+                else:
+                    continue
+                links.append(Link(begin, cut, at, middle))
+                begin, at = cut, middle
+            links.append(Link(begin, end, at, last))
+        return links
+
+    def _bounds(self, mark: Mark) -> tuple[int, int]:
+        """Return the first and the last boundary for a point: in its sentence, or between the same two.
+
+        A line's end between words stays between words.
+        """
+        low, high = 0, len(self.units)
+        sentences = self.target.sentences
+        number = bisect_right(sentences, mark.start, key=lambda link: link.source_start) - 1
+        if sentences and number < 0:
+            high = 0
+        elif sentences:
+            own = sentences[number]
+            first = bisect.bisect_left(self.unit_starts, own.target_start)
+            last = bisect.bisect_left(self.unit_starts, own.target_end)
+            is_inside = own.source_start < mark.start < own.source_end
+            low, high = (first, last) if is_inside else (last, last)
+            if mark.start == own.source_start:
+                low = high = first
+        is_between = self.source.text[: mark.start].strip() and self.source.text[mark.end :].strip()
+        if isinstance(mark.piece, EmptyElement) and mark.piece.blank == "\n" and is_between:
+            low, high = max(low, 1), min(high, len(self.units) - 1)
+        return low, high
 
     def _cuts(self) -> list[int]:
         """Return where words of the translation are cut: a mark is inside of a word, and a link ends just there."""
@@ -279,7 +347,13 @@ class _Projection:
                 continue
             if isinstance(mark.piece, Verbatim) and mark.end > mark.start:
                 raise MisplacedError
-            boundary = best_boundary(self.centres, mark.start - 0.25, allowed[at_least:], low, high)
+            first, last = self._bounds(mark)
+            is_break = isinstance(mark.piece, EmptyElement) and mark.piece.blank == "\n"
+            taken = self.breaks if is_break else set()
+            open_to_it = [place for place in allowed[at_least:] if first <= place <= last and place not in taken]
+            boundary = best_boundary(self.centres, mark.start - 0.25, open_to_it or allowed[at_least:], low, high)
+            if is_break:
+                self.breaks.add(boundary)
             at_least = allowed.index(boundary, at_least)
             placed.append((boundary, boundary, 0, number))
         for begin, end, _, number in sorted(placed, key=lambda p: (p[0], p[2], p[3])):
@@ -394,7 +468,7 @@ class _Projection:
         self.out.append(mark.piece)
         if isinstance(mark.piece, EmptyElement):
             gap_end = self.units[begin][0] if begin < len(self.units) else len(self.target.text)
-            self.cursor = min(self.cursor + len(mark.piece.blank), max(gap_end, self.cursor))
+            self.cursor = min(self.cursor + mark.end - mark.start, max(gap_end, self.cursor))
             return
         self._write(mark.children, begin, end)
         self._copy_to(self._place(mark.end, end))

@@ -63,10 +63,12 @@ class Result(Generic[Value]):
     Attributes:
         value: the translated text or document.
         notices: what was not translated in the ordinary way, by kind (docs/documents.md).
+        places: of the first of a kind of notice, where it has one: a line, a part of an archive, the id of a unit.
     """
 
     value: Value
     notices: Counter[str] = field(default_factory=Counter)
+    places: dict[str, str] = field(default_factory=dict)
 
 
 SentenceRequests: TypeAlias = Generator[list[str], list[SentenceTranslation], Value]
@@ -122,11 +124,13 @@ class Target:
         text: the translation.
         links: between characters of the source and of `text`, the surest first.
         fixed: the links of stretches that came through unchanged; no tag goes inside of them.
+        sentences: the links of whole sentences, in order; none: it is one.
     """
 
     text: str
     links: list[Link] = field(default_factory=list)
     fixed: list[Link] = field(default_factory=list)
+    sentences: list[Link] = field(default_factory=list)
 
 
 def units(text: str, fixed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:

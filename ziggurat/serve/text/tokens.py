@@ -197,6 +197,9 @@ _ENTITY = regex.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0
 _STANDARD = {"&": "&amp;", "<": "&lt;"}
 # What XML does not allow in a document, not even as an entity; a model can write any character.
 _NOT_XML = regex.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# A `>` that would end a CDATA section (no text of XML may hold `]]>`) or a comment, or make an arrow that WebVTT takes
+# for times; at the beginning of a text since what is before it may end so.
+_ENDS_MORE = regex.compile(r"(?:^|(?<=\]\]|--))>")
 
 
 class Spelling:
@@ -226,9 +229,13 @@ class Spelling:
         wrote bare stays bare where it begins no entity. Characters that XML does not have are left out, in HTML too.
         """
         text = _NOT_XML.sub("", text)
-        if self._bare is not None and html.unescape(text) == text:
-            return text.translate(self._bare)
-        return text.translate(self._table)
+        table = self._bare if self._bare is not None and html.unescape(text) == text else self._table
+        return _ENDS_MORE.sub("&gt;", text.translate(table))
+
+
+def without_controls(text: str) -> str:
+    """Return `text` without the characters that XML does not have."""
+    return _NOT_XML.sub("", text)
 
 
 def spelt(text: str) -> str:

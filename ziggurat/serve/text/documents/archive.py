@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import regex
+
 from ziggurat.serve.text.sentences import Options
 from ziggurat.system.errors import DataError, printable
 
@@ -63,6 +65,27 @@ class Settings:
     target: str = ""
     attributes: bool = True
     limits: Limits = field(default_factory=Limits)
+
+    def refuse_languages(self, source: str, target: str, name: str) -> None:
+        """Raise DataError for a file called `name` from or into another language; empty codes are not known ones."""
+        pairs = ((source, self.source), (target, self.target))
+        if any(_differ(of_file, own) for of_file, own in pairs):
+            raise DataError(
+                f"{name}: is from {printable(source or '?')!r} to {printable(target or '?')!r}, and the model from "
+                f"{self.source or '?'!r} to {self.target or '?'!r}; take another model, or change the file's languages"
+            )
+
+
+_SAME = {"iw": "he", "in": "id", "ji": "yi", "nb": "no", "nn": "no", "cmn": "zh", "tl": "fil", "sh": "sr", "mo": "ro"}
+"""Codes of languages, and the codes by which they also go."""
+
+
+def _differ(one: str, other: str) -> bool:
+    """Return whether two codes are of two languages; a code of three letters is not compared with one of two."""
+    one, other = (regex.split("[-_]", code.strip().lower())[0] for code in (one, other))
+    one, other = _SAME.get(one, one), _SAME.get(other, other)
+    is_known = one not in ("", "und", "mul", "mis", "zxx", "x", "i", "*all*") and 1 < len(one) == len(other) < 4
+    return is_known and one != other
 
 
 _RATIO_FREE = 1 << 24

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
+from html import unescape
 
 import regex
 
 from ziggurat.serve.text.documents.archive import Settings
-from ziggurat.serve.text.markup import MarkupRules, MarkupSlot, Template, markup_template, written
+from ziggurat.serve.text.markup import HTML, Form, Group, MarkupRules, Template, markup_template, slots, written
+from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
-from ziggurat.serve.text.tokens import Token, Xml, read_xml, spelt
-from ziggurat.system.errors import DataError
+from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls
+from ziggurat.system.errors import DataError, printable
 
 # Inline elements hold text; those of native codes hold what is not text.
 _XLIFF = MarkupRules(
     inline=frozenset(("g", "pc", "mrk", "pair")),
     points=frozenset(("x", "ph", "it", "cp", "sm", "em")),
+    blank=frozenset(("br",)),
     xml=True,
 )
 _TMX = MarkupRules(inline=frozenset(("hi", "pair")), points=frozenset(("ph", "it", "ut")), xml=True)
@@ -58,7 +62,10 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
     A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
     state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed; a segment of
     2 with a state gets `translated`, which `reviewed` follows. Of elements with `translate` the innermost decides: a
-    locked group may have open units.
+    locked group may have open units. A source in segments (`seg-source`) gets a target with the same segments, those
+    without one. Source that is HTML is read as HTML. A target that is longer than its unit allows is told.
+
+    Raises DataError: not XLIFF, or of other languages than those of `settings`.
     """
     xml = read_xml(content, name)
     root = next((token for token in xml.tokens if token.kind in ("open", "empty")), None)
@@ -66,7 +73,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
     second = root.attributes.get("version", "").startswith("2")
     unit = "segment" if second else "trans-unit"
-    ends = _tree(xml)
+    ends, most = _tree(xml), _limits(xml.tokens)
 
     def filled(place: int) -> tuple[int, int, Template] | None:
         """Return from where to where a unit is replaced (or its target put in), and by what."""
@@ -74,17 +81,24 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
         source, target = within.get("source"), within.get("target")
         if source is None or source not in ends:
             return None
+        cut = within.get("seg-source", source)  # the source in segments, where a tool has cut it
+        cut = cut if cut in ends else source
         segment = xml.tokens[place]
         state = (segment if second or target is None else xml.tokens[target]).attributes.get("state")
+        said = dict[str, str]()
         if target is not None and state not in _UNTRANSLATED_STATES and _has_text(xml.tokens, ends, target):
-            return None
-        template = markup_template(_paired(xml.tokens[source + 1 : ends[source]]), _XLIFF)
+            said = _segments(xml.tokens, ends, target)
+            if not said or not _segments(xml.tokens, ends, cut).keys() - said.keys():
+                return None
+        template = _target_template(_with_segments(xml.tokens, ends, cut, said))
+        if place in most:
+            template = [Group(template, finish=partial(measured, place))]
         tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
         closing = f"</{tag[1:].split()[0]}>"
         done: Template = [f"{tag}{'' if second else _REVIEW}>", *template, closing]
         if target is None:
             gap = xml.tokens[source - 1].raw if xml.tokens[source - 1].kind == "text" else ""
-            begin = end = ends[source] + 1
+            begin = end = ends[cut] + 1
             done = [gap, *done]
         else:
             begin, end = target, ends.get(target, target) + 1
@@ -93,11 +107,146 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
             return place, end, [f'{_STATES.sub("", segment.raw)[:-1]} state="translated">', *between, *done]
         return begin, end, done
 
+    notices, places = Counter[str](), dict[str, str]()
+
+    def measured(place: int, text: str) -> str:
+        """Return a target's content, which is told where it is longer than its unit allows."""
+        if len(unescape(_ANY_TAG.sub("", text))) > most[place]:
+            notices["too_long"] += 1
+            places.setdefault("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
+        return text
+
     begins = ("target-language", "trgLang")[second]
+    for token in xml.tokens:
+        if token.kind == "open" and token.name == ("xliff" if second else "file"):
+            source = token.attributes.get(("source-language", "srcLang")[second], "")
+            settings.refuse_languages(source, token.attributes.get(begins, ""), name)
     template = _with_targets(xml, unit, filled)
     if settings.target:
         _named(template, xml, "xliff" if second else "file", begins, settings.target)
-    return (yield from _work(xml, template, settings))
+    outcome = yield from _work(xml, template, settings, notices)
+    return Result(outcome.value, notices, places)
+
+
+def _limits(tokens: Sequence[Token]) -> dict[int, int]:
+    """Return the most characters of the target of each unit (1.2) or segment (2) that has a limit."""
+    most: dict[int, int] = {}
+    of_unit: int | None = None
+    for place, token in enumerate(tokens):
+        said = token.attributes
+        own = said.get("maxwidth") if said.get("size-unit") == "char" else said.get("sizeRestriction")
+        limit = int(own.rpartition(",")[2]) if own and regex.fullmatch(r"(?:\d{1,9},)?\d{1,9}", own) else None
+        if token.name == "unit":
+            of_unit = limit if token.kind == "open" else None
+        elif token.name in ("segment", "trans-unit") and (limit := of_unit if limit is None else limit) is not None:
+            most[place] = limit
+    return most
+
+
+def _segments(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict[str, str]:
+    """Return what is in each segment (`mrk`) of a source or target of 1.2 that has text, by its id."""
+    found: dict[str, str] = {}
+    for at in range(place + 1, ends.get(place, place)):
+        if _is_segment(tokens[at]) and at in ends and _has_text(tokens, ends, at):
+            found[tokens[at].attributes.get("mid", "")] = "".join(token.raw for token in tokens[at + 1 : ends[at]])
+    return found
+
+
+def _is_segment(token: Token) -> bool:
+    return token.name == "mrk" and token.attributes.get("mtype") == "seg"
+
+
+def _with_segments(tokens: Sequence[Token], ends: dict[int, int], place: int, said: dict[str, str]) -> list[Token]:
+    """Return the tokens in a source, with the marks of its segments dividing it; those in `said` have a target."""
+    taken: list[Token] = []
+    closing: set[int] = set()
+    at = place + 1
+    while at < ends[place]:
+        token, end = tokens[at], ends.get(at, at)
+        if at in closing or _is_segment(token):
+            taken.append(token._replace(name="segment"))
+            closing.add(end)
+            if token.kind == "open" and (known := said.get(token.attributes.get("mid", ""))) is not None:
+                taken.append(Token("other", known))
+                at = end - 1
+        else:
+            taken.append(token)
+        at += 1
+    return taken
+
+
+_ANY_TAG = regex.compile(r"<[^<>]*+>")
+_HTML_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
+
+
+def _target_template(tokens: Sequence[Token]) -> Template:
+    """Return the template of a target; text with tags of HTML is read as HTML."""
+    parts = _paired(tokens)
+    own = [_is_own(part, inside) for part, inside in zip(parts, _inside_codes(parts), strict=True)]
+    if not any(own):
+        return markup_template(parts, _XLIFF)
+    texts = [token for token in tokens if token.kind == "text"]
+    text, raw = ("".join(getattr(token, name) for token in texts) for name in ("text", "raw"))
+    spell = Spelling(raw, xml=True).of
+    if len(texts) == len(tokens):
+        is_cdata = raw.startswith("<![CDATA[") and raw.find("]]>") == len(raw) - 3
+        template = markup_template(list(html_tokens(text)), HTML)
+        spell = _cdata if is_cdata else spell
+        for slot in slots(template):
+            slot.form = _Escaped(slot.form, spell)
+        inside = escaped(template, spell)
+        return [Group(["<![CDATA[", *inside, "]]>"] if is_cdata else inside, source=[raw])]
+    divided = [_with_tags(part, spell) if with_tags else [part] for part, with_tags in zip(parts, own, strict=True)]
+    template = markup_template([token for each in divided for token in each], _XLIFF)
+    return [Group(template, source=["".join(token.raw for token in tokens)])]
+
+
+def _inside_codes(tokens: Sequence[Token]) -> list[bool]:
+    """Return of each token whether it is in an element of a native code, whose text is no text."""
+    inside, depth = [], 0
+    for token in tokens:
+        inside.append(depth > 0)
+        if token.name in _XLIFF.points:
+            depth += (token.kind == "open") - (token.kind == "close")
+    return inside
+
+
+def _is_own(token: Token, is_inside: bool) -> bool:
+    """Return whether a token is text with tags of HTML."""
+    return token.kind == "text" and not is_inside and bool(_HTML_TAG.search(token.text))
+
+
+def escaped(template: Template, spell: Callable[[str], str]) -> Template:
+    """Return a template of HTML that is text of XML."""
+    return [spell(part) if isinstance(part, str) else part for part in template]
+
+
+def _cdata(text: str) -> str:
+    return without_controls(text).replace("]]>", "]]]]><![CDATA[>")
+
+
+class _Escaped:
+    """Paragraphs of HTML that are text of XML."""
+
+    def __init__(self, form: Form, spell: Callable[[str], str]) -> None:
+        self.form, self.spell = form, spell
+
+    def write(self, pieces: Sequence[Piece]) -> Template:
+        """Return the pieces as strings and slots."""
+        return escaped(self.form.write(pieces), self.spell)
+
+
+def _with_tags(token: Token, spell: Callable[[str], str]) -> list[Token]:
+    """Return text beside inline elements with its tags of HTML as tokens."""
+    found = []
+    for part in html_tokens(token.text):
+        if part.kind == "text":
+            found.append(Token("text", spell(part.raw), text=part.raw))
+        elif part.kind in ("open", "close") and part.name not in HTML.void:
+            found.append(Token(part.kind, spell(part.raw), "pair" if part.name in HTML.inline else part.name))
+        else:
+            found.append(Token("empty", spell(part.raw), "br" if part.name == "br" else "x"))
+    return found
 
 
 def _has_text(tokens: Sequence[Token], ends: dict[int, int], place: int) -> bool:
@@ -139,9 +288,7 @@ def _protected(token: Token) -> Token:
     return token
 
 
-def _with_targets(
-    xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]
-) -> list[str | MarkupSlot]:
+def _with_targets(xml: Xml, unit: str, filled: Callable[[int], tuple[int, int, Template] | None]) -> Template:
     """Return the template of a file: its tokens, one string each, with what `filled` says in its units."""
     out: list[Template] = [[token.raw] for token in xml.tokens]
     wanted = [True]  # of each open element, whether it is to be translated
@@ -185,6 +332,7 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
     if header is None or not any(token.name == "tmx" for token in tokens):
         raise DataError(f"{name}: not TMX (no header)")
     source = settings.source or header.attributes.get("srclang", "")
+    notices: Counter[str] = Counter()
 
     def filled(place: int) -> tuple[int, int, Template] | None:
         variants: dict[str, int] = {}
@@ -195,7 +343,10 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
                 variants.setdefault(spoken.lower(), at)
             at = ends.get(at, at) + 1
         own = _spoken(variants, source) if source not in ("", "*all*") else next(iter(variants.values()), None)
-        if own is None or _spoken(variants, settings.target) is not None:
+        if own is None:
+            notices["other_languages"] += 1
+            return None
+        if _spoken(variants, settings.target) is not None:
             return None
         segment = _children(tokens, ends, own).get("seg")
         if segment is None or segment not in ends:
@@ -205,7 +356,7 @@ def tmx(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
         after = ends[own] + 1
         return after, after, [f'{gap}<tuv xml:lang="{_value(settings.target)}"><seg>', *template, "</seg></tuv>"]
 
-    return (yield from _work(xml, _with_targets(xml, "tu", filled), settings))
+    return (yield from _work(xml, _with_targets(xml, "tu", filled), settings, notices))
 
 
 def _spoken(variants: dict[str, int], language: str) -> int | None:
@@ -218,7 +369,6 @@ def _spoken(variants: dict[str, int], language: str) -> int | None:
     return None
 
 
-def _work(xml: Xml, template: Template, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    notices: Counter[str] = Counter()
+def _work(xml: Xml, template: Template, settings: Settings, notices: Counter[str]) -> SentenceRequests[Result[bytes]]:
     said = yield from written(template, settings.options, notices)
     return Result(xml.encoded(said), notices)

@@ -79,7 +79,22 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
         raise DataError(f"{name}: {len(content):,} bytes, more than {settings.limits.size:,}")
     # Told at once: reading and cutting a large file take minutes.
     settings.limits.refuse_many(_count(content, kind.marks), name)
-    return (yield from kind.work(content, name, settings))
+    return (yield from _watched(kind.work(content, name, settings)))
+
+
+def _watched(work: SentenceRequests[Result[bytes]]) -> SentenceRequests[Result[bytes]]:
+    """Return the same work, which tells it where no sentence was asked for."""
+    count = 0
+    try:
+        asked = next(work)
+        while True:
+            count += len(asked)
+            asked = work.send((yield asked))
+    except StopIteration as ended:
+        outcome: Result[bytes] = ended.value
+    if not count:
+        outcome.notices["nothing_to_translate"] += 1
+    return outcome
 
 
 def _count(content: bytes, marks: Collection[bytes]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.markup import (
     HTML,
     HTML_ATTRIBUTES,
+    Form,
+    Group,
     MarkupForm,
     PlainForm,
     Spellings,
@@ -85,7 +88,14 @@ def _utf8_declared(found: regex.Match[str]) -> str:
 
 # Subtitles
 
-_TIMES = regex.compile(r"\s*(?:\d+:)?\d{1,2}:\d{2}[,.]\d{1,3}\s*-->\s*(?:\d+:)?\d{1,2}:\d{2}[,.]\d{1,3}.*")
+# Times as players take them: blanks inside, any number of digits, no milliseconds, colons and points for commas.
+_TIME = r"\d++(?:\s*+[:.,;]\s*+\d++){1,4}+"
+_TIMES = regex.compile(rf"[\s\ufeff]*+{_TIME}\s*+-->\s*+{_TIME}(?:\s.*+|\D?+)")
+_ARROW = regex.compile(r"\s*+\d.*?(?:-+\s?>|[–—]>|→)\s*+\d.*+")  # of times that only the number before them tells
+_NUMBER = regex.compile(r"\W*+\d++\W*+")
+_NO_CUE = ("NOTE", "STYLE", "REGION")
+_IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex.IGNORECASE)
+_LETTER = regex.compile(r"\p{L}")
 _CUE_TAGS = frozenset(("b", "i", "u", "s", "font", "c", "v", "lang", "ruby", "rt"))
 _OVERRIDE = regex.compile(r"\{\\[^{}]*+\}|<\d[\d:.]*+>")
 _SPEAKER = regex.compile(r"\s*[-–—]\s*")
@@ -103,23 +113,128 @@ def vtt(content: bytes, name: str, settings: Settings) -> SentenceRequests[Resul
 
 def _subtitles(content: bytes, name: str, settings: Settings, *, entities: bool) -> SentenceRequests[Result[bytes]]:
     text, charset = decoded(content, name)
-    template: Template = []
-    cue: list[str] = []
-    in_cue = False
-    for line in LINE.findall(text):
-        if _TIMES.fullmatch(line.rstrip("\r\n")) and not in_cue:
-            in_cue = True
-            template.append(line)
-        elif in_cue and line.strip():
-            cue.append(line)
-        else:
-            template += _cue(cue, entities=entities)
-            cue, in_cue = [], False
-            template.append(line)
-    return (yield from file_work([*template, *_cue(cue, entities=entities)], charset, settings))
+    cues = _Cues(LINE.findall(text), is_web=entities)
+    template = cues.template()
+    outcome = yield from file_work(template, charset, settings)
+    outcome.notices.update(cues.notices)
+    return Result(outcome.value, outcome.notices, cues.places)
 
 
-def _cue(lines: Sequence[str], *, entities: bool) -> Template:
+class _Cues:
+    """Reader of subtitles as players read them.
+
+    Times begin a cue wherever they stand, with or without an empty line before; a line of digits before them is its
+    number. In SubRip all up to the next cue is its text, behind empty lines, too; in WebVTT an empty line ends a cue,
+    a line of blanks does not, and players show nothing of a block without times.
+    """
+
+    def __init__(self, lines: Sequence[str], *, is_web: bool) -> None:
+        self.lines, self.is_web = lines, is_web
+        self.notices: Counter[str] = Counter()
+        self.places: dict[str, str] = {}
+        self.done: Template = []
+        self.cue: list[str] = []
+        self.block: list[str] = []  # lines since the last empty one that are in no cue
+
+    def template(self) -> Template:
+        """Return the template of the file."""
+        in_cue = has_cues = False
+        for place, line in enumerate(self.lines):
+            body = line.rstrip("\r\n")
+            if self._begins(place):
+                number = [self.cue.pop()] if self.cue and _NUMBER.fullmatch(self.cue[-1].strip()) else []
+                self._flush()
+                self.done += [*number, line]
+                self.block = []
+                in_cue = has_cues = True
+                if not _TIMES.fullmatch(body):
+                    self._count("times_unread", place)
+            elif in_cue and (body if self.is_web else body.strip()):
+                self.cue.append(line)
+            else:
+                self._flush()
+                self.done.append(line)
+                in_cue = in_cue and not self.is_web
+                self._outside(place, body)
+        self._flush()
+        self._outside(len(self.lines), "")
+        if not has_cues and any(map(_LETTER.search, self.lines[self.is_web :])):
+            self._count("no_cues", 0)
+        return self.done
+
+    def _begins(self, place: int) -> bool:
+        """Return whether a line has the times of a cue."""
+        line = self.lines[place].rstrip("\r\n")
+        if self.is_web:
+            return "-->" in line
+        if _TIMES.fullmatch(line):
+            return True
+        return bool(place and _NUMBER.fullmatch(self.lines[place - 1].strip()) and _ARROW.fullmatch(line))
+
+    def _outside(self, place: int, body: str) -> None:
+        """Take a line that is in no cue: text there is not shown, and not translated."""
+        if body.strip():
+            self.block.append(body)
+            return
+        block, self.block = self.block, []
+        is_head = place == len(block) and self.is_web
+        if block and not is_head and not block[0].startswith(_NO_CUE) and any(map(_LETTER.search, block)):
+            self._count("not_shown", place - len(block))
+
+    def _count(self, kind: str, place: int) -> None:
+        self.notices[kind] += 1
+        self.places.setdefault(kind, f"line {place + 1}")
+
+    def _flush(self) -> None:
+        if self.cue:
+            is_data = self.is_web and _is_data("".join(self.cue).strip())
+            self.done += self.cue if is_data else [_cue(self.cue, entities=self.is_web)]
+            self.cue = []
+
+
+def _is_data(text: str) -> bool:
+    """Return whether a cue is for programs: JSON, or the address of a picture."""
+    if text[:1] in ("{", "[") and text[-1:] in ("}", "]"):
+        try:
+            return isinstance(json.loads(text), dict | list)
+        except (ValueError, RecursionError):
+            return False
+    return bool(_IMAGE.fullmatch(text))
+
+
+class _CueForm:
+    """Spelling of the texts of a cue: no line of it is empty, and nothing in it is taken for times."""
+
+    def __init__(self, form: Form, *, is_web: bool) -> None:
+        self.form, self.is_web = form, is_web
+
+    def write(self, pieces: Sequence[Piece]) -> Template:
+        """Return the pieces as strings and slots; of ends of lines only those between texts."""
+        kept: list[Piece] = []
+        last: int | None = None  # of the ends of lines
+        has_text = False  # since then
+        for piece in pieces:
+            if isinstance(piece, EmptyElement) and piece.blank == "\n":
+                if has_text:
+                    last, has_text = len(kept), False
+                    kept.append(piece)
+            elif isinstance(piece, str):
+                text = _LINE_END.sub(" ", piece)
+                text = text if self.is_web else text.replace("-->", "→")
+                has_text = has_text or bool(text.strip())
+                kept.append(text)
+            else:
+                kept.append(piece)
+        if last is not None and not has_text:
+            del kept[last]
+        return self.form.write(kept)
+
+
+_LINE_END = regex.compile(r"\s*[\n\r\v\f\x85\u2028\u2029]\s*")
+_EMPTY_LINE = regex.compile(r"(?:^|(?<=\n)|(?<=\r)(?!\n))(?:\r\n|\n|\r)")
+
+
+def _cue(lines: Sequence[str], *, entities: bool) -> Group:
     """Return the template of a cue: its lines are one text, unless each is another speaker's.
 
     `entities`: `&amp;` is one letter, as in WebVTT; SubRip has tags, but no entities.
@@ -127,9 +242,14 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
     template: Template = []
     pieces: list[Piece] = []
     spellings = Spellings()
-    form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
+    form = _CueForm(MarkupForm("".join(lines), spellings) if entities else PlainForm(), is_web=entities)
+    begin = 0  # of the text's lines
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
+        if not body.strip():
+            template.append(line)
+            begin = number + 1
+            continue
         for token in html_tokens(body):
             name = token.name.split(".")[0]
             if token.kind == "text":
@@ -144,13 +264,14 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
             else:
                 pieces.append(EmptyElement(token.raw))
         end = line[len(body) :]
-        following = lines[number + 1] if number + 1 < len(lines) else None
-        if following is None or _SPEAKER.match(following):
-            template += [*filled(pieces, form), end]
-            pieces = []
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        if not following.strip() or _SPEAKER.match(following):
+            source = "".join(lines[begin : number + 1]).removesuffix(end) if end else "".join(lines[begin : number + 1])
+            template += [Group(filled(pieces, form), source=[source]), end]
+            pieces, begin = [], number + 1
         else:
             pieces.append(EmptyElement(end, "\n"))
-    return template
+    return Group(template, finish=lambda text: _EMPTY_LINE.sub("", text))
 
 
 def _cue_text(text: str, *, is_first: bool) -> list[Piece]:

@@ -7,15 +7,17 @@ for each of them, and as many of the ground as it takes.
 
 from __future__ import annotations
 
+import posixpath
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import regex
 
 from ziggurat.serve.text.documents.archive import Archive, Settings
 from ziggurat.serve.text.documents.opendocument import xml_members
-from ziggurat.serve.text.markup import Raw, Template, add, filled
+from ziggurat.serve.text.markup import Group, Raw, Template, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Token, read_xml, spelt
@@ -26,11 +28,32 @@ _SPACES = {
     "http://schemas.openxmlformats.org/drawingml/2006/main": "a",
     "http://purl.oclc.org/ooxml/drawingml/main": "a",
     "http://schemas.openxmlformats.org/officeDocument/2006/math": "m",
+    "http://purl.oclc.org/ooxml/officeDocument/math": "m",
+    "http://schemas.openxmlformats.org/markup-compatibility/2006": "mc",
 }
-_DOCX = regex.compile(r"word/(?:document|document2|header\d*|footer\d*|footnotes|endnotes|comments)\.xml")
-_PPTX = regex.compile(r"ppt/(?:slides/slide|notesSlides/notesSlide|diagrams/data|charts/chart)\d+\.xml")
+# Parts are known by their content types, whatever their names; by the usual names where a file lists no types.
+_DRAWN = r"diagrams/(?:data|drawing)\d*|charts/chart\d*|drawings/drawing\d*"
+_DOCX = regex.compile(rf"word/(?:document\d*|header\d*|footer\d*|footnotes|endnotes|comments|{_DRAWN})\.xml")
+_PPTX = regex.compile(rf"ppt/(?:slides/slide\d+|notesSlides/notesSlide\d+|{_DRAWN})\.xml")
+_TYPES = regex.compile(
+    r".*(?:wordprocessingml\.(?:header|footer|footnotes|endnotes|comments)|presentationml\.(?:slide|notesSlide)"
+    r"|(?:wordprocessingml\.(?:document|template)|ms-word\.(?:document|template)\.macroEnabled(?:Template)?)\.main"
+    r"|drawingml\.(?:chart|chartshapes|diagramData|diagramDrawing))\+xml"
+)
+_MAIN = regex.compile(r".*(?:wordprocessingml|presentationml|ms-word|ms-powerpoint)\.[\w.]*main\+xml")
+# Documents in the document: they are not read.
+_EMBEDDED = regex.compile(r"(?:word|ppt)/(?:embeddings/.+|afchunk[^/]*|media/[^/]+\.(?:docx|xlsx|pptx))")
 # Elements around runs that are written around the same words again; other elements of a paragraph are points.
-_AROUND = frozenset(("w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:sdt", "w:fldSimple", "w:bdo", "w:dir"))
+_AROUND = frozenset(("w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:sdt", "w:fldSimple", "w:bdo", "w:dir")) | {
+    "w:customXml"
+}
+# What readers see between two words; bookmarks, notes and marks of the spell checker may be inside of a word.
+_SEEN = frozenset(
+    ("w:drawing", "w:pict", "w:object", "w:sym", "mc:AlternateContent", "m:oMath", "m:oMathPara", "a:fld", "w:pgNum")
+)
+_TABS = frozenset(("w:tab", "w:ptab"))
+_DIVIDER = ""
+"""Name of an end without a beginning, which divides a paragraph: a tab comes back between the same two texts."""
 _BREAKS = frozenset(("w:br", "w:cr", "a:br"))
 _IDENTITY = regex.compile(r'\s+w:rsid\w*="[^"]*"')
 _FIELD = "field"
@@ -50,14 +73,51 @@ def _office(
     content: bytes, name: str, settings: Settings, parts: regex.Pattern[str], main: str
 ) -> SentenceRequests[Result[bytes]]:
     archive = Archive(content, name, settings.limits)
+    types = _content_types(archive, name)
+    main = _main_part(archive, name, types, main)
     archive.read(main)
     documents = {
         part: read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
         for part in archive.names
-        if parts.fullmatch(part)
+        if part == main or parts.fullmatch(part) or _TYPES.fullmatch(types.get(part, ""))
     }
     templates = {part: _Part(xml.tokens).template() for part, xml in documents.items()}
-    return (yield from xml_members(archive, documents, templates, settings))
+    outcome = yield from xml_members(archive, documents, templates, settings)
+    for part in filter(_EMBEDDED.fullmatch, archive.names):
+        outcome.notices["left_out"] += 1
+        outcome.places.setdefault("left_out", part)
+    return outcome
+
+
+def _content_types(archive: Archive, name: str) -> dict[str, str]:
+    """Return the content type of each member that has one."""
+    part = "[Content_Types].xml"
+    if part not in archive.names:
+        return {}
+    named, by_ending = dict[str, str](), dict[str, str]()
+    for token in read_xml(archive.markup(part), f"{name}: {part}").tokens:
+        kind = token.attributes.get("ContentType", "")
+        if token.name == "Override":
+            named[unquote(token.attributes.get("PartName", "")).lstrip("/").lower()] = kind
+        elif token.name == "Default":
+            by_ending[token.attributes.get("Extension", "").lower()] = kind
+    return {
+        member: named.get(member.lower()) or by_ending.get(member.rpartition(".")[2].lower(), "")
+        for member in archive.names
+    }
+
+
+def _main_part(archive: Archive, name: str, types: Mapping[str, str], usual: str) -> str:
+    """Return the name of the document's main part: the one that relations name, or content types, or the usual one."""
+    members = {member.lower(): member for member in archive.names}
+    if "_rels/.rels" in archive.names:
+        for token in read_xml(archive.markup("_rels/.rels"), f"{name}: _rels/.rels").tokens:
+            target = posixpath.normpath(unquote(token.attributes.get("Target", "")).lstrip("/")).lower()
+            if token.attributes.get("Type", "").endswith("/officeDocument") and target in members:
+                return members[target]
+    if usual in archive.names:
+        return usual
+    return next((member for member in archive.names if _MAIN.fullmatch(types.get(member, ""))), usual)
 
 
 @dataclass(eq=False)
@@ -74,22 +134,20 @@ class _RunForm:
 
     Attributes:
         ground: the run of text that belongs to no element.
-        pieces, source: the paragraph as it was read: a paragraph that stays as it is keeps its bytes.
+        hyphens: hyphens at which no line ends, each as the end of a text, its tag and the beginning of the next; in the
+            translation the first ones inside of words become these.
     """
 
     ground: _Run
-    pieces: list[Piece] = field(default_factory=list)
-    source: Template = field(default_factory=list)
+    hyphens: list[str] = field(default_factory=list)
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots."""
-        if list(pieces) == self.pieces:
-            return self.source
         template: Template = []
         runs = [self.ground]
         for piece in pieces:
             if isinstance(piece, str):
-                template += [runs[-1].before, spelt(piece), runs[-1].after]
+                template += [runs[-1].before, self._spelt(piece), runs[-1].after]
             elif isinstance(piece.raw, _Run):
                 if isinstance(piece, Open):
                     runs.append(piece.raw)
@@ -98,6 +156,11 @@ class _RunForm:
             else:
                 add(template, piece.raw)
         return template
+
+    def _spelt(self, text: str) -> str:
+        parts = _HYPHEN.split(spelt(text), maxsplit=len(self.hyphens)) if self.hyphens else [spelt(text)]
+        between = [self.hyphens.pop(0) for _ in parts[1:]]
+        return "".join(text + end for text, end in zip(parts, [*between, ""], strict=True))
 
 
 class _Part:
@@ -156,6 +219,7 @@ class _Paragraph:
         self.pieces: list[Piece] = []
         self.runs: dict[tuple[str, str], _Run] = {}
         self.letters: Counter[tuple[str, str]] = Counter()
+        self.hyphens: list[str] = []
 
     def template(self) -> Template:
         """Return what is between the paragraph's tags."""
@@ -174,11 +238,8 @@ class _Paragraph:
             return [*template, *part.template(begin, last), tail]
         ground = max(self.runs, key=lambda key: self.letters[key])
         pieces = self._joined(self.runs[ground])
-        form = _RunForm(self.runs[ground])
-        slots = filled(pieces, form)
-        if len(slots) == 1:
-            form.pieces, form.source = pieces, part.template(begin, last)
-        return [*template, *slots, tail]
+        form = _RunForm(self.runs[ground], self.hyphens)
+        return [*template, Group(filled(pieces, form), source=part.template(begin, last)), tail]
 
     def _inline(self, begin: int, end: int) -> None:
         """Read runs and what is around and between them."""
@@ -192,7 +253,7 @@ class _Paragraph:
             elif token.name in _BREAKS:  # of slides; those of Word are in runs
                 self.pieces.append(EmptyElement(part.raw(place, after), "\n"))
             elif token.raw:
-                self.pieces.append(EmptyElement(part.template(place, after)))
+                self.pieces.append(EmptyElement(part.template(place, after), is_seen=token.name in _SEEN))
             place = after
 
     def _around(self, place: int) -> None:
@@ -203,7 +264,7 @@ class _Paragraph:
             if part.tokens[child].name == "w:sdtContent" and child in part.ends:
                 begin, last = child + 1, part.ends[child]
         name = f"{part.tokens[place].name} {place}"
-        while begin < last and part.tokens[begin].name in ("w:sdtPr", "w:smartTagPr", "w:fldData"):
+        while begin < last and part.tokens[begin].name in ("w:sdtPr", "w:smartTagPr", "w:customXmlPr", "w:fldData"):
             begin = part.after(begin)
         self.pieces.append(Open(part.raw(place, begin), name))
         self._inline(begin, last)
@@ -225,10 +286,13 @@ class _Paragraph:
         for child in children:
             token, end = part.tokens[child], part.after(child)
             if token.name in ("w:t", "a:t") and token.kind == "open":
-                tag = token.raw if "xml:space" in token.attributes or token.name == "a:t" else token.raw[:-1] + _SPACE
-                self._text(
-                    "".join(t.text for t in part.tokens[child:end]), before, properties, tag, part.tokens[end - 1]
-                )
+                self._texts(child, before, properties, after)
+                continue
+            if token.name == "w:noBreakHyphen":
+                self._hyphen(part.raw(child, end), before, properties)
+                continue
+            if token.name == "w:ruby" and token.kind == "open":
+                self._ruby(child, before + properties, after)
                 continue
             raw: Raw = [before, properties, *part.template(child, end), after]
             raw = raw if any(not isinstance(p, str) for p in raw) else "".join(p for p in raw if isinstance(p, str))
@@ -239,8 +303,40 @@ class _Paragraph:
                 self.pieces.append(Close(raw, _FIELD))
             elif token.name in _BREAKS and token.attributes.get("w:type", "textWrapping") == "textWrapping":
                 self.pieces.append(EmptyElement(raw, "\n"))
+            elif token.name in _TABS | _BREAKS:
+                self.pieces.append(Close(raw, _DIVIDER))
             else:
-                self.pieces.append(EmptyElement(raw))
+                self.pieces.append(EmptyElement(raw, is_seen=token.name in _SEEN))
+
+    def _texts(self, place: int, before: str, properties: str, after: str) -> None:
+        """Read an element of text, in which tabs of slides are characters."""
+        token, last = self.part.tokens[place], self.part.ends[place]
+        tag = token.raw if "xml:space" in token.attributes or token.name == "a:t" else token.raw[:-1] + _SPACE
+        closing = self.part.tokens[last]
+        for text in regex.split(r"(\t+)", "".join(t.text for t in self.part.tokens[place:last])):
+            if text.startswith("\t"):
+                self.pieces.append(Close(f"{before}{properties}{tag}{text}{closing.raw}{after}", _DIVIDER))
+            elif text:
+                self._text(text, before, properties, tag, closing)
+
+    def _hyphen(self, raw: str, before: str, properties: str) -> None:
+        """Read a hyphen at which no line ends, which the model is shown as a hyphen."""
+        prefix = raw[1 : raw.index("noBreakHyphen")]
+        tag, closing = f"<{prefix}t{_SPACE}", f"</{prefix}t>"
+        self.hyphens.append(f"{closing}{raw}{tag}")
+        self._text("-", before, properties, tag, Token("close", closing))
+
+    def _ruby(self, place: int, before: str, after: str) -> None:
+        """Read text with signs above it: the text alone, whose element keeps the signs."""
+        part, end = self.part, self.part.ends[place]
+        base = next((child for child in part.children(place) if part.tokens[child].name == "w:rubyBase"), place)
+        if base == place or base not in part.ends:
+            self.pieces.append(EmptyElement(f"{before}{part.raw(place, end + 1)}{after}"))
+            return
+        name = f"w:ruby {place}"
+        self.pieces.append(Open(before + part.raw(place, base + 1), name))
+        self._inline(base + 1, part.ends[base])
+        self.pieces.append(Close(part.raw(part.ends[base], end + 1) + after, name))
 
     def _text(self, text: str, before: str, properties: str, tag: str, closing: Token) -> None:
         """Take text with the run that it is in; runs that differ in their history alone are the same."""
@@ -270,3 +366,4 @@ class _Paragraph:
 
 
 _SPACE = ' xml:space="preserve">'
+_HYPHEN = regex.compile(r"(?<=\w)-(?=\w)")

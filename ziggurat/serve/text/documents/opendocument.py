@@ -34,7 +34,7 @@ _OPEN_DOCUMENT = {
     ]
 }
 _TEXT = MarkupRules(
-    inline=_named("text", "span a meta meta-field"),
+    inline=_named("text", "span a meta meta-field ruby ruby-base"),
     blank=_named("text", "line-break"),
     spaces=_named("text", "s"),
     points=_named(
@@ -46,7 +46,7 @@ _TEXT = MarkupRules(
         "variable-get variable-set user-field-get user-field-input expression database-display sheet-name number "
         "creation-date creation-time modification-date modification-time print-date print-time description keywords "
         "editing-cycles editing-duration printed-by initial-creator creator character-count word-count paragraph-count "
-        "table-count image-count object-count bibliography-mark ruby placeholder conditional-text hidden-text",
+        "table-count image-count object-count bibliography-mark ruby-text placeholder conditional-text hidden-text",
     )
     | _named("office", "annotation-end")
     | _named("draw", "image control object object-ole"),
@@ -57,6 +57,8 @@ _TEXT = MarkupRules(
     | _named("office", "annotation")
     | _named("draw", "frame custom-shape rect ellipse circle line g connector path polygon polyline regular-polygon")
     | _named("draw", "caption a"),
+    seen=_named("text", "page-number page-count date time sheet-name number sequence")
+    | _named("draw", "image object object-ole control frame custom-shape"),
     xml=True,
 )  # fmt: skip
 
@@ -90,7 +92,7 @@ _CONTAINER = "META-INF/container.xml"
 _PAGES = ("application/xhtml+xml", "application/x-dtbook+xml")
 _CONTENTS = "application/x-dtbncx+xml"
 _NCX = MarkupRules(inline=frozenset(), copied=frozenset(("head",)), xml=True)
-_LANGUAGE = regex.compile(r"(<(?:[\w.-]+:)?language\b[^>]*>)[^<]*(</)")
+_LANGUAGE = regex.compile(r"(<(?:[\w.-]++:)?+language\b[^<>]*+>)[^<]*+(</)")
 
 
 def epub(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:

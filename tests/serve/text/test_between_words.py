@@ -1,0 +1,181 @@
+"""What stands between two words, in every kind of document: words are not glued, and it comes back at its place."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
+from tests.serve.text.files import docx, members, packed, pptx
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.sentences import Link, Options, SentenceTranslation, run
+from ziggurat.serve.text.splitting import sentencex_splitter
+
+SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
+
+
+def asked_and_said(name: str, content: bytes, translate: Translate = upper) -> tuple[list[str], bytes]:
+    """The sentences that a document asks for, and its translation."""
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return translate(sentences)
+
+    return asked, run(document(content, name, SETTINGS), watched).value
+
+
+def word(paragraph: str, translate: Translate = upper) -> tuple[list[str], str]:
+    """The same for a paragraph of Word; of the translation what is in it, a letter for each mark."""
+    asked, said = asked_and_said("a.docx", docx(f"<w:p>{paragraph}</w:p>"), translate)
+    body = members(said)["word/document.xml"].decode().partition("<w:body>")[2].partition("<w:sectPr/>")[0]
+    asked = [sentence for sentence in asked if sentence not in ("The note itself.", "The header")]
+    for mark, letter in (("tab", "\t"), ("ptab", "\t"), ("br", "\n"), ("noBreakHyphen", "‑"), ("drawing", "#")):
+        body = re.sub(rf"<w:{mark}\b[^>]*/>", letter, body)
+    return asked, re.sub(r"<[^>]*>", "", body)
+
+
+def one_run(*parts: str) -> str:
+    return "<w:r>" + "".join(part if part.startswith("<") else f"<w:t>{part}</w:t>" for part in parts) + "</w:r>"
+
+
+@pytest.mark.parametrize(
+    ("parts", "asked", "said"),
+    [
+        (("Name", "<w:tab/>", "Address", "<w:tab/>", "City"), ["Name", "Address", "City"], "nAME\taDDRESS\tcITY"),
+        (("2.1", "<w:tab/>", "The dog", "<w:tab/>", "6"), ["The dog"], "2.1\ttHE DOG\t6"),
+        (("<w:tab/>", "Indented"), ["Indented"], "\tiNDENTED"),
+        (("Left", '<w:ptab w:alignment="right"/>', "Right"), ["Left", "Right"], "lEFT\trIGHT"),
+        (("Page one", '<w:br w:type="page"/>', "next page"), ["Page one", "next page"], "pAGE ONE\nNEXT PAGE"),
+        (("One", '<w:br w:type="column"/>', "two"), ["One", "two"], "oNE\nTWO"),
+        (("seventy", "<w:noBreakHyphen/>", "five"), ["seventy-five"], "SEVENTY‑FIVE"),
+        (("a well-known", "<w:noBreakHyphen/>", "b"), ["a well-known-b"], "A WELL‑KNOWN-B"),
+        (("Left", "<w:drawing/>", "right"), ["Left right"], "lEFT#RIGHT"),
+        (("Left ", "<w:drawing/>", "right"), ["Left right"], "lEFT #RIGHT"),
+        (("soft", "<w:softHyphen/>", "ware"), ["software"], "SOFTWARE"),
+    ],
+)
+def test_marks_of_word(parts: tuple[str, ...], asked: list[str], said: str) -> None:
+    assert word(one_run(*parts)) == (asked, said)
+    assert word("".join(one_run(part) for part in parts)) == (asked, said)
+
+
+def test_tabs_in_links_and_fields_of_word() -> None:
+    link = f'<w:hyperlink w:anchor="a">{one_run("Contents", "<w:tab/>", "12")}</w:hyperlink>'
+    assert word(link) == (["Contents"], "cONTENTS\t12")
+    begins = '<w:r><w:fldChar w:fldCharType="begin"/></w:r><w:r><w:fldChar w:fldCharType="separate"/></w:r>'
+    assert word(f"{begins}{one_run('Contents', '<w:tab/>', '1')}") == (["Contents"], "cONTENTS\t1")
+
+
+def test_a_paragraph_of_several_texts_keeps_its_source_where_nothing_changes() -> None:
+    begins = '<w:r w:rsidR="01"><w:fldChar w:fldCharType="begin"/></w:r>'
+    runs = '<w:r w:rsidR="1"><w:t>One </w:t></w:r><w:r w:rsidR="2"><w:t>two</w:t><w:tab/><w:t>3</w:t></w:r><w:r/>'
+    for paragraph in (begins + runs, runs, runs + begins, f"<w:hyperlink>{runs}</w:hyperlink>{begins}"):
+        content = docx(f"<w:p>{paragraph}</w:p>")
+        assert asked_and_said("a.docx", content, identity)[1] == content
+
+
+def test_ruby_of_word_keeps_its_signs_and_its_text_is_read() -> None:
+    ruby = (
+        "<w:r><w:ruby><w:rubyPr/><w:rt><w:r><w:t>signs</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>text</w:t></w:r>"
+        "</w:rubyBase></w:ruby></w:r>"
+    )
+    asked, said = word(f"{one_run('Some ')}{ruby}{one_run(' here')}")
+    assert asked == ["Some text here"]
+    assert said == "sOME signsTEXT HERE" or said == "SOME signsTEXT HERE"
+
+
+def test_a_superscript_in_a_word_keeps_its_letters() -> None:
+    raised = '<w:r><w:rPr><w:vertAlign w:val="superscript"/></w:rPr><w:t>2</w:t></w:r>'
+    content = docx(f"<w:p>{one_run('About 5 m')}{raised}{one_run(' of land')}</w:p>")
+
+    def by_words(sentences: list[str]) -> list[SentenceTranslation]:
+        links = [Link(m.start(), m.end(), m.start(), m.end()) for m in re.finditer(r"\S+", sentences[0])]
+        return [
+            SentenceTranslation(s.replace("About", "Circa").replace("land", "Land"), links)
+            if s.startswith("About")
+            else identity([s])[0]
+            for s in sentences
+        ]
+
+    asked, said = asked_and_said("a.docx", content, by_words)
+    assert "About 5 m2 of land" in asked
+    assert '<w:vertAlign w:val="superscript"/></w:rPr><w:t xml:space="preserve">2</w:t>' in (
+        members(said)["word/document.xml"].decode()
+    )
+
+
+def test_tabs_of_slides_and_of_plain_text_divide() -> None:
+    content = members(pptx())
+    slide = content["ppt/slides/slide1.xml"].replace(b"Big</a:t>", b"Big\tSmall</a:t>")
+    asked, said = asked_and_said("a.pptx", packed({**content, "ppt/slides/slide1.xml": slide}))
+    assert asked[:2] == ["Big", "Small plans"]
+    assert b"bIG" in members(said)["ppt/slides/slide1.xml"]
+    assert asked_and_said("a.txt", b"Name\tAddress\t\tCity\n") == (
+        ["Name", "Address", "City"],
+        b"nAME\taDDRESS\t\tcITY\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("page", "asked"),
+    [
+        ("<a>Home</a><a>About us</a><span>Menu</span>", ["Home", "About us", "Menu"]),
+        ("<span>Total</span><strong>Price</strong>", ["Total", "Price"]),
+        ('<span class="tag">red</span><span class="tag">green</span>', ["red", "green"]),
+        ("<b><a>Home</a></b><a>here</a>", ["Home", "here"]),
+        ("<b>Total:</b><span>five</span>", ["Total:", "five"]),
+        ("<p>hello<img src='x.png'>world</p>", ["hello world"]),
+        ("<p>hello <img src='x.png'> world</p>", ["hello  world"]),
+        ("<p>hello<input>world</p>", ["hello", "world"]),
+        ("<p>hello<svg><path/></svg>world</p>", ["hello world"]),
+        ("un<u>der</u>line", ["underline"]),
+        ("H<sub>two</sub><sup>plus</sup>", ["Htwoplus"]),
+        ("<b>under</b><i>line</i>", ["underline"]),
+        ('<span lang="en">Hel</span><span lang="en">lo</span>', ["Hello"]),
+        ("a<wbr>b", ["ab"]),
+    ],
+)
+def test_neighbours_in_html(page: str, asked: list[str]) -> None:
+    found, said = asked_and_said("a.html", page.encode())
+    assert found == asked
+    assert re.findall("<[^>]*>", said.decode()) == re.findall("<[^>]*>", page)
+    assert asked_and_said("a.html", page.encode(), identity)[1].decode() == page
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        '<x id="1" ctype="lb"/>',
+        '<x id="1" equiv-text="&lt;br/&gt;"/>',
+        '<ph id="1">&lt;br/&gt;</ph>',
+        '<ph id="1">\\n</ph>',
+        '<ph id="1" equiv-text="[br]"/>',
+    ],
+)
+def test_line_breaks_of_xliff(code: str) -> None:
+    unit = f'<trans-unit id="1"><source>one{code}two</source></trans-unit>'
+    asked, said = asked_and_said("a.xlf", f'<xliff version="1.2"><file><body>{unit}</body></file></xliff>'.encode())
+    assert asked == ["one\ntwo"]
+    assert f">ONE{code}TWO</target>" in said.decode()
+
+
+PARTS = st.lists(
+    st.sampled_from(("<w:tab/>", "Some words", "another", "<w:noBreakHyphen/>", "12", "<w:br/>")), max_size=8
+)
+
+
+@given(PARTS, st.integers(0, 3))
+@settings(max_examples=60)
+def test_any_runs_and_tabs_keep_their_order(parts: list[str], seed: int) -> None:
+    asked, said = word(one_run("Begin", *parts), permuting(seed, change=swapped))
+    assert not any("\t" in sentence for sentence in asked)
+    assert said.count("\t") == parts.count("<w:tab/>")
+    shown = {"<w:tab/>": "\t", "<w:br/>": "\n", "<w:noBreakHyphen/>": "-"}
+    columns = "".join(["Begin", *(shown.get(part, part) for part in parts)]).split("\t")
+    for column, translated in zip(columns, said.split("\t"), strict=True):
+        assert sorted(re.sub(r"\W", "", column.lower())) == sorted(re.sub(r"\W", "", translated.lower()))

@@ -1,0 +1,192 @@
+"""XLIFF of CAT tools: segments, HTML inside, limits and languages."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.serve.text.fakes import Translate, identity, upper
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation, run
+from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.system.errors import DataError
+
+SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
+REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
+
+
+def read(unit: str, translate: Translate = upper, attributes: str = "") -> tuple[list[str], Result[bytes]]:
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return translate(sentences)
+
+    whole = (
+        f'<xliff version="1.2"><file source-language="en" target-language="de"><body><trans-unit id="u"{attributes}>'
+        f"{unit}</trans-unit></body></file></xliff>"
+    )
+    outcome = run(document(whole.encode(), "a.xlf", SETTINGS), watched)
+    ElementTree.fromstring(outcome.value)
+    return asked, outcome
+
+
+def target(outcome: Result[bytes]) -> str:
+    return outcome.value.decode().partition("<target")[2].partition(">")[2].rpartition("</target>")[0]
+
+
+def mark(mid: int, text: str) -> str:
+    return f'<mrk mtype="seg" mid="{mid}">{text}</mrk>'
+
+
+def test_segments_get_a_target_behind_them() -> None:
+    first, second = mark(1, "One here."), mark(2, 'Two <g id="2">bold</g> here.')
+    asked, outcome = read(
+        f'<source>One here. Two <g id="2">bold</g> here.</source><seg-source>{first} {second}</seg-source>'
+    )
+    assert asked == ["One here.", "Two bold here."]
+    said = f"{mark(1, 'oNE HERE.')} {mark(2, 'tWO <g id=' + chr(34) + '2' + chr(34) + '>BOLD</g> HERE.')}"
+    assert outcome.value.decode().endswith(
+        f"</seg-source><target{REVIEW}>{said}</target></trans-unit></body></file></xliff>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "asked", "after"),
+    [
+        (f"<target>{mark(1, '')}{mark(2, '')}</target>", ["One.", "Two."], mark(1, "oNE.") + mark(2, "tWO.")),
+        ("<target/>", ["One.", "Two."], mark(1, "oNE.") + mark(2, "tWO.")),
+        (f"<target>{mark(1, 'Eins.')}</target>", ["Two."], mark(1, "Eins.") + mark(2, "tWO.")),
+        (f"<target>{mark(1, 'Eins.')}{mark(2, '')}</target>", ["Two."], mark(1, "Eins.") + mark(2, "tWO.")),
+        (f"<target>{mark(1, 'Eins.')}{mark(2, 'Zwei.')}</target>", [], mark(1, "Eins.") + mark(2, "Zwei.")),
+        (
+            f'<target state="new">{mark(1, "One.")}{mark(2, "Two.")}</target>',
+            ["One.", "Two."],
+            mark(1, "oNE.") + mark(2, "tWO."),
+        ),
+        ("<target>Fertig.</target>", [], "Fertig."),
+    ],
+)
+def test_segments_that_have_a_target_keep_it(before: str, asked: list[str], after: str) -> None:
+    cut = f"<seg-source>{mark(1, 'One.')}{mark(2, 'Two.')}</seg-source>"
+    found, outcome = read(f"<source>One.Two.</source>{cut}{before}")
+    assert (found, target(outcome)) == (asked, after)
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "said"),
+    [
+        (
+            "&lt;p&gt;A &lt;b&gt;big&lt;/b&gt; one.&lt;/p&gt;",
+            ["A big one."],
+            "&lt;p&gt;a &lt;b&gt;BIG&lt;/b&gt; ONE.&lt;/p&gt;",
+        ),
+        ("<![CDATA[<p>A <b>big</b> & one.</p>]]>", ["A big & one."], "<![CDATA[<p>a <b>BIG</b> & ONE.</p>]]>"),
+        ("&lt;li>one&lt;/li>&lt;li>two&lt;/li>", ["one", "two"], "&lt;li>ONE&lt;/li>&lt;li>TWO&lt;/li>"),
+        ("&lt;code>1 2&lt;/code> stays", ["1 2 stays"], "&lt;code>1 2&lt;/code> STAYS"),
+        ('one&lt;br/&gt;Two <g id="1">there</g>', ["one", "Two there"], 'ONE&lt;br/&gt;tWO <g id="1">THERE</g>'),
+        (
+            'a &lt;b&gt;big&lt;/b&gt; <g id="1">one</g>',
+            ["a big one"],
+            'A &lt;b&gt;BIG&lt;/b&gt; <g id="1">ONE</g>',
+        ),
+        ("1 &lt; 2 &amp; more", ["1 < 2 & more"], "1 &lt; 2 &amp; MORE"),
+        ('go <ph id="1">&lt;img/&gt;</ph> on', ["go  on"], 'GO <ph id="1">&lt;img/&gt;</ph> ON'),
+    ],
+)
+def test_html_inside(source: str, asked: list[str], said: str) -> None:
+    found, outcome = read(f"<source>{source}</source>")
+    assert (found, target(outcome)) == (asked, said)
+    assert target(read(f"<source>{source}</source>", identity)[1]) == source
+
+
+HTML = st.lists(
+    st.sampled_from(("<p>", "</p>", "<b>", "</b>", "<br>", "words ", "A & B", "&amp;lt;", "]]>", "<i class='x'>"))
+)
+
+
+@given(HTML, st.booleans())
+@settings(max_examples=80)
+def test_any_html_comes_back(parts: list[str], cdata: bool) -> None:
+    text = "".join(parts)
+    raw = (
+        f"<![CDATA[{text.replace(']]>', ']]]]><![CDATA[>')}]]>"
+        if cdata
+        else text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    )
+    outcome = read(f"<source>{raw}</source>", identity)[1]
+    if text.strip():
+        assert target(outcome) == raw
+    read(f"<source>{raw}</source>")
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_long"),
+    [
+        (' maxwidth="5" size-unit="char"', True),
+        (' maxwidth="9" size-unit="char"', False),
+        (' maxwidth="5"', False),
+        (' maxwidth="5" size-unit="pixel"', False),
+        (' maxwidth="many" size-unit="char"', False),
+    ],
+)
+def test_a_target_beyond_its_limit_is_told(attributes: str, is_long: bool) -> None:
+    outcome = read('<source>a &amp; <g id="1">bold</g></source>', upper, attributes)[1]
+    assert outcome.notices == ({"too_long": 1} if is_long else {})
+    assert outcome.places == ({"too_long": "unit u"} if is_long else {})
+
+
+def test_limits_of_xliff_2() -> None:
+    unit = '<unit id="u" slr:sizeRestriction="0,3"><segment><source>four</source></segment></unit>'
+    text = (
+        '<xliff xmlns="urn:oasis:names:tc:xliff:document:2.0" xmlns:slr="urn:oasis:names:tc:xliff:sizerestriction:2.0" '
+        f'version="2.0" srcLang="en"><file id="f">{unit}</file></xliff>'
+    )
+    assert run(document(text.encode(), "a.xlf", SETTINGS), upper).notices == {"too_long": 1}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "is_refused"),
+    [
+        ("en", "de", False),
+        ("en-GB", "de_AT", False),
+        ("EN", "", False),
+        ("eng", "deu", False),
+        ("und", "de", False),
+        ("fr", "it", True),
+        ("en", "it", True),
+        ("fr", "", True),
+        ("de", "en", True),
+    ],
+)
+def test_other_languages_are_refused(source: str, target: str, is_refused: bool) -> None:
+    for text in (
+        f'<xliff version="1.2"><file source-language="{source}" target-language="{target}"><body><trans-unit id="1">'
+        "<source>words</source></trans-unit></body></file></xliff>",
+        f'<xliff version="2.0" srcLang="{source}" trgLang="{target}"><file id="f"><unit id="1"><segment>'
+        "<source>words</source></segment></unit></file></xliff>",
+    ):
+        if is_refused:
+            with pytest.raises(DataError, match=r"a\.xlf: is from"):
+                run(document(text.encode(), "a.xlf", SETTINGS), upper)
+        else:
+            assert b"WORDS" in run(document(text.encode(), "a.xlf", SETTINGS), upper).value
+
+
+@pytest.mark.parametrize("said", ["a ]]> b", "]]>", "a\x00b\x1f", "<b> & </b>", "]]", "> end"])
+def test_any_translation_is_well_formed(said: str) -> None:
+    def answer(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(said, [Link(0, len(text), 0, len(said))]) for text in sentences]
+
+    for source in ("words", 'the ]]<g id="1">bold</g> words', "<![CDATA[<p>words</p>]]>", "&lt;p>words&lt;/p>"):
+        read(f"<source>{source}</source>", answer)
+
+
+def test_units_of_other_languages_are_told() -> None:
+    units = '<tu><tuv xml:lang="fr"><seg>mots</seg></tuv></tu><tu><tuv xml:lang="en"><seg>words</seg></tuv></tu>'
+    text = f'<tmx version="1.4"><header srclang="fr"/><body>{units}</body></tmx>'
+    assert run(document(text.encode(), "a.tmx", SETTINGS), upper).notices == {"other_languages": 1}

@@ -1,0 +1,159 @@
+"""Office documents whose parts have other names, what is drawn in them, and what every XML in an archive must be."""
+
+from __future__ import annotations
+
+import time
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.serve.text.fakes import Translate, identity, upper
+from tests.serve.text.files import docx, epub, members, odt, packed, run
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.documents.kinds import document
+from ziggurat.serve.text.sentences import Link, Options, Result, SentenceTranslation
+from ziggurat.serve.text.sentences import run as run_work
+from ziggurat.serve.text.splitting import sentencex_splitter
+from ziggurat.system.errors import DataError
+
+SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
+W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+A = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+TYPE = "application/vnd.openxmlformats-officedocument."
+RELATION = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"
+
+
+def read(name: str, parts: dict[str, str] | dict[str, bytes], translate: Translate = upper) -> Result[bytes]:
+    return run_work(document(packed(parts), name, SETTINGS), translate)
+
+
+def types(**parts: str) -> str:
+    overrides = "".join(
+        f'<Override PartName="/{name}" ContentType="{TYPE}{kind}+xml"/>' for name, kind in parts.items()
+    )
+    return f'<Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">{overrides}</Types>'
+
+
+def relations(target: str, kind: str = RELATION) -> str:
+    return f'<Relationships xmlns="urn:r"><Relationship Id="a" Type="{kind}" Target="{target}"/></Relationships>'
+
+
+BODY = f"<w:document {W}><w:body><w:p>{run('The dog runs home.')}</w:p></w:body></w:document>"
+MAIN = "wordprocessingml.document.main"
+
+
+@pytest.mark.parametrize(
+    ("member", "target", "kind"),
+    [
+        ("word/document22.xml", "word/document22.xml", MAIN),
+        ("word/document22.xml", "/word/document22.xml", ""),
+        ("word/document.xml", "/word/document.xml", ""),
+        ("main.xml", "main.xml", ""),
+        ("word/body part.xml", "word/body%20part.xml", ""),
+        ("Word/Document.xml", "word/document.xml", ""),
+        ("content/text.xml", "", MAIN),
+        ("content/text.xml", "./content/text.xml", ""),
+        ("content/text.xml", "", "wordprocessingml.template.main"),
+    ],
+)
+def test_the_main_part_is_the_one_that_the_package_names(member: str, target: str, kind: str) -> None:
+    parts = {member: BODY}
+    if kind:
+        parts["[Content_Types].xml"] = types(**{member: kind})
+    if target:
+        parts["_rels/.rels"] = relations(target)
+    assert b"tHE DOG RUNS HOME." in members(read("a.docx", parts).value)[member]
+    strict = relations(target, "http://purl.oclc.org/ooxml/officeDocument/relationships/officeDocument")
+    if target:
+        assert b"tHE DOG" in members(read("a.docx", {**parts, "_rels/.rels": strict}).value)[member]
+
+
+def test_a_package_without_a_main_part_is_refused() -> None:
+    with pytest.raises(DataError, match=r"has no 'word/document\.xml'"):
+        read("a.docx", {"[Content_Types].xml": types(), "_rels/.rels": relations("gone.xml"), "word/other.xml": BODY})
+
+
+@pytest.mark.parametrize("kind", ["header", "footer", "footnotes", "endnotes", "comments"])
+def test_parts_are_known_by_their_content_types(kind: str) -> None:
+    parts = {
+        "[Content_Types].xml": types(**{"word/strange.xml": f"wordprocessingml.{kind}"}),
+        "word/document.xml": BODY,
+        "word/strange.xml": f"<w:x {W}><w:p>{run('More text')}</w:p></w:x>",
+    }
+    assert b"mORE TEXT" in members(read("a.docx", parts).value)["word/strange.xml"]
+
+
+DRAWN = f"<x {A}><a:p><a:r><a:t>First step</a:t></a:r></a:p></x>"
+
+
+@pytest.mark.parametrize("part", ["diagrams/data1.xml", "diagrams/drawing1.xml", "charts/chart2.xml"])
+@pytest.mark.parametrize(("name", "folder"), [("a.docx", "word"), ("a.pptx", "ppt")])
+def test_what_is_drawn_is_translated(name: str, folder: str, part: str) -> None:
+    main = {"word": "word/document.xml", "ppt": "ppt/presentation.xml"}[folder]
+    parts = {main: BODY if folder == "word" else "<x/>", f"{folder}/{part}": DRAWN}
+    assert b"fIRST STEP" in members(read(name, parts).value)[f"{folder}/{part}"]
+
+
+def test_text_boxes_and_their_fallback_are_translated() -> None:
+    box = f"<w:txbxContent><w:p>{run('In the box')}</w:p></w:txbxContent>"
+    both = (
+        '<mc:AlternateContent xmlns:mc="http://schemas.openxmlformats.org/markup-compatibility/2006"><mc:Choice>'
+        f"<w:drawing>{box}</w:drawing></mc:Choice><mc:Fallback><w:pict>{box}</w:pict></mc:Fallback></mc:AlternateContent>"
+    )
+    body = f"<w:p>{run('Left')}<w:r>{both}</w:r>{run('right')}</w:p>"
+    asked: list[str] = []
+
+    def watched(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    said = run_work(document(docx(body), "a.docx", SETTINGS), watched).value
+    assert "Left right" in asked
+    assert members(said)["word/document.xml"].count(b"iN THE BOX") == 2
+    assert run_work(document(docx(body), "a.docx", SETTINGS), identity).value == docx(body)
+
+
+def test_embedded_documents_are_told() -> None:
+    parts = {"word/document.xml": BODY, "word/embeddings/sheet.xlsx": "x", "word/afchunk1.htm": "y"}
+    outcome = read("a.docx", parts)
+    assert outcome.notices == {"left_out": 2}
+    assert outcome.places == {"left_out": "word/embeddings/sheet.xlsx"}
+
+
+def test_a_document_without_text_says_so() -> None:
+    for name, content in (("a.txt", b"12\n\n34\n"), ("a.docx", packed({"word/document.xml": f"<w:document {W}/>"}))):
+        assert run_work(document(content, name, SETTINGS), upper).notices == {"nothing_to_translate": 1}
+
+
+@given(st.text(st.sampled_from("]>-<&'\"a \x00\x1f\ufffe\ud800\u2028"), min_size=1, max_size=12))
+@settings(max_examples=80)
+def test_any_translation_is_well_formed(said: str) -> None:
+    def answer(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(said, [Link(0, len(text), 0, len(said))]) for text in sentences]
+
+    for name, content in (("a.docx", docx()), ("a.odt", odt()), ("a.epub", epub())):
+        for part, text in members(run_work(document(content, name, SETTINGS), answer).value).items():
+            if part.endswith((".xml", ".xhtml", ".ncx", ".opf")):
+                ElementTree.fromstring(text.replace(b"&nbsp;", b" "))
+
+
+def test_ruby_of_opendocument_is_read() -> None:
+    ruby = "<text:ruby><text:ruby-base>sign</text:ruby-base><text:ruby-text>said</text:ruby-text></text:ruby>"
+    parts = members(odt())
+    parts["content.xml"] = parts["content.xml"].replace(b">Left cell<", f">Left {ruby} cell<".encode())
+    content = members(read("a.odt", parts).value)["content.xml"]
+    assert b"<text:ruby-base>SIGN</text:ruby-base><text:ruby-text>said</text:ruby-text>" in content
+
+
+@pytest.mark.parametrize("soup", ["<language ", "<a:language ", "<" + "a" * 50, "<language>x"])
+def test_the_language_of_a_book_is_found_in_linear_time(soup: str) -> None:
+    parts = members(epub())
+    parts["OPS/book.opf"] = parts["OPS/book.opf"].replace(
+        b"<metadata", f"<x><![CDATA[{soup * 60_000}]]></x><metadata".encode()
+    )
+    began = time.process_time()
+    said = members(read("a.epub", parts, identity).value)["OPS/book.opf"]
+    assert b"<dc:language>de</dc:language>" in said
+    assert time.process_time() - began < 10  # by the square it took a minute
