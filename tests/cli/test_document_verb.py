@@ -132,3 +132,14 @@ def test_a_model_without_attention_weights_goes_by_segments(
     assert "no alignments from this model" in errors
     assert "translated by segments" in errors
     assert out.read_text(encoding="utf-8").count("<b>") == 1
+
+
+def test_a_second_document_without_its_option_is_told_where_it_belongs(
+    ziggurat: Ziggurat, trained: Path, tmp_path: Path
+) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("Some words.\n")
+    names = ["--document", tmp_path / "a.txt", tmp_path / "b.txt", "--output", tmp_path / "out/"]
+    status, _, errors = ziggurat("translate", trained, *names)
+    assert status == 2
+    assert f"`--document {tmp_path / 'b.txt'}`" in errors

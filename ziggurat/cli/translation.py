@@ -73,6 +73,8 @@ if TYPE_CHECKING:
 _NOTICES = {
     "unaligned": "translated by segments for lack of an alignment",
     "protected_again": "translated again since something was missing",
+    "not_parsed": "messages left as they are, since they could not be parsed",
+    "endings_kept": "endings of ordinals left as they are",
     "in_segments": "paragraphs divided at their tags",
     "terms_again": "translated again since a term was missing",
     "nothing_to_translate": "document with nothing to translate",
@@ -290,7 +292,14 @@ def translate(
     from ziggurat.translate.results import WINDOW_LINES, read_lines
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
-    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
+    opening = ModelOptions(
+        which,
+        device,
+        threads,
+        decoding_settings(overrides, "--document" if document else "--input"),
+        without_layers,
+        engine,
+    )
     if document:
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}

@@ -77,6 +77,124 @@ def test_what_is_text_is_translated(text: str) -> None:
     assert said.casefold() == text.casefold()
 
 
+# Sites: what their generators read. TEXT is translated, all else stays.
+MARKS_OF_SITES = [
+    ":::note\n\nTEXT\n\n:::\n",
+    ":::caution TEXT TEXT\nTEXT\n:::\n",
+    "::: tip TEXT\nTEXT\n\n* TEXT\n:::\n",
+    ":::note[TEXT]{#some-id}\nTEXT\n:::\n",
+    "::: {.callout-note title='x'}\nTEXT\n:::\n",
+    ":::{warning} TEXT\nTEXT\n:::\n",
+    ":::{figure} some/path.png\nTEXT\n:::\n",
+    "::::tabs\n:::tab\nTEXT\n:::\n::::\n",
+    "::youtube[TEXT]{#id}\n",
+    '!!! note "TEXT"\n\n    TEXT\n\n    * TEXT\n\nTEXT\n',
+    "!!! warning\n    TEXT\n\n    ```sh\n    echo words\n    ```\n\n    TEXT\n",
+    '??? note "TEXT"\n    TEXT\n\n        code words\n\n    TEXT\n',
+    '???+ tip inline end "TEXT"\n\n    !!! bug\n\n        TEXT\n\n    TEXT\n',
+    '=== "TEXT"\n\n    TEXT\n\n=== "TEXT"\n\n    TEXT\n',
+    ".. note:: TEXT\n\n   TEXT\n",
+    ".. include:: some/words.txt\n\nTEXT\n",
+    "```{note} TEXT\nTEXT\n```\n\nTEXT\n",
+    "```{python}\nsome words\n```\n",
+    "import Tabs from '@theme/Tabs';\nimport {\n  One,\n  Two\n} from 'words';\n\nTEXT\n",
+    "export const words = {\n\n  some: 'more words',\n};\n\nTEXT\n",
+    "export const Words = () => (\n  <b>some words</b>\n);\n\nTEXT\n",
+    '{% include "some words.html" %}\n\nTEXT {% tag words %} TEXT\n',
+    "{{< figure src='some words' >}}\n\nTEXT\n",
+    "{/* some words */}\n\nTEXT {/* more\nwords */} TEXT\n",
+    "TEXT :smile: TEXT {{ some.words }} TEXT {@link Words}\n",
+    "TEXT [TEXT](some-words){target=_blank} TEXT\n{: .some-class}\n",
+    "[[toc]]\n\n[TOC]\n\n--8<-- 'some/words.md'\n\nTEXT\n",
+    "*[HTML]: TEXT\n",
+    "> [!tip] TEXT\n> TEXT\n",
+    "+++\ntitle = 'words'\n+++\n\nTEXT\n",
+    "TEXT [@smith2010, p. 3] TEXT\n",
+    "TEXT\n:::note TEXT\nTEXT\n:::\nTEXT\n",
+    "- TEXT\n\n  :::note\n\n  TEXT\n\n  :::\n",
+    "```md\n:::note some words\n!!! note 'words'\n```\n\nTEXT\n",
+]
+FORMULAS = [
+    "TEXT $E = mc^2$ TEXT $\\alpha_i$ TEXT\n",
+    "TEXT \\(a_1 + b\\) TEXT \\\\(x_1\\\\) TEXT\n",
+    "TEXT $$\n\\sum_i words\n$$ TEXT\n",
+    "TEXT \\[x = \\frac{words}{b}\\] TEXT\n",
+    "TEXT $n$ TEXT, $x$-TEXT ($k$)\n",
+    "TEXT $`words_1`$ TEXT\n",
+    "\\begin{align}\nwords &= b \\\\\n\\end{align}\n\nTEXT\n",
+    "| TEXT | $x_i$ |\n|---|---|\n| $y$ | TEXT |\n",
+]
+TARGETS = [
+    "TEXT [TEXT](http://some.org/a_(b_(c))) TEXT\n",
+    'TEXT [TEXT](/url "a \\"quoted\\" title") TEXT\n',
+    "TEXT [TEXT](/url (some title)) TEXT\n",
+    "TEXT [TEXT](<some words (x> 'title') TEXT\n",
+    "TEXT [TEXT](some\\)words) TEXT\n",
+    "[![TEXT](a_(b).png)](http://some.words) TEXT\n",
+]
+
+
+@pytest.mark.parametrize("text", [*MARKS_OF_SITES, *FORMULAS, *TARGETS])
+def test_marks_of_sites_formulas_and_targets_stay(text: str) -> None:
+    given = text.replace("TEXT", "text")
+    assert translated(given, identity) == given
+    assert translated(given, upper) == text
+    assert translated(given.replace("\n", "\r\n"), upper) == text.replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize("text", ["it costs $5 and $6 now", "from US$5 to $10 or $ more", "\\(see the words here\\)"])
+def test_dollars_and_brackets_around_words_are_no_formula(text: str) -> None:
+    assert translated(text, upper) == swapped(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "said"),
+    [
+        ("set my\\_own\\_name now", "set my_own_name now", "SET MY\\_OWN\\_NAME NOW"),
+        ("two \\* three\\*", "two * three*", "TWO \\* THREE\\*"),
+        ("so \\[see\\] it", "so [see] it", "SO \\[SEE\\] IT"),
+        ("a&amp;b &lt; c&#42;", "a&b < c*", "A&amp;B &lt; C&#42;"),
+        ("tom&nbsp;and &mdash; jerry", "tom\xa0and — jerry", "TOM&nbsp;AND &mdash; JERRY"),
+        ("no &entity; here", "no &entity; here", "NO &ENTITY; HERE"),
+        ("back\\\\slash", "back\\slash", "BACK\\\\SLASH"),
+        ("| a\\_b |\n|---|\n", "a_b", "| A\\_B |\n|---|\n"),
+    ],
+)
+def test_escapes_and_entities_are_characters(text: str, shown: str, said: str) -> None:
+    asked: list[str] = []
+
+    def watch(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    assert translated(text, watch) == said
+    assert asked == [shown]
+    assert translated(text, identity) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[foo*]: /url\n\nSee *[foo*] here.\n",
+        "See [the text][my label][other] here.\n\n[other]: /x\n",
+        "*a [b* c](x) d*\n",
+        "[a *b](x) c*\n",
+        "[a [b](c) d](e)\n",
+        "**[foo**][] and *x\n\n[foo**]: /url\n",
+        "a * b and _c\n",
+    ],
+)
+def test_links_bind_more_tightly_than_emphasis(text: str) -> None:
+    assert translated(text, identity) == text
+    said = translated(text, upper)
+    assert [len(links(page)) for page in (text, said)] == [len(links(text))] * 2
+    assert [target for _, target in links(said)] == [target for _, target in links(text)]
+
+
+def links(page: str) -> list[tuple[str, str]]:
+    return re.findall('<a href="([^"]*)"()', MarkdownIt().render(page))
+
+
 def test_descriptions_of_images_stay_where_attributes_do() -> None:
     text = "![alt](a.png)\n\n<img alt=words>\n"
     assert translated(text, upper, Settings(SETTINGS.options, attributes=False)) == text
@@ -163,7 +281,8 @@ def test_a_translation_has_the_same_blocks(lines: list[str], end: str, seed: int
 PARTS = (
     *("a word", "# ", "- ", "1. ", "> ", "    ", "\t", "\n", "\n\n", "---", "===", "```", "`", "[a]", "[a](b)"),
     *("[a][]", "\n\n[a]: http://x\n", "![alt](i.png)", "[^1]", "\n[^1]: ", "<pre>", "<!--", "-->", "<div>", "</div>"),
-    *("<b>", "</b>"),
+    *("<b>", "</b>", ":::note A title\n", ":::", '!!! note "Title"\n', "import x from 'y'\n", "export const a = {\n"),
+    *("$x$", "\\(", "\\)", "\\_", "&amp;", "{% x %}", "+++\n", "```{note}\n", "*[", "](", "][b]", ")", '=== "T"\n'),
     *("| a | b |\n|---|---|\n", "|", "\\", "  \n", "$$", "**", "_", "[ ] ", "[!NOTE]", "\r\n", "\r", "\0", "é", "\xa0"),
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ pattern; how they come through a translation is decided in ziggurat.serve.text.s
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -158,12 +159,16 @@ _EMAIL = r"(?<![\w.+-])[\w.+-]{1,64}+@[\w-]{1,63}+(?:\.[\w-]{1,63}+)++"
 _PLACEHOLDERS = r"""
     \{\{\{?[^{}\n]{1,80}\}\}\}?  # {{name}}
   | \$\{[^{}\n]{1,80}\} | \#\{[^{}\n]{1,80}\} | %\{[^{}\n]{1,80}\}  # ${name}, Ruby's #{name} and %{name}
-  | \{[\w.\-\[\]!:,+<>=^%\x20]{0,80}\}  # {0}, {name}, {0:.2f}
+  | \{\x20{0,4}[$@]?[\w.\-\[\]]{0,80}\x20{0,4}(?:[!:][\w.\-\[\]!:,+<>=^%\x20]{0,80})?\}  # {0}, {name}, {0:.2f}, {$name}
+  | \{\x20{0,4}[$@]?[\w.\-]{1,80}\x20{0,4},\x20{0,4}(?:-?\d|(?:number|date|time|duration|ordinal|spellout|list)\b)
+      [^{}\n]{0,80}\}  # {price, number, ::currency/EUR}, {0,-10:C}
+  | \{@\w{1,30}(?:\x20[^{}\n]{0,200})?\} | \$t\([^()\n]{1,200}\)  # {@link Name}, i18next's $t(key)
   | %\([\w.\- ]{1,80}\)[\#0\- +]?\d{0,4}(?:\.\d{1,4})?[a-zA-Z]  # %(name)s
   | %\d{1,3}\$[\#0\- +]?\d{0,4}(?:\.\d{1,4})?(?:hh|h|ll|l|L|z|j|t|q)?[a-zA-Z@]  # %1$s
   | %%[\w.]{1,40}%% | (?<![\w%])%[A-Za-z_]\w{1,40}%(?!\w)  # %%NAME%%, %NAME%
-  | \$[A-Za-z_]\w{0,80}  # $NAME; $5 is money
-  | \[\[[^\[\]\n]{1,80}\]\]
+  | </?\d{1,3}\x20?/?>  # react-i18next's <0>
+  | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
+  | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """
 # "100 % sure" has no placeholder: a blank is no flag here, and the letter is the end of a word.
 _POSITIONAL = r"%[\#0\-+']?(?:\d{1,4}|\*)?(?:\.(?:\d{1,4}|\*))?(?:hh|h|ll|l|L|z|j|t|q)?[diouxXeEfFgGcsSpaAn@](?![\w%])"
@@ -186,16 +191,43 @@ _WORD_INSIDE = regex.compile(r"\w")
 _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀◻◼〰〽㊗㊙")
 
 
+# An argument of a message that has texts of its own (ziggurat.serve.text.documents.icu), whole.
+_BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+
+
 def protected(text: str) -> list[Item]:
     """Return the stretches of `text` that must come through unchanged, in order; they do not overlap."""
-    items = []
+    items = _branching(text)
+    starts = [item.start for item in items]
     for found in _ITEMS.finditer(text):
         start, end = found.span()
+        whole = bisect_right(starts, end - 1) - 1
+        if whole >= 0 and start < items[whole].end:
+            continue
         if found.lastgroup == "url":
             end = _end_of_address(text, start, end)
         elif found.lastgroup == "emoji" and set(found[0]) <= _TEXT_PICTURES:
             continue
         items.append(Item(start, end, found.lastgroup == "positional"))
+    return sorted(items) if starts else items
+
+
+def _branching(text: str) -> list[Item]:
+    """Return the outermost arguments with branches, `{count, plural, one {# file} other {# files}}`."""
+    begins = [found.start() for found in _BRANCHES.finditer(text)]
+    if not begins:
+        return []
+    ends: dict[int, int] = {}
+    opened: list[int] = []
+    for found in regex.finditer("[{}]", text):
+        if found[0] == "{":
+            opened.append(found.start())
+        elif opened:
+            ends[opened.pop()] = found.end()
+    items: list[Item] = []
+    for begin in begins:
+        if begin in ends and (not items or begin >= items[-1].end):
+            items.append(Item(begin, ends[begin]))
     return items
 
 

@@ -138,6 +138,8 @@ _BEGINNING_ENDS: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
 for _name, _ended in (("li", ("li",)), ("dt", ("dt", "dd")), ("dd", ("dt", "dd"))):
     _between = set(_ENDS_PARAGRAPH.split()) - {"address", "div", "p", *_ended}
     _BEGINNING_ENDS[_name].append((_ended, (*sorted(_between), *_FLOW)))
+BLOCKS = frozenset(_BEGINNING_ENDS)
+"""Elements of HTML that stand beside sentences, most of them."""
 _END_TAGS_IN: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("tr", *_CELLS, *_ROWS), ("table",)),
     "table": (),

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from ziggurat.serve.text.documents import bilingual, lines, markdown, messages, office, opendocument
+from ziggurat.serve.text.documents import bilingual, json_files, lines, markdown, messages, office, opendocument
 from ziggurat.serve.text.documents.archive import LINES, TAGS, Settings
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.system.errors import DataError, printable
@@ -38,21 +38,59 @@ _OFFICE = "application/vnd.openxmlformats-officedocument"
 _OPEN = "application/vnd.oasis.opendocument"
 KINDS = (
     DocumentKind("text", (".txt",), "text/plain", lines.text_file),
-    DocumentKind("Markdown", (".md", ".markdown"), "text/markdown", markdown.markdown),
-    DocumentKind("HTML", (".html", ".htm", ".xhtml"), "text/html", lines.html_file, TAGS),
-    DocumentKind("Word", (".docx",), f"{_OFFICE}.wordprocessingml.document", office.docx, ()),
-    DocumentKind("PowerPoint", (".pptx",), f"{_OFFICE}.presentationml.presentation", office.pptx, ()),
-    DocumentKind("OpenDocument text", (".odt",), f"{_OPEN}.text", opendocument.opendocument, ()),
-    DocumentKind("OpenDocument presentation", (".odp",), f"{_OPEN}.presentation", opendocument.opendocument, ()),
+    DocumentKind("Markdown", (".md", ".markdown", ".mdx"), "text/markdown", markdown.markdown),
+    DocumentKind("HTML", (".html", ".htm", ".xhtml", ".xht"), "text/html", lines.html_file, TAGS),
+    DocumentKind("Word", (".docx", ".docm", ".dotx", ".dotm"), f"{_OFFICE}.wordprocessingml.document", office.docx, ()),
+    DocumentKind(
+        "PowerPoint",
+        (".pptx", ".pptm", ".potx", ".potm", ".ppsx", ".ppsm"),
+        f"{_OFFICE}.presentationml.presentation",
+        office.pptx,
+        (),
+    ),
+    DocumentKind("OpenDocument text", (".odt", ".ott"), f"{_OPEN}.text", opendocument.opendocument, ()),
+    DocumentKind("OpenDocument presentation", (".odp", ".otp"), f"{_OPEN}.presentation", opendocument.opendocument, ()),
     DocumentKind("EPUB", (".epub",), "application/epub+zip", opendocument.epub, ()),
     DocumentKind("SubRip", (".srt",), "application/x-subrip", lines.srt),
     DocumentKind("WebVTT", (".vtt",), "text/vtt", lines.vtt),
-    DocumentKind("XLIFF", (".xlf", ".xliff"), "application/xliff+xml", bilingual.xliff, TAGS),
+    DocumentKind(
+        "XLIFF",
+        (".xlf", ".xliff", ".sdlxliff", ".mqxliff", ".mxliff"),
+        "application/xliff+xml",
+        bilingual.xliff,
+        TAGS,
+    ),
     DocumentKind("TMX", (".tmx",), "application/x-tmx+xml", bilingual.tmx, TAGS),
     DocumentKind("gettext", (".po", ".pot"), "text/x-gettext-translation", messages.gettext),
-    DocumentKind("JSON", (".json",), "application/json", messages.json_values, (b'"',)),
+    DocumentKind("JSON", (".json", ".arb", ".webmanifest"), "application/json", json_files.json_values, (b'"',)),
 )
 """All kinds."""
+
+
+# What a file is whose bytes begin so, whatever its name says; no document of the kinds above does.
+_OTHERS = {
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "is protected by a password, or a file of Word or PowerPoint 97 (.doc, .ppt); "
+    "save it as .docx or .pptx without a password",
+    b"%PDF-": "is a PDF; translate the document that it was made from",
+    b"{\\rtf": "is RTF; save it as .docx",
+    b"\x1f\x8b": "is packed by gzip; unpack it",
+    b"7z\xbc\xaf\x27\x1c": "is packed by 7-Zip; unpack it",
+    b"Rar!": "is packed by RAR; unpack it",
+    b"version https://git-lfs.github.com/": "is a pointer of Git LFS to the file; `git lfs pull` fetches it",
+    b"\x89PNG\r\n": "is a picture",
+    b"\xff\xd8\xff": "is a picture",
+}
+
+
+def _refuse_other(content: bytes, kind: DocumentKind, name: str) -> None:
+    """Raise DataError for a file that is not what its name says."""
+    for begins, what in _OTHERS.items():
+        if content.startswith(begins):
+            raise DataError(f"{name}: {what}")
+    if not content and kind.media_type.startswith("application/") and not kind.marks:
+        raise DataError(f"{name}: is empty")
+    if content.startswith(b"PK\x03\x04") and kind.marks:
+        raise DataError(f"{name}: is a zip archive, such as a .docx, .odt or .epub, under another name")
 
 
 def document_kind(name: str) -> DocumentKind:
@@ -77,6 +115,7 @@ def document(content: bytes, name: str, settings: Settings) -> SentenceRequests[
     kind = document_kind(name)
     if len(content) > settings.limits.size:
         raise DataError(f"{name}: {len(content):,} bytes, more than {settings.limits.size:,}")
+    _refuse_other(content, kind, name)
     # Told at once: reading and cutting a large file take minutes.
     settings.limits.refuse_many(_count(content, kind.marks), name)
     return (yield from _watched(kind.work(content, name, settings)))

@@ -3,237 +3,129 @@
 The parser says which lines are a paragraph, a heading, a row or a block of HTML, and where in each line the text begins
 behind the marks of quotations, items and notes.
 
-Inline markup of Markdown, found by pattern: the parser tells no places of it.
+Site generators have marks that the parser does not know: directives (`:::note Title`), admonitions (`!!! note "Title"`
+with an indented body), tabs, imports and exports of MDX, lines of templates. They stay; their titles are translated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import regex
 
 from ziggurat.serve.text.charsets import decoded
 from ziggurat.serve.text.documents.archive import Settings
 from ziggurat.serve.text.documents.lines import LINE, file_work
-from ziggurat.serve.text.markup import (
-    HTML,
-    HTML_ATTRIBUTES,
-    MarkupSlot,
-    Spellings,
-    Template,
-    add,
-    filled,
-    markup_template,
-    shown_text,
-)
-from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
+from ziggurat.serve.text.documents.markdown_inline import Inline, folded
+from ziggurat.serve.text.markup import HTML, HTML_ATTRIBUTES, Template, markup_template
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
 
-_TARGET = r"""\(\s*+(?:<[^<>\n]{0,500}>|(?:[^()\s<]++|\([^()\s]{0,100}\)){0,50}+)
-  (?:\s++(?:"[^"]{0,300}"|'[^']{0,300}'))?\s*+\)"""
-_INLINE = regex.compile(
-    rf"""(?P<code>(?<!`)(?P<ticks>`{{1,8}})(?!`)[^`].{{0,500}}?(?<!`)(?P=ticks)(?!`))
-      | (?P<comment><!--.{{0,1000}}?-->)
-      | (?P<auto><(?:https?|ftp|mailto):[^<>\s]{{1,500}}>)
-      | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied))})|[A-Za-z]{{1,10}}\b
-            (?=[^<>]{{0,300}}(?:\btranslate=["']?no\b|\bnotranslate\b)))\b[^<>]{{0,300}}>.{{0,500}}?</(?P=name)\s*+>)
-      | (?P<tag></?[A-Za-z][^<>]{{0,500}}>)
-      | (?P<math>\$\$[^$\n]{{1,200}}\$\$)
-      | (?P<note>\[\^[^\]\s]{{1,80}}\])
-      | (?P<image>!\[(?P<alt>[^\[\]]{{0,300}})(?P<source>\](?:{_TARGET}|\[[^\[\]]{{0,200}}\])))
-      | (?P<link>\[)
-      | (?P<end>\](?:{_TARGET}|\[[^\[\]]{{1,200}}\]))
-      | (?P<short>\](?:\[\])?)
-      | (?P<hard>(?:\x20{{2,}}|\\)\n)
-      | (?P<line>\n)
-      | (?P<escape>\\[!-/:-@\[-`{{-~])
-      | (?P<strong>\*\*|__|~~)
-      | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
-    flags=regex.VERBOSE | regex.DOTALL,
+# Behind the beginning of a line and the marks of quotations; `title` is translated.
+_MARKS = r"^[ \t>]*+"
+_ADMONITION = (
+    "abstract|admonition|attention|bug|caution|danger|details|error|example|failure|hint|important|info|note|question|"
+    "quote|seealso|spoiler|success|tip|todo|warning"
 )
-# What would begin a block where a line of a paragraph begins; a backslash makes it text.
-_BEGINS_BLOCK = regex.compile(
-    r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){3,}$|`{3}|~{3}))"
+_DIRECTIVE = regex.compile(
+    rf"""{_MARKS}(?::{{2,8}}[ ]*+(?:
+        [\w\-]{{1,40}}\[(?P<title>[^\[\]\n]{{1,300}})\].*+  # :::note[Title]{{#id}}
+      | \{{(?i:{_ADMONITION})\}}[ ]*+(?P<title>.*+)  # :::{{note}} Title
+      | \{{.*+  # ::: {{.note}}, :::{{figure}} a.png
+      | [\w\-]{{1,40}}(?:[ ]*+\{{[^{{}}\n]{{0,200}}\}})?
+        (?:[ ]++(?![^\s]*+[./=][^\s]*+$)(?P<title>.{{1,300}}+)|[ ]++\S++)?
+      |) | \*\[[^\[\]\n]{{1,80}}\]:[ ]*+(?P<title>.++))[ ]*$  # *[HTML]: abbreviation""",
+    flags=regex.VERBOSE,
 )
-_LONGEST_LABEL = 999  # CommonMark's
-_ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
-
-
-class Inline:
-    """Reader of text with inline markup.
-
-    Attributes:
-        attributes: whether descriptions of images are translated.
-        labels: of the links that the file defines, folded.
-    """
-
-    def __init__(self, *, attributes: bool) -> None:
-        self.attributes = attributes
-        self.labels: set[str] = set()
-
-    def template(self, text: str, breaks: Sequence[str] = (), *, escaped: str = "", begins: bool = False) -> Template:
-        """Return the template of text with inline markup.
-
-        Args:
-            text: lines with `\\n` between them.
-            breaks: what is in the file in place of each `\\n`: its line's end and the marks before the next.
-            escaped: characters that mean something where this text is.
-            begins: whether it is the beginning of a paragraph.
-        """
-        ends = iter(breaks)
-        pieces: list[Piece] = []
-        links: list[tuple[int, int]] = []  # places of brackets that are open, in `pieces` and in `text`
-        spelt: list[str] = []  # line ends in text, as they are in the file
-        opened: list[str] = []
-        at = 0
-        for found in _INLINE.finditer(text):
-            kind = str(found.lastgroup)
-            raw = regex.sub("\n", lambda _: next(ends), found[0])
-            _add_text(pieces, text[at : found.start()])
-            at = found.end()
-            if kind == "link":
-                links.append((len(pieces), at))
-                pieces.append("[")
-            elif kind in ("end", "short"):
-                place, begin = links.pop() if links else (-1, 0)
-                label = " ".join(text[begin : min(found.start(), begin + _LONGEST_LABEL)].split())
-                if place < 0 or (kind == "short" and folded(label) not in self.labels):
-                    pieces.append(raw)
-                    continue
-                inside: Template = []
-                for piece in pieces[place + 1 :] if kind == "short" else ():
-                    add(inside, piece if isinstance(piece, str) else piece.raw)
-                pieces.append(Close(_Shortcut(raw, label, _flat(inside)) if kind == "short" else raw, "["))
-                pieces[place] = Open("[", "[")
-                links.clear()  # a link has no other around it
-            elif kind == "line":
-                pieces.append("\n")
-                spelt.append(raw)
-            elif kind == "image":
-                pieces.append(self._image(found, raw, escaped))
-            elif kind in ("strong", "emphasis"):
-                pieces.append(Close(raw, raw) if raw in opened else Open(raw, raw))
-                (opened.remove if raw in opened else opened.append)(raw)
-            else:
-                pieces.append(_mark(kind, raw))
-        _add_text(pieces, text[at:])
-        line = breaks[0] if breaks else "\n"
-        return filled(pieces, _Form(_spellings(pieces, spelt), escaped, begins, line))
-
-    def _image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
-        """Return an image, whose description is translated."""
-        if not (self.attributes and found["alt"].strip()) or "\n" in found[0]:
-            return EmptyElement(raw)
-        form = _Form(escaped=f"[]{escaped}")
-        form.spellings.add(found["alt"], found["alt"])
-        return EmptyElement(["![", MarkupSlot(SpannedText(found["alt"]), form), found["source"]])
-
-
-def _mark(kind: str, raw: str) -> Piece:
-    """Return the piece of a sign or tag."""
-    if kind in ("code", "math"):
-        return Verbatim(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
-    if kind == "escape":
-        return Verbatim(raw, raw[1:])
-    if kind == "hard":
-        return EmptyElement(raw, "\n")
-    if kind == "kept":
-        return Verbatim(raw, shown_text(list(html_tokens(raw))))
-    tag = regex.match(r"</?([A-Za-z][^\s/>]*)", raw) if kind == "tag" else None
-    if tag is None or tag[1].lower() not in HTML.inline - HTML.void:
-        return EmptyElement(raw)
-    return Close(raw, tag[1].lower()) if raw.startswith("</") else Open(raw, tag[1].lower())
-
-
-def _add_text(pieces: list[Piece], text: str) -> None:
-    if text:
-        pieces.append(text)
-
-
-def _spellings(pieces: Sequence[Piece], ends: Sequence[str]) -> Spellings:
-    """Return for each text between marks how it is in the file; `ends` are the line ends in these texts."""
-    waiting = iter(ends)
-    spellings = Spellings()
-    for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
-        if is_text:
-            text = "".join(piece for piece in group if isinstance(piece, str))
-            spellings.add(text, regex.sub("\n", lambda _: next(waiting), text))
-    return spellings
-
-
-def folded(label: str) -> str:
-    """Return a link's label as the parser compares it."""
-    return " ".join(label.split()).lower().upper()
-
-
-class _Shortcut(NamedTuple):
-    """The end of a link whose text is also its label (`[text]`): another text needs the label beside it."""
-
-    raw: str
-    label: str
-    source: str  # the text with its marks, as `_flat` gives it
-
-
-def _flat(template: Template) -> str:
-    """Return a template in one line, without descriptions of images and the marks of quotations."""
-    return regex.sub(r"[\s>]+", " ", "".join(part for part in template if isinstance(part, str)))
-
-
-@dataclass(eq=False)
-class _Form:
-    """Paragraphs of Markdown: marks are written as they were; a text that is new is kept from being read as a mark.
-
-    Attributes:
-        spellings: of the source's texts.
-        escaped: characters that get a backslash.
-        begins: whether it stands at the beginning of a paragraph.
-        line: a line's end and the marks before the next.
-    """
-
-    spellings: Spellings = field(default_factory=Spellings)
-    escaped: str = ""
-    begins: bool = False
-    line: str = "\n"
-
-    def write(self, pieces: Sequence[Piece]) -> Template:
-        """Return the pieces as strings and slots."""
-        template: Template = []
-        begin = 0  # of a link's text
-        for piece in pieces:
-            if isinstance(piece, str):
-                template.append(self._text(piece, template))
-                continue
-            raw = piece.raw
-            if isinstance(raw, _Shortcut):
-                raw = raw.raw if _flat(template[begin:]) == raw.source else f"][{raw.label}]"
-            add(template, raw)
-            if isinstance(piece, Open) and piece.name == "[":
-                begin = len(template)
-        return template
-
-    def _text(self, text: str, before: Template) -> str:
-        known = self.spellings.next(text)
-        if known is not None:
-            return known
-        if self.escaped:
-            text = regex.sub(rf"(?<!\\)([{regex.escape(self.escaped)}])", r"\\\1", text)
-        last = before[-1] if before else "\n" if self.begins else ""
-        lines = text.split("\n")
-        for number, line in enumerate(lines):
-            begins = number > 0 or (isinstance(last, str) and _ENDS_LINE.search(last))
-            if begins and (found := _BEGINS_BLOCK.match(line)):
-                lines[number] = f"{found[0]}\\{line[found.end() :]}"
-        return self.line.join(lines)
-
-
+_INDENTING = regex.compile(
+    rf"""{_MARKS}(?:(?:!!!|\?\?\?\+?)[ ]++[\w\-][\w\-, ]{{0,80}}?(?:[ ]++"(?P<title>[^"\n]{{0,300}})")?
+      | ===[!+]?[ ]++"(?P<title>[^"\n]{{1,300}})"
+      | \.\.[ ]++(?i:{_ADMONITION})::[ ]*+(?P<title>.*+))[ ]*$""",
+    flags=regex.VERBOSE,
+)
+_KEPT = regex.compile(
+    rf"""{_MARKS}(?:\{{%.*%\}} | \{{\{{.*\}}\}} | \{{/\*.*\*/\}} | \{{:.*\}} | \[\[?_?(?i:toc)_?\]\]?
+      | --8<--.* | <<<\s.*
+      | !\[\[.*\]\] | @\[[\w\-]+\]\(.*\) | \.\.[ ]++[\w\-]+::.*)\s*$""",
+    flags=regex.VERBOSE,
+)
+_FENCE = regex.compile(r"[ \t>]*+(?:[-*+][ ]++|\d{1,9}[.)][ ]++)?(`{3,}|~{3,})[ ]*+(.*)")
+_TEXT_FENCE = regex.compile(rf"\{{?(?:ad-)?(?i:{_ADMONITION})\}}?(?![\w\-])[ ]*+(?P<title>.*+)")
+_MODULE = regex.compile(
+    r"""import\s(?:[^\n]*\bfrom\s*)?["'][^"']+["'];?\s*$ | import\s+[\w$,*\s]*\{[^}"']*$ | import\s[^\n]*\sfrom\s+["']
+      | export\s+(?:default\b|(?:const|let|var|function|async|class)\s|\*|\{)""",
+    flags=regex.VERBOSE,
+)
 _ALERT = regex.compile(r"\[![A-Za-z]{1,20}\][-+]?\s*")
 _TASK = regex.compile(r"\[[ xX]\]\s+")
+
+
+def _marks(bodies: Sequence[str]) -> tuple[dict[int, tuple[int, int]], list[str]]:
+    """Return the lines of marks that the parser does not know, and all lines as it gets them.
+
+    Of each such line the characters of its title are given, from and to, equal where it has none. The parser gets
+    blanks in their place, so that paragraphs end there; and the beginning of an item for what has an indented body.
+    """
+    marks: dict[int, tuple[int, int]] = {}
+    parsed = list(bodies)
+    fence = ""
+    opened: list[str] = []  # fences around text
+    module = 0  # braces of an import or export that are open
+    in_module = False
+    ends = {"---": "", "+++": "+++"}.get(bodies[0].rstrip(), "") if bodies else ""
+    for number, line in enumerate(bodies):
+        if ends:  # front matter in TOML
+            marks[number], parsed[number] = (0, 0), " " * len(line)
+            ends = "" if number and line.rstrip() == ends else ends
+        elif fence:
+            found = _FENCE.match(line)
+            fence = "" if found and found[1].startswith(fence) and not found[2].strip() else fence
+        elif in_module or (
+            line.startswith(("import", "export")) and _MODULE.match(line) and _after_blank(bodies, number)
+        ):
+            module += line.count("{") + line.count("(") - line.count("}") - line.count(")")
+            in_module = bool(line.strip()) or module > 0
+            marks[number], parsed[number] = (0, 0), " " * len(line)
+        elif found := _FENCE.match(line):
+            text = _TEXT_FENCE.fullmatch(found[2].strip()) if "`" not in found[2] else None
+            if opened and found[1] == opened[-1] and not found[2].strip():
+                opened.pop()
+                marks[number], parsed[number] = (0, 0), " " * len(line)
+            elif text:
+                opened.append(found[1])
+                begin = found.start(2) + text.start("title")
+                marks[number] = (begin, begin + len(text["title"]))
+                parsed[number] = " " * len(line)
+            elif found[1][0] == "~" or "`" not in found[2]:
+                fence = found[1]
+        else:
+            _mark_line(number, line, marks, parsed)
+    return marks, parsed
+
+
+def _after_blank(bodies: Sequence[str], number: int) -> bool:
+    return number == 0 or not bodies[number - 1].strip() or bodies[number - 1].rstrip() == "---" or bool(
+        _MODULE.match(bodies[number - 1])
+    )  # fmt: skip
+
+
+def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed: list[str]) -> None:
+    """Note a line that is a mark of a site generator."""
+    stripped = line.lstrip(" \t>")
+    if stripped[:1] not in ":*!?=.{[-<@":
+        return
+    begin = len(line) - len(stripped)
+    if found := _INDENTING.match(line):
+        parsed[number] = f"{line[:begin]}* x".ljust(len(line))
+    elif (found := _DIRECTIVE.match(line)) or (found := _KEPT.match(line)):
+        parsed[number] = f"{line[:begin] if '>' in line[:begin] else ''}".ljust(len(line))
+    if found:
+        title = found.span("title") if "title" in found.groupdict() else (-1, -1)
+        marks[number] = title if line[slice(*title)].strip() and title[0] >= 0 else (0, 0)
 
 
 def markdown(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
@@ -289,10 +181,11 @@ class _Reader:
         for body in self.bodies:
             self.starts.append(self.starts[-1] + len(body) + 1)
         self.inline = Inline(attributes=attributes)
+        self.marks, self.parsed = _marks(self.bodies)
 
     def template(self) -> Template:
         parser, known, tokens = _parser(), dict[str, Any](), list[Any]()
-        parser.block.parse("\n".join(self.bodies), parser, known, tokens)
+        parser.block.parse("\n".join(self.parsed), parser, known, tokens)
         self.inline.labels = {folded(label) for label in known.get("references", ())}
         template: Template = []
         at = 0  # line
@@ -301,7 +194,7 @@ class _Reader:
             if "begins" not in token.meta or parent in ("th_open", "td_open"):
                 continue
             first, last = token.map
-            template += self.lines[at:first]
+            template += self._between(at, first)
             columns = [begin - self.starts[line] for line, begin in enumerate(token.meta["begins"], first)]
             if token.type == "html_block":
                 template += self._html(first, columns)
@@ -313,7 +206,17 @@ class _Reader:
                 is_item = number > 1 and tokens[number - 2].type == "list_item_open"
                 template += self._paragraph(first, columns, is_item=is_item)
             at = last
-        return [*template, *self.lines[at:]]
+        return [*template, *self._between(at, len(self.lines))]
+
+    def _between(self, first: int, last: int) -> Template:
+        """Return lines without paragraphs, which may have the title of a directive."""
+        template: Template = []
+        for number in range(first, last):
+            begin, end = self.marks.get(number, (0, 0))
+            line = self.lines[number]
+            title = self.inline.template(line[begin:end], escaped='"' if line[end : end + 1] == '"' else "")
+            template += [line[:begin], *title, line[end:]] if begin < end else [line]
+        return template
 
     def _end(self, line: int) -> str:
         return self.lines[line][len(self.bodies[line]) :]
@@ -351,8 +254,14 @@ class _Reader:
         """Return the template of a paragraph: its lines are one text, as they are for readers."""
         columns, last = list(columns), first + len(columns) - 1
         template: Template = []
-        if len(columns) > 1 and _ALERT.fullmatch(self.bodies[first], columns[0]):  # `> [!NOTE]`
-            template, first, columns = [self.lines[first]], first + 1, columns[1:]
+        if first in self.marks:  # the line of an admonition, which the parser takes for an item
+            template, first, columns = self._between(first, first + 1), first + 1, columns[1:]
+        elif alert := _ALERT.match(self.bodies[first], columns[0]):  # `> [!NOTE]`, perhaps with a title
+            line, begin = self.bodies[first], alert.end()
+            template = [line[:begin], *self.inline.template(line[begin:]), self._end(first)]
+            first, columns = first + 1, columns[1:]
+        if not columns:
+            return template
         if is_item and (task := _TASK.match(self.bodies[first], columns[0])):
             columns[0] = task.end()
         parts = [self.bodies[line][column:] for line, column in enumerate(columns, first)]

@@ -1,65 +1,105 @@
-"""Messages of programs: gettext (.po) and JSON, whose strings may hold placeholders and tags."""
+"""Messages of programs, whose strings may hold placeholders, tags and branches; gettext (.po).
+
+A message is read as what it shows itself to be: ICU's MessageFormat, HTML, or text in lines.
+"""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import regex
 
 from ziggurat.serve.text.charsets import Charset, decoded
 from ziggurat.serve.text.documents.archive import Settings
-from ziggurat.serve.text.markup import HTML, PlainForm, filled, markup_template, written
+from ziggurat.serve.text.documents.icu import BRANCHES, FORMATTED, MessageError, icu_template, parse
+from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
-from ziggurat.serve.text.tokens import html_tokens
+from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
-from ziggurat.system.small_files import parse_json
 
-_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
-
-
-def _message(text: str, options: Options, notices: Counter[str]) -> SentenceRequests[str]:
-    """Return the work of translating a message: text, or HTML if it has tags; every line is a paragraph."""
-    if _TAG.search(text):
-        return (yield from written(markup_template(list(html_tokens(text)), HTML), options, notices))
-    lines = [part for part in regex.split(r"(\r\n|\n|\r)", text) if part]
-    return (yield from written([slot for line in lines for slot in filled([line], PlainForm())], options, notices))
-
-
-# JSON
-
-_TOKEN = regex.compile(r'"(?:[^"\\]++|\\.)*+"')
-_COLON = regex.compile(r"\s*:")
+_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>|&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+# Lines, and the forms of a plural as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`.
+_DIVIDED = regex.compile(r"(\r\n|\n|\r|[ \t]*+\|[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?)")
+# Tags of react-i18next; Laravel's :name and links of vue-i18n, which in other texts are none.
+_NAMED = regex.compile(
+    r"</?(?P<number>\d{1,3})[ ]?/?>"
+    r"|(?<![\w:/])(?::[A-Za-z_]\w{0,60}(?![\w:])|@(?:\.\w{1,20})?:(?:[\w.\-]{0,80}\w|\([\w.\-]{1,80}\)))"
+)
+_OTHER_SYNTAX = regex.compile(r"\s*+\.(?:match|input|local)\s*+\{")  # MessageFormat 2
 
 
-def json_values(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
-    """Return the work of translating JSON: all strings but keys. Numbers, order and layout stay as they are.
+def message(text: str, options: Options, notices: Counter[str]) -> SentenceRequests[str]:
+    """Return the work of translating a message.
 
-    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.system.small_files.MAX_BYTES allows.
+    One in ICU's MessageFormat that cannot be parsed stays as it is, and is counted as `not_parsed`.
     """
-    text, charset = decoded(content, name)
-    parse_json(text.encode(), name)  # refuses what is not JSON, or nested too deeply
-    places = [found.span() for found in _TOKEN.finditer(text) if not _COLON.match(text, found.end())]
-    values = [json.loads(text[begin:end]) for begin, end in places]
-    notices: Counter[str] = Counter()
-    said = yield from together([_message(value, settings.options, notices) for value in values])
-    ascii_only = text.isascii() and "\\u" in text
-    out, at = [], 0
-    for (begin, end), before, after in zip(places, values, said, strict=True):
-        same = after == before
-        out += [text[at:begin], text[begin:end] if same else json.dumps(after, ensure_ascii=ascii_only)]
-        at = end
-    return Result(charset.encoded("".join([*out, text[at:]])), notices)
+    branches = BRANCHES.search(text) is not None
+    tags = _TAG.search(text) is not None
+    if branches or FORMATTED.search(text):
+        try:
+            parts = parse(text)
+        except MessageError:
+            parts = []
+        if parts:
+            return (yield from written(icu_template(parts, notices, tags=tags), options, notices))
+    if branches or _OTHER_SYNTAX.match(text):
+        notices["not_parsed"] += 1
+        return text
+    if tags:
+        tokens = list(html_tokens(text))
+        return (yield from written(markup_template(tokens, _rules(tokens)), options, notices))
+    template: Template = []
+    for number, part in enumerate(_DIVIDED.split(text)):
+        template += [part] if number % 2 else filled(_named(part), PlainForm())
+    return (yield from written(template, options, notices))
+
+
+def _rules(tokens: Sequence[Token]) -> MarkupRules:
+    """Return HTML's rules with elements that only a program knows (`<link>terms</link>`) inside of sentences."""
+    own = {token.name for token in tokens if token.kind == "close"}
+    own -= HTML.inline | HTML.copied | BLOCKS | {"br"}
+    return replace(HTML, inline=HTML.inline | own, void=HTML.void - own) if own else HTML
+
+
+def _named(text: str) -> list[Piece]:
+    """Return a line with its names."""
+    pieces: list[Piece] = []
+    begin = 0
+    for found in _NAMED.finditer(text):
+        pieces += [text[begin : found.start()], _sign(found[0], found["number"])]
+        begin = found.end()
+    return [piece for piece in (*pieces, text[begin:]) if piece]
+
+
+def _sign(raw: str, number: str | None) -> Piece:
+    """Return a name, or a tag with a number."""
+    if number is None:
+        return Verbatim(raw, raw)
+    if raw.endswith("/>"):
+        return EmptyElement(raw)
+    return Close(raw, number) if raw.startswith("</") else Open(raw, number)
 
 
 # gettext
 
-_ENTRY_LINE = regex.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[(\d{1,2})\])?)\s+("(?:[^"\\]|\\.)*")\s*')
-_MORE_LINE = regex.compile(r'"(?:[^"\\]|\\.)*"\s*')
+_STRINGS = r'(?:"(?:[^"\\]++|\\.)*+"\s*+)'
+# As gettext reads them: blanks are not needed, strings beside each other are one, and may begin on the next line.
+_ENTRY_LINE = regex.compile(
+    rf"(domain|msgctxt|msgid_plural|msgid|msgstr\s*+(?:\[\s*+\d{{1,2}}\s*+\])?)\s*+({_STRINGS}*+)"
+)
+_MORE_LINE = regex.compile(rf"{_STRINGS}++")
+_STRING = regex.compile(r'"((?:[^"\\]++|\\.)*+)"')
+_ESCAPE = regex.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|(.))")
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"'}
+_ESCAPES = {
+    "n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "\\": "\\", '"': '"'
+}  # fmt: skip
+_QUOTED = str.maketrans({letter: f"\\{name}" for name, letter in _ESCAPES.items()})
 
 
 def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[Result[bytes]]:
@@ -82,7 +122,7 @@ def gettext(content: bytes, name: str, settings: Settings) -> SentenceRequests[R
             if key.startswith("msgstr") and not said:
                 plural = key not in ("msgstr", "msgstr[0]")
                 wanted.append((entry, key, entry.get("msgid_plural", source)[2] if plural else source[2]))
-    done = yield from together([_message(source, settings.options, notices) for _, _, source in wanted])
+    done = yield from together([message(source, settings.options, notices) for _, _, source in wanted])
     for (entry, key, source_text), answer in zip(wanted, done, strict=True):
         begin, end, _ = entry[key]
         quoted = _quoted(_edges(source_text, answer))
@@ -145,7 +185,11 @@ def _entries(lines: list[str], name: str) -> list[_Entry]:
             continue
         if found := _ENTRY_LINE.fullmatch(bare):
             end()
-            keyword, texts = found[1], [_unquoted(found[3])]
+            keyword, texts = "".join(found[1].split()), [_unquoted(found[2])]
+            if keyword == "domain":  # of the messages behind it
+                entries.append({})
+                keyword = ""
+                continue
             if keyword in ("msgctxt", "msgid") and any(key.startswith("msgstr") for key in entries[-1]):
                 entries.append({})
             if keyword in entries[-1]:
@@ -160,16 +204,20 @@ def _entries(lines: list[str], name: str) -> list[_Entry]:
 
 
 def _unquoted(text: str) -> str:
-    return regex.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[0]), text.strip()[1:-1])
+    """Return what strings beside each other stand for."""
+
+    def letter(found: regex.Match[str]) -> str:
+        number = int(found[1], 8) if found[1] else int(found[2], 16) if found[2] else -1
+        if number >= 0:  # a byte
+            return chr(number) if 0 < number < 128 else found[0]
+        return _ESCAPES.get(found[3], found[0])
+
+    return _ESCAPE.sub(letter, "".join(_STRING.findall(text)))
 
 
 def _quoted(text: str) -> list[str]:
     """Return the text in quotes, a string for each of its lines."""
-    escaped = [
-        "".join({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(c, c) for c in line)
-        for line in regex.findall(r"[^\n]*+\n|[^\n]++", text)
-    ]
-    return [f'"{line}"' for line in escaped] or ['""']
+    return [f'"{line.translate(_QUOTED)}"' for line in regex.findall(r"[^\n]*+\n|[^\n]++", text)] or ['""']
 
 
 def _edges(source: str, said: str) -> str:

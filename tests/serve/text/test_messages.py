@@ -1,0 +1,378 @@
+"""Messages of programs: ICU's MessageFormat, files of messages by their shape, gettext."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
+from ziggurat.serve.text.documents.archive import Settings
+from ziggurat.serve.text.documents.icu import MAX_DEPTH, Argument, Choice, MessageError, Part, Text, parse
+from ziggurat.serve.text.documents.kinds import document, document_kind
+from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
+from ziggurat.serve.text.splitting import protected, sentencex_splitter
+from ziggurat.system.errors import DataError
+
+SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
+
+
+def in_json(value: object, translate: Translate, name: str = "a.json") -> Any:
+    content = json.dumps(value, ensure_ascii=False).encode()
+    return json.loads(run(document(content, name, SETTINGS), translate).value)
+
+
+def faithful(sentences: list[str]) -> list[SentenceTranslation]:
+    """Letters change case but in what must come through, as a good model does."""
+    said = []
+    for answer, source in zip(upper(sentences), sentences, strict=True):
+        text = answer.text
+        for item in protected(source):
+            text = text[: item.start] + source[item.start : item.end] + text[item.end :]
+        said.append(SentenceTranslation(text, answer.links))
+    return said
+
+
+# ICU
+
+
+def skeleton(parts: list[Part]) -> list[object]:
+    """What of a message a program reads."""
+    found: list[object] = []
+    for part in parts:
+        if isinstance(part, Argument):
+            found.append(part.raw)
+        elif isinstance(part, Choice):
+            found.append((part.name, part.end, [(before, skeleton(branch)) for before, branch in part.branches]))
+    return found
+
+
+def texts(parts: list[Part]) -> list[str]:
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, Text):
+            found.append(part.text)
+        elif isinstance(part, Choice):
+            found += [text for _, branch in part.branches for text in texts(branch)]
+    return found
+
+
+def written(parts: list[Part]) -> str:
+    said = ""
+    for part in parts:
+        if isinstance(part, Choice):
+            said += "".join(before + written(branch) for before, branch in part.branches) + part.end
+        else:
+            said += part.raw
+    return said
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("{n, plural, one {# item here} other {# items}}", "{n, plural, one {# ITEM HERE} other {# ITEMS}}"),
+        (
+            "You have {n, plural, =0 {no messages} one {one message} other {# messages}}.",
+            "yOU HAVE {n, plural, =0 {NO MESSAGES} one {ONE MESSAGE} other {# MESSAGES}}.",
+        ),
+        ("{g, select, male {He} other {They}} left", "{g, select, male {hE} other {tHEY}} LEFT"),
+        (
+            "{n,plural,offset:1 =0{nobody}=1{{who}}one{{who} and # friend}other{{who} and # friends}}",
+            "{n,plural,offset:1 =0{NOBODY}=1{{who}}one{{who} AND # FRIEND}other{{who} AND # FRIENDS}}",
+        ),
+        (
+            "{g, select, f {{n, plural, one {her file} other {her # files}}} other {files}}",
+            "{g, select, f {{n, plural, one {HER FILE} other {HER # FILES}}} other {FILES}}",
+        ),
+        ("{y, selectordinal, one {#st} other {#th}} time", "{y, selectordinal, one {#st} other {#th}} TIME"),
+        ("Price {p, number, ::currency/EUR} now", "pRICE {p, number, ::currency/EUR} NOW"),
+        ("Seen {d, date, ::yMMMd} or {t, time, short}", "sEEN {d, date, ::yMMMd} OR {t, time, short}"),
+        (
+            "{n, plural, one {it's '{'one'}'} other {it''s '#'#}}",
+            "{n, plural, one {IT''S '{'one'}'} other {IT''S '#'#}}",
+        ),
+        ("{n, plural,\n  one {one file}\n  other {# files}\n}", "{n, plural,\n  one {ONE FILE}\n  other {# FILES}\n}"),
+        (
+            "{n, plural, one {<b>#</b> &amp; file} other {<b>#</b> files}}",
+            "{n, plural, one {<b>#</b> &amp; FILE} other {<b>#</b> FILES}}",
+        ),
+        ("{n, plural, one {first\n\nsecond} other {third}}", "{n, plural, one {FIRST\n\nSECOND} other {THIRD}}"),
+    ],
+)
+def test_branches_are_translated_one_by_one(message: str, said: str) -> None:
+    assert in_json({"a": message}, faithful) == {"a": said}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "{n, plural, one {# file} other {# files}",
+        "{n, plural, one # file other # files}",
+        "{n, plural, }",
+        "{0, choice, 0#no files|1#one file|1<{0} files}",
+        "{n, plural, one {a } file}} other {b}}",
+        "{n, plural, other {" * (MAX_DEPTH + 1) + "deep" + "}}" * (MAX_DEPTH + 1),
+        ".match {$n :number}\none {{One file}}\n* {{Files}}",
+    ],
+)
+def test_a_message_that_cannot_be_parsed_stays_and_is_counted(message: str) -> None:
+    outcome = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
+    assert json.loads(outcome.value) == {"a": message}
+    assert outcome.notices == {"not_parsed": 1}
+
+
+def test_endings_of_ordinals_stay_and_are_counted() -> None:
+    message = "{y, selectordinal, one {#st} two {#nd} few {#rd} other {#th}}"
+    outcome = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
+    assert (json.loads(outcome.value), outcome.notices) == ({"a": message}, {"endings_kept": 4})
+
+
+def test_an_apostrophe_of_a_translation_quotes_nothing() -> None:
+    def french(sentences: list[str]) -> list[SentenceTranslation]:
+        return [SentenceTranslation(s.replace("of ", "d'"), None) for s in sentences]
+
+    assert in_json({"a": "{n, plural, one {file of {name}} other {files of #}}"}, french) == {
+        "a": "{n, plural, one {file d''{name}} other {files d''#}}"
+    }
+
+
+def test_an_argument_with_branches_comes_through_where_messages_are_not_parsed() -> None:
+    text = "You have {n, plural, one {# {file}} other {# files}} and {n, plural, one {a"
+    assert [text[i.start : i.end] for i in protected(text)] == ["{n, plural, one {# {file}} other {# files}}"]
+    assert run(document(b"{n, select, a {One house} other {Two}}", "a.txt", SETTINGS), upper).value.startswith(
+        b"{n, sel"
+    )
+
+
+WORDS = st.lists(st.sampled_from(["file", "It's", "a", "'{'x'}'", "''", "é", "house.", "<b>", "</b>", "&", "|"])).map(
+    " ".join
+)
+
+
+def _choice(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    blank = st.sampled_from(["", " ", "\n  "])
+    plain = st.tuples(blank, st.sampled_from(["one", "few", "=0", "many", "=12"]), blank, inner).map(
+        lambda t: f"{t[0]} {t[1]}{t[2]}{{{t[3]}}}"
+    )
+    kind = st.sampled_from(["plural, offset:1", "plural,", "selectordinal,", "select,"])
+    name = st.sampled_from(["n", "user.name", "0"])
+    return st.tuples(name, kind, st.lists(plain, max_size=3), inner, blank).map(
+        lambda t: f"{{{t[0]}, {t[1]}{''.join(t[2]) if t[1] != 'select,' else ''} other {{{t[3]}}}{t[4]}}}"
+    )
+
+
+MESSAGES = st.recursive(
+    WORDS,
+    lambda inner: st.lists(
+        st.one_of(WORDS, _choice(inner), st.sampled_from(["{name}", "{p, number, ::.00}", "#", " {d, date} "])),
+        max_size=4,
+    ).map(" ".join),
+    max_leaves=8,
+)
+
+
+@given(MESSAGES, st.integers(0, 9))
+def test_any_message_keeps_what_a_program_reads(message: str, seed: int) -> None:
+    parts = parse(message)
+    assert written(parts) == message
+    assert in_json([message], identity) == [message]
+    for translate in (faithful, permuting(seed, change=swapped)):
+        (said,) = in_json([message], translate)
+        assert flat(skeleton(parse(said))) == flat(skeleton(parts))
+
+
+def flat(found: list[object]) -> Counter[str]:
+    """The arguments of a message, which a translation may put in another order."""
+    counts: Counter[str] = Counter()
+    for part in found:
+        if isinstance(part, str):
+            counts[part] += 1
+        elif isinstance(part, tuple):
+            name, end, branches = part
+            counts[f"{name}{end}"] += 1
+            for before, branch in branches:
+                counts[before] += 1
+                counts += flat(branch)
+    return counts
+
+
+@given(st.text(alphabet="{},'# anplurselcto=1", max_size=60))
+def test_any_text_is_parsed_whole_or_refused(text: str) -> None:
+    try:
+        parts = parse(text)
+    except MessageError:
+        return
+    assert written(parts) == text
+
+
+# Files by their shape
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        (
+            "messages.json",
+            {"a": {"message": "Hi $USER$ and $1", "description": "Note", "placeholders": {"user": {"content": "$1"}}}},
+            {"a": {"message": "hI $USER$ AND $1", "description": "Note", "placeholders": {"user": {"content": "$1"}}}},
+        ),
+        ("en.json", {"a": {"message": "One", "hash": "x"}}, {"a": {"message": "oNE", "hash": "x"}}),
+        (
+            "a.arb",
+            {"@@locale": "en", "hi": "Hi {who}", "@hi": {"description": "Words", "placeholders": {"who": {}}}},
+            {"@@locale": "de", "hi": "hI {who}", "@hi": {"description": "Words", "placeholders": {"who": {}}}},
+        ),
+        (
+            "a.json",
+            {"hi": "Hi there", "@hi": {"description": "Words", "type": "text"}},
+            {"hi": "hI THERE", "@hi": {"description": "Words", "type": "text"}},
+        ),
+        (
+            "a.json",
+            {"x": {"defaultMessage": "Some words", "description": "A note"}},
+            {"x": {"defaultMessage": "sOME WORDS", "description": "A note"}},
+        ),
+        (
+            "a.json",
+            [{"id": "a b", "defaultMessage": "Some words"}],
+            [{"id": "a b", "defaultMessage": "sOME WORDS"}],
+        ),
+        (
+            "a.json",
+            {"k": {"string": "Words", "developer_comment": "Note"}},
+            {"k": {"string": "wORDS", "developer_comment": "Note"}},
+        ),
+        (
+            "a.json",
+            {"locale": "en", "translations": {"a": "Hi {$X}"}},
+            {"locale": "de", "translations": {"a": "hI {$X}"}},
+        ),
+        (
+            "a.webmanifest",
+            {"name": "My words", "start_url": "/some page", "shortcuts": [{"name": "New", "url": "/new"}]},
+            {"name": "mY WORDS", "start_url": "/some page", "shortcuts": [{"name": "nEW", "url": "/new"}]},
+        ),
+        # Not of a shape: all values are texts.
+        ("a.json", {"message": "Some", "description": "Words"}, {"message": "sOME", "description": "wORDS"}),
+        (
+            "a.json",
+            {"key_one": "{{count}} file", "key_other": "{{count}} files, $t(more.of, {\"n\": 1})", "n": {"k": "In"}},
+            {"key_one": "{{count}} FILE", "key_other": "{{count}} FILES, $t(more.of, {\"n\": 1})", "n": {"k": "iN"}},
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_of_messages_is_known_by_its_shape(name: str, before: object, after: object) -> None:
+    assert in_json(before, faithful, name) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Hello :name, at 10:30 you have :count.", "hELLO :name, AT 10:30 YOU HAVE :count."),
+        ("One apple|{n} apples", "oNE APPLE|{n} APPLES"),
+        ("{0} None here|[1,19] Some|[20,*] Many", "{0} nONE HERE|[1,19] sOME|[20,*] mANY"),
+        ("See @:menu.file or @.lower:menu.edit.", "sEE @:menu.file OR @.lower:menu.edit."),
+        ("Read <0>the terms</0> now", "rEAD <0>THE TERMS</0> NOW"),
+        ("Read the <link>terms of use</link> now.", "rEAD THE <link>TERMS OF USE</link> NOW."),
+        ("Tom &amp; Jerry&nbsp;run", "tOM &amp; jERRY&nbsp;RUN"),
+        ("[%key:common::state::off%]", "[%key:common::state::off%]"),
+        ("It is [%key:common::state::off%] now", "iT IS [%key:common::state::off%] NOW"),
+        ("Use [X16X] of [X48X][X77X].", "uSE [X16X] OF [X48X][X77X]."),
+        ("[X0X]", "[X0X]"),
+        ("Hello {$name}, {@link Foo} and { name }", "hELLO {$name}, {@link Foo} AND { name }"),
+        ("Text in {curly braces here} is text.", "tEXT IN {CURLY BRACES HERE} IS TEXT."),
+        ("Use '{'braces'}' with care.", "uSE '{'braces'}' WITH CARE."),
+        ("Costs $$5 or $HOME", "cOSTS $$5 OR $HOME"),
+    ],
+)
+def test_what_a_message_refers_to_comes_through(before: str, after: str) -> None:
+    asked: list[str] = []
+
+    def translate(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return [
+            SentenceTranslation(
+                one.text.replace(swapped("link"), "link").replace(swapped("key"), "key"), one.links
+            )
+            for one in kept(sentences)
+        ]  # fmt: skip
+
+    def kept(sentences: list[str]) -> list[SentenceTranslation]:
+        import re
+
+        out = []
+        for answer, source in zip(faithful(sentences), sentences, strict=True):
+            text = answer.text
+            for found in re.finditer(r":name|:count|@:menu.file|@.lower:menu.edit", source):
+                text = text[: found.start()] + found[0] + text[found.end() :]
+            out.append(SentenceTranslation(text, answer.links))
+        return out
+
+    assert in_json([before], translate) == [after]
+
+
+# gettext
+
+
+def in_po(text: str, translate: Translate = upper) -> str:
+    return run(document(text.encode(), "a.po", SETTINGS), translate).value.decode()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('domain "first"\nmsgid"A dog"\nmsgstr""\n', 'domain "first"\n#, fuzzy\nmsgid"A dog"\nmsgstr "a DOG"\n'),
+        ('msgid "A " "dog"\nmsgstr ""\n', '#, fuzzy\nmsgid "A " "dog"\nmsgstr "a DOG"\n'),
+        ('msgid\n"A dog"\nmsgstr\n""\n', '#, fuzzy\nmsgid\n"A dog"\nmsgstr "a DOG"\n'),
+        (
+            'msgid "a"\nmsgid_plural "b"\nmsgstr [ 0 ] ""\nmsgstr[1]""\n',
+            '#, fuzzy\nmsgid "a"\nmsgid_plural "b"\nmsgstr[0] "A"\nmsgstr[1] "B"\n',
+        ),
+        ('msgid "a\\x41\\101\\f"\nmsgstr ""\n', '#, fuzzy\nmsgid "a\\x41\\101\\f"\nmsgstr "Aaa\\f"\n'),
+        ('#~ msgid "a"\n#~ msgstr ""\n', '#~ msgid "a"\n#~ msgstr ""\n'),
+        (
+            'msgid "{n, plural, one {# dog} other {# dogs}}"\nmsgstr ""\n',
+            '#, fuzzy\nmsgid "{n, plural, one {# dog} other {# dogs}}"\n'
+            'msgstr "{n, plural, one {# DOG} other {# DOGS}}"\n',
+        ),
+    ],
+)
+def test_gettext_is_read_as_gettext_reads_it(before: str, after: str) -> None:
+    assert in_po(before) == after
+
+
+# Files that are not what their names say
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1....", "password"),
+        ("a.pptx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1....", "password"),
+        ("a.odt", b"%PDF-1.7", "PDF"),
+        ("a.txt", b"{\\rtf1 words}", "RTF"),
+        ("a.md", b"PK\x03\x04....", "zip"),
+        ("a.po", b"\x1f\x8b....", "gzip"),
+        ("a.json", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("a.docm", b"", "empty"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_what_it_is(name: str, content: bytes, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        run(document(content, name, SETTINGS), upper)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.sdlxliff", "XLIFF"), ("a.mqxliff", "XLIFF"), ("a.mxliff", "XLIFF"), ("a.docm", "Word"), ("a.dotx", "Word"),
+        ("a.potx", "PowerPoint"), ("a.pptm", "PowerPoint"), ("a.ott", "OpenDocument text"), ("A.MDX", "Markdown"),
+        ("a.otp", "OpenDocument presentation"), ("a.arb", "JSON"), ("a.webmanifest", "JSON"),
+    ],
+)  # fmt: skip
+def test_other_endings_of_known_formats(name: str, kind: str) -> None:
+    assert document_kind(name).name == kind

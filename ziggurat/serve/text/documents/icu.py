@@ -1,0 +1,333 @@
+"""Messages in ICU's MessageFormat: `{count, plural, one {# file} other {# files}}`, select, selectordinal, nested.
+
+The texts of the branches are translated one by one; names, keywords, offsets and the layout between them stay as they
+are. An argument is shown to the model as `{count}`, and comes through as any placeholder does.
+
+https://unicode-org.github.io/icu/userguide/format_parse/messages/ says how such a message is read, `''` and quoted
+braces among it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import regex
+
+from ziggurat.serve.text.markup import Spellings, Template, add, filled
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
+from ziggurat.serve.text.tokens import Spelling, Token, html_tokens
+
+MAX_DEPTH = 20
+"""Deepest nesting of arguments; a deeper message is not parsed."""
+
+BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+"""Beginning of an argument with branches."""
+FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]")
+"""What else shows that a text is such a message: an argument with a type, a quoted brace."""
+
+_NAME = regex.compile(r"\s*+([^\s{},']++)\s*+")
+_OFFSET = regex.compile(r"\s*+offset\s*+:\s*+\d++")
+_SELECTOR = regex.compile(r"\s*+(?:=\s*+\d++|[^\s{},='#]++)\s*+\{")
+_BLANKS = regex.compile(r"\s*+")
+_QUOTED = regex.compile(r"((?:[^']++|'')*+)'?")  # one without end goes to the message's
+_ENDING = regex.compile(r"(?:<sup>)?\p{L}{1,3}\.?(?:</sup>)?|[.ºª]")
+_EMPTY = frozenset(("br", "hr", "img", "input", "wbr"))
+_LONGEST_SHOWN = 100
+
+
+class MessageError(ValueError):
+    """A text is not a message in ICU's format."""
+
+
+class Text(NamedTuple):
+    """Text; `raw` is how it is written, `text` what people read, and `places` where in `raw` each character of it is.
+
+    What stands between quotes has one place, that of its first character; the others have -1.
+    """
+
+    raw: str
+    text: str
+    places: list[int]
+
+    def source(self, begin: int, end: int) -> str | None:
+        """Return how these characters are written; None where quotes are cut."""
+        first, last = (self.places[at] if at < len(self.text) else len(self.raw) for at in (begin, end))
+        return None if first < 0 or last < 0 else self.raw[first:last]
+
+
+class Argument(NamedTuple):
+    """An argument without branches, or the `#` of a plural, as it is written."""
+
+    raw: str
+    name: str
+
+
+class Choice(NamedTuple):
+    """An argument with branches: each is what is written before its text, and its parts; `end` closes them all."""
+
+    name: str
+    plural: bool
+    branches: list[tuple[str, list[Part]]]
+    end: str
+
+
+Part: TypeAlias = Text | Argument | Choice
+
+
+def parse(text: str) -> list[Part]:
+    """Return the parts of a message, which joined as they are written are `text`. Raises MessageError."""
+    return _Parser(text).message(0, plural=False)
+
+
+class _Parser:
+    """Reader of one message; `at` is the next character."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.at = text, 0
+
+    def message(self, depth: int, *, plural: bool) -> list[Part]:
+        """Return the parts up to the end, or to the brace that ends a branch."""
+        if depth > MAX_DEPTH:
+            raise MessageError("nested too deeply")
+        parts: list[Part] = []
+        said, places = list[str](), list[int]()
+        first = self.at
+
+        def end_text() -> None:
+            nonlocal said, places
+            if said:
+                parts.append(Text(self.text[first : self.at], "".join(said), places))
+            said, places = [], []
+
+        while self.at < len(self.text):
+            sign, begin = self.text[self.at], self.at
+            if sign == "}":
+                if not depth:
+                    raise MessageError(f"a brace that nothing opens, at character {self.at}")
+                break
+            if sign == "{" or (sign == "#" and plural):
+                end_text()
+                parts.append(self._argument(depth) if sign == "{" else self._number())
+                first = self.at
+                continue
+            said.append(self._quoted(plural=plural) if sign == "'" else self._plain())
+            places += [begin - first, *[-1] * (len(said[-1]) - 1)]
+        end_text()
+        return parts
+
+    def _plain(self) -> str:
+        self.at += 1
+        return self.text[self.at - 1]
+
+    def _number(self) -> Argument:
+        self.at += 1
+        return Argument("#", "#")
+
+    def _quoted(self, *, plural: bool) -> str:
+        """Return what an apostrophe and what it quotes stand for."""
+        following = self.text[self.at + 1 : self.at + 2]
+        if following == "'":
+            self.at += 2
+            return "'"
+        self.at += 1
+        if not following or following not in ("{}#" if plural else "{}"):
+            return "'"
+        found = _QUOTED.match(self.text, self.at)
+        self.at = found.end()
+        return found[1].replace("''", "'")
+
+    def _argument(self, depth: int) -> Argument | Choice:
+        begin = self.at
+        name = self._take(_NAME, self.at + 1)[1]
+        if self._next(",") == "}":
+            return Argument(self.text[begin : self.at], name)
+        kind = self._take(_NAME, self.at)[1]
+        if kind == "choice":
+            raise MessageError("`choice`, which is not read")
+        if self._next(",") == "}":
+            if kind in ("plural", "selectordinal", "select"):
+                raise MessageError(f"`{kind}` without branches")
+            return Argument(self.text[begin : self.at], name)
+        if kind not in ("plural", "selectordinal", "select"):
+            self._style()
+            return Argument(self.text[begin : self.at], name)
+        plural = kind != "select"
+        if plural and (offset := _OFFSET.match(self.text, self.at)):
+            self.at = offset.end()
+        branches = []
+        while found := _SELECTOR.match(self.text, self.at):
+            self.at = found.end()
+            before = self.text[begin : self.at]
+            parts = self.message(depth + 1, plural=plural)
+            branches.append((before, parts))
+            begin = self.at
+            self._next("")
+        if not branches:
+            raise MessageError(f"`{kind}` without branches")
+        self.at = _BLANKS.match(self.text, self.at).end()
+        self._next("")
+        return Choice(name, plural, branches, self.text[begin : self.at])
+
+    def _take(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str]:
+        found = pattern.match(self.text, at)
+        if found is None:
+            raise MessageError(f"no name at character {at}")
+        self.at = found.end()
+        return found
+
+    def _next(self, other: str) -> str:
+        """Return the next sign, which must be a closing brace or `other`."""
+        sign = self.text[self.at : self.at + 1]
+        if not sign or sign not in ("}", other):
+            raise MessageError(f"no closing brace at character {self.at}")
+        self.at += 1
+        return sign
+
+    def _style(self) -> None:
+        """Go behind the style of an argument and the brace that ends it."""
+        depth = 0
+        while self.at < len(self.text):
+            sign = self.text[self.at]
+            if sign == "'":
+                self._quoted(plural=False)
+                continue
+            self.at += 1
+            depth += (sign == "{") - (sign == "}")
+            if depth < 0:
+                return
+        raise MessageError("a style without end")
+
+
+# Templates
+
+
+def icu_template(parts: Sequence[Part], notices: Counter[str], *, tags: bool) -> Template:
+    """Return the template of a message; with `tags` its texts are HTML. Each line is a paragraph.
+
+    Endings of ordinal numbers (`{#st}`) stay, since no translation of them alone is right; they are counted.
+    """
+    return _Writer(notices, doubled=_doubles(parts), tags=tags).template(parts, plural=False)
+
+
+def _doubles(parts: Sequence[Part]) -> bool:
+    """Return whether the message writes an apostrophe as two; where it need not, most do not."""
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Choice):
+            waiting += [inner for _, branch in part.branches for inner in branch]
+        elif isinstance(part, Text) and "''" in part.raw:
+            return True
+    return False
+
+
+@dataclass
+class _Writer:
+    """Writer of the templates of one message.
+
+    Attributes:
+        notices: where endings that stay are counted.
+        doubled: whether every apostrophe is written as two.
+        tags: whether texts are HTML.
+    """
+
+    notices: Counter[str]
+    doubled: bool
+    tags: bool
+
+    def template(self, parts: Sequence[Part], *, plural: bool) -> Template:
+        """Return the template of a message or a branch."""
+        template: Template = []
+        pieces: list[Piece] = []
+        source = "".join(part.raw for part in parts if isinstance(part, Text)) if self.tags else ""
+        form = _Form(self.doubled, plural, source)
+        for part in parts:
+            if isinstance(part, Choice):
+                pieces.append(self._choice(part))
+            elif isinstance(part, Argument):
+                short = len(part.raw) <= _LONGEST_SHOWN and part.raw.isprintable()
+                pieces.append(Verbatim(part.raw, part.raw if short else f"{{{part.name}}}"))
+            else:
+                begin = 0
+                for found in regex.finditer(r"\r?\n|$", part.text):
+                    pieces += form.pieces(part, begin, found.start())
+                    begin = found.end()
+                    if found[0]:
+                        template += [*filled(pieces, form), part.source(*found.span()) or found[0]]
+                        pieces = []
+        return [*template, *filled(pieces, form)]
+
+    def _choice(self, part: Choice) -> Verbatim:
+        """Return an argument with branches, whose texts are paragraphs in it."""
+        raw: Template = []
+        for before, branch in part.branches:
+            raw.append(before)
+            if part.plural and _is_ending(branch):
+                self.notices["endings_kept"] += 1
+                raw += [inner.raw for inner in branch if not isinstance(inner, Choice)]
+            else:
+                raw += self.template(branch, plural=part.plural)
+        return Verbatim([*raw, part.end], f"{{{part.name}}}")
+
+
+def _is_ending(parts: Sequence[Part]) -> bool:
+    """Return whether a branch is a number and letters that belong to it."""
+    if len(parts) != 2 or not isinstance(parts[0], Argument) or not isinstance(parts[1], Text):
+        return False
+    return _ENDING.fullmatch(parts[1].raw) is not None
+
+
+@dataclass
+class _Form:
+    """Texts of a message: braces, and `#` in a plural, are quoted; apostrophes so that they quote nothing.
+
+    Attributes:
+        doubled: whether every apostrophe is written as two.
+        plural: whether `#` is a number.
+        tags: source of the texts where they are HTML; else empty.
+        spellings: of the source's texts.
+    """
+
+    doubled: bool
+    plural: bool
+    tags: str
+    spellings: Spellings = field(default_factory=Spellings)
+
+    def pieces(self, part: Text, begin: int, end: int) -> list[Piece]:
+        """Return the pieces of a stretch of a text."""
+        pieces: list[Piece] = []
+        text = part.text[begin:end]
+        for token in html_tokens(text) if self.tags else [Token("text", text, text=text)] if text else []:
+            source = part.source(begin, begin + len(token.raw))
+            begin += len(token.raw)
+            if source is None:
+                source = self._quoted(token.raw)
+            if token.kind == "text":
+                self.spellings.add(token.text, source)
+                pieces.append(token.text)
+            elif token.kind in ("open", "close") and token.name not in _EMPTY:
+                pieces.append((Open if token.kind == "open" else Close)(source, token.name))
+            else:
+                pieces.append(EmptyElement(source, "\n" if token.name == "br" else ""))
+        return pieces
+
+    def write(self, pieces: Sequence[Piece]) -> Template:
+        """Return the pieces as strings and slots."""
+        template: Template = []
+        for piece in pieces:
+            if not isinstance(piece, str):
+                add(template, piece.raw)
+            elif (known := self.spellings.next(piece)) is not None:
+                template.append(known)
+            else:
+                template.append(self._quoted(Spelling(self.tags, xml=False).of(piece) if self.tags else piece))
+        return template
+
+    def _quoted(self, text: str) -> str:
+        special = "{}#" if self.plural else "{}"
+        # Two where one would quote what follows, which at the end is not known.
+        text = regex.sub("'" if self.doubled else rf"'(?=['{special}]|$)", "''", text)
+        return regex.sub(rf"[{special}]++", lambda found: f"'{found[0]}'", text)

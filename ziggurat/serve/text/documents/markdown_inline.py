@@ -1,0 +1,312 @@
+"""Inline markup of Markdown, found by pattern: the parser tells no places of it.
+
+Formulas, templates (`{% tag %}`, `{{name}}`), short names of emoji, citations and attributes come through untouched;
+escapes and entities are the characters that they stand for, and are written so again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import unescape
+from itertools import groupby
+from typing import NamedTuple
+
+import regex
+
+from ziggurat.serve.text.markup import HTML, MarkupSlot, Spellings, Template, add, filled, shown_text
+from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, SpannedText, Verbatim
+from ziggurat.serve.text.tokens import html_tokens
+
+_TARGET = r"""\(\s*+(?:<(?:[^<>\\\n]|\\.){0,500}+>
+    |(?:[^()\s<\\]++|\\\S|\((?:[^()\s\\]++|\\\S|\((?:[^()\s\\]|\\\S){0,100}+\)){0,20}+\)){0,50}+)
+  (?:\s++(?:"(?:[^"\\]|\\.){0,300}+"|'(?:[^'\\]|\\.){0,300}+'|\((?:[^()\\]|\\.){0,300}+\)))?\s*+\)"""
+_ENTITY = r"&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});"
+# Words in a formula are a text between two dollars or escaped brackets, unless a sign of TeX is there.
+_FORMULA = r"(?:(?=[^$]{0,300}?[\\^_={}])|(?![^$]{0,300}?[A-Za-z]{2,}\s[A-Za-z]{2,}))"
+_INLINE = regex.compile(
+    rf"""(?P<code>(?<!`)(?P<ticks>`{{1,8}})(?!`)[^`].{{0,500}}?(?<!`)(?P=ticks)(?!`))
+      | (?P<comment><!--.{{0,1000}}?-->)
+      | (?P<auto><(?:https?|ftp|mailto):[^<>\s]{{1,500}}>)
+      | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied))})|[A-Za-z]{{1,10}}\b
+            (?=[^<>]{{0,300}}(?:\btranslate=["']?no\b|\bnotranslate\b)))\b[^<>]{{0,300}}>.{{0,500}}?</(?P=name)\s*+>)
+      | (?P<tag></?[A-Za-z][^<>]{{0,500}}>)
+      | (?P<math>\$\$[^$]{{1,1000}}\$\$|\$`[^`\n]{{1,300}}`\$
+          |(?<![\w$\\])\${_FORMULA}(?=[^\s$])(?:[^$\\]|\\.){{1,300}}+(?<![\s])\$(?![\w$])
+          |\\\\\(.{{1,500}}?\\\\\)|\\\\\[.{{1,1000}}?\\\\\]
+          |\\\((?![^\n]{{0,300}}?[A-Za-z]{{2,}}\s[A-Za-z]{{3,}}[^\n]{{0,300}}?\\\)).{{1,500}}?\\\)
+          |\\\[(?=[^\]]{{0,500}}?(?:\\[A-Za-z]|[\^_={{}}])).{{1,1000}}?\\\]
+          |\\begin\{{(?P<env>[A-Za-z*]{{1,20}})\}}.{{0,2000}}?\\end\{{(?P=env)\}})
+      | (?P<template>\{{%.{{0,500}}?%\}}|\{{/\*.{{0,1000}}?\*/\}}
+          |\{{:?\x20?(?:[\#.][\w\-]|[\w\-]{{1,40}}=)[^{{}}\n]{{0,200}}\}})
+      | (?P<shown>\{{\{{.{{1,500}}?\}}\}}|(?<![\w:]):[a-z+\-][a-z0-9_+\-]{{0,40}}:(?![\w:])|\[-?@\w[^\[\]\n]{{0,200}}\])
+      | (?P<entity>{_ENTITY})
+      | (?P<note>\[\^[^\]\s]{{1,80}}\])
+      | (?P<image>!\[(?P<alt>[^\[\]]{{0,300}})(?P<source>\](?:{_TARGET}|\[[^\[\]]{{0,200}}\])))
+      | (?P<link>\[)
+      | (?P<end>\](?:{_TARGET}|\[[^\[\]]{{1,200}}\]))
+      | (?P<short>\](?:\[\])?)
+      | (?P<hard>(?:\x20{{2,}}|\\)\n)
+      | (?P<line>\n)
+      | (?P<escape>\\[!-/:-@\[-`{{-~])
+      | (?P<strong>\*\*|__|~~)
+      | (?P<emphasis>(?<![*\w])\*(?=[^\s*])|(?<=[^\s*])\*(?!\*)|(?<!\w)_(?=[^\s_])|(?<=[^\s_])_(?!\w))""",
+    flags=regex.VERBOSE | regex.DOTALL,
+)
+# What would begin a block where a line of a paragraph begins; a backslash makes it text.
+_BEGINS_BLOCK = regex.compile(
+    r"\s*+(?:\d{1,9}(?=[.)](?:\s|$))|(?=[-+*](?:\s|$)|>|#{1,6}(?:\s|$)|[-=]+\s*$|(?:[-*_]\s*){3,}$|`{3}|~{3}))"
+)
+_LONGEST_LABEL = 999  # CommonMark's
+_ENDS_LINE = regex.compile(r"[\r\n][ \t>]*+$")
+
+
+class Inline:
+    """Reader of text with inline markup.
+
+    Attributes:
+        attributes: whether descriptions of images are translated.
+        labels: of the links that the file defines, folded.
+    """
+
+    def __init__(self, *, attributes: bool) -> None:
+        self.attributes = attributes
+        self.labels: set[str] = set()
+
+    def template(self, text: str, breaks: Sequence[str] = (), *, escaped: str = "", begins: bool = False) -> Template:
+        """Return the template of text with inline markup.
+
+        Args:
+            text: lines with `\\n` between them.
+            breaks: what is in the file in place of each `\\n`: its line's end and the marks before the next.
+            escaped: characters that mean something where this text is.
+            begins: whether it is the beginning of a paragraph.
+        """
+        reader = _Run(self, text, breaks, escaped)
+        reader.read()
+        line = breaks[0] if breaks else "\n"
+        form = _Form(_spellings(reader.pieces, reader.sources), escaped, begins, line, _respelt(reader))
+        return filled(reader.pieces, form)
+
+    def image(self, found: regex.Match[str], raw: str, escaped: str) -> EmptyElement:
+        """Return an image, whose description is translated."""
+        if not (self.attributes and found["alt"].strip()) or "\n" in found[0]:
+            return EmptyElement(raw)
+        form = _Form(escaped=f"[]{escaped}")
+        shown = unescape(found["alt"])
+        form.spellings.add(shown, found["alt"])
+        return EmptyElement(["![", MarkupSlot(SpannedText(shown), form), found["source"]])
+
+
+class _Run:
+    """Reader of one text: its pieces, and for each that is text how it is in the file."""
+
+    def __init__(self, inline: Inline, text: str, breaks: Sequence[str], escaped: str) -> None:
+        self.inline, self.text, self.escaped = inline, text, escaped
+        self.ends = iter(breaks)
+        self.pieces: list[Piece] = []
+        self.sources: list[str] = []
+        self.links: list[tuple[int, int]] = []  # places of brackets that are open, in `pieces` and in `text`
+        self.opened: list[tuple[str, int]] = []  # emphasis, and its place in `pieces`
+        self.closed: list[tuple[str, int, int]] = []
+        self.written: dict[str, str] = {}  # characters that are escapes or entities
+
+    def read(self) -> None:
+        """Read all of it."""
+        at = 0
+        while found := _INLINE.search(self.text, at):
+            self._add_text(self.text[at : found.start()])
+            at = found.end()
+            kind = str(found.lastgroup)
+            if kind == "end" and self._is_only_bracket(found, at):
+                kind, at = "short", found.start() + 1
+            span = self.text[found.start() : at]
+            raw = regex.sub("\n", lambda _: next(self.ends), span)
+            if kind == "link":
+                self.links.append((len(self.pieces), at))
+                self._add_text("[")
+            elif kind in ("end", "short"):
+                self._end_link(kind, found.start(), span, raw)
+            elif kind == "line":
+                self._add_text("\n", raw)
+            elif kind == "image":
+                self._add(self.inline.image(found, raw, self.escaped))
+            elif kind in ("strong", "emphasis"):
+                self._emphasis(raw)
+            elif kind in ("escape", "entity"):
+                said = raw[1:] if kind == "escape" else unescape(raw)
+                if (len(said) == 1 and said.isprintable()) or said == "\xa0":
+                    self.written.setdefault(said, raw)
+                else:
+                    said = raw
+                self._add_text(said, raw)
+            else:
+                self._add(_mark(kind, raw))
+        self._add_text(self.text[at:])
+        for raw, place in self.opened:  # which nothing ends
+            self._as_text(place, raw)
+
+    def _add(self, piece: Piece, source: str = "") -> None:
+        self.pieces.append(piece)
+        self.sources.append(source)
+
+    def _add_text(self, text: str, source: str | None = None) -> None:
+        if text:
+            self._add(text, text if source is None else source)
+
+    def _as_text(self, place: int, raw: str) -> None:
+        self.pieces[place] = self.sources[place] = raw
+
+    def _is_only_bracket(self, found: regex.Match[str], end: int) -> bool:
+        """Return whether `][label]` is not the end of a link: no such label, and a link whose text it is follows."""
+        if not found[0].startswith("]["):
+            return False
+        following = regex.match(r"\[([^\[\]]{1,200})\]", self.text[end : end + 202])
+        labels = self.inline.labels
+        return following is not None and folded(found[0][2:-1]) not in labels and folded(following[1]) in labels
+
+    def _emphasis(self, raw: str) -> None:
+        for number in reversed(range(len(self.opened))):
+            if self.opened[number][0] == raw:
+                self.closed.append((raw, self.opened.pop(number)[1], len(self.pieces)))
+                self._add(Close(raw, raw))
+                return
+        self.opened.append((raw, len(self.pieces)))
+        self._add(Open(raw, raw))
+
+    def _end_link(self, kind: str, start: int, span: str, raw: str) -> None:
+        """Take a bracket that may end a link."""
+        place, begin = self.links.pop() if self.links else (-1, 0)
+        label = " ".join(self.text[begin : min(start, begin + _LONGEST_LABEL)].split())
+        if place < 0 or (kind == "short" and folded(label) not in self.inline.labels):
+            self._add_text(span, raw)
+            return
+        self._whole_inside(place)
+        inside: Template = []
+        for piece, source in zip(self.pieces[place + 1 :], self.sources[place + 1 :], strict=True):
+            add(inside, source if isinstance(piece, str) else piece.raw)
+        self._add(Close(_Shortcut(raw, label, _flat(inside)) if kind == "short" else raw, "["))
+        self.pieces[place] = Open("[", "[")
+        self.links.clear()  # a link has no other around it
+
+    def _whole_inside(self, place: int) -> None:
+        """Take emphasis that crosses the beginning of a link for text inside of it: a link binds more tightly."""
+        for raw, mark in self.opened:
+            if mark > place:
+                self._as_text(mark, raw)
+        self.opened = [(raw, mark) for raw, mark in self.opened if mark < place]
+        for raw, begin, end in self.closed:
+            if begin < place < end:
+                self._as_text(end, raw)
+                self.opened.append((raw, begin))
+        self.closed.clear()  # the next link begins behind all of these
+
+
+def _respelt(run: _Run) -> dict[str, str]:
+    """Return how characters are written in new text: as escapes and entities are in the source."""
+    bare = {
+        letter
+        for piece, source in zip(run.pieces, run.sources, strict=True)
+        if isinstance(piece, str) and piece == source
+        for letter in piece
+    }
+    return {
+        letter: raw
+        for letter, raw in run.written.items()
+        if raw[0] == "\\" or letter in "&<>*_`[]" or letter not in bare
+    }
+
+
+def _mark(kind: str, raw: str) -> Piece:
+    """Return the piece of a sign or tag."""
+    if kind in ("code", "math"):
+        return Verbatim(raw, raw.strip("`$").strip() if "\n" not in raw and "\r" not in raw else "")
+    if kind == "shown":
+        return Verbatim(raw, raw if raw.isprintable() and len(raw) <= 100 else "")
+    if kind == "hard":
+        return EmptyElement(raw, "\n")
+    if kind == "kept":
+        return Verbatim(raw, shown_text(list(html_tokens(raw))))
+    tag = regex.match(r"</?([A-Za-z][^\s/>]*)", raw) if kind == "tag" else None
+    if tag is None or tag[1].lower() not in HTML.inline - HTML.void:
+        return EmptyElement(raw)
+    return Close(raw, tag[1].lower()) if raw.startswith("</") else Open(raw, tag[1].lower())
+
+
+def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:
+    """Return for each text between marks how it is in the file."""
+    spellings = Spellings()
+    for is_text, group in groupby(zip(pieces, sources, strict=True), lambda pair: isinstance(pair[0], str)):
+        if is_text:
+            texts, raws = zip(*group, strict=True)
+            spellings.add("".join(texts), "".join(raws))
+    return spellings
+
+
+def folded(label: str) -> str:
+    """Return a link's label as the parser compares it."""
+    return " ".join(label.split()).lower().upper()
+
+
+class _Shortcut(NamedTuple):
+    """The end of a link whose text is also its label (`[text]`): another text needs the label beside it."""
+
+    raw: str
+    label: str
+    source: str  # the text with its marks, as `_flat` gives it
+
+
+def _flat(template: Template) -> str:
+    """Return a template in one line, without descriptions of images and the marks of quotations."""
+    return regex.sub(r"[\s>]+", " ", "".join(part for part in template if isinstance(part, str)))
+
+
+@dataclass(eq=False)
+class _Form:
+    """Paragraphs of Markdown: marks are written as they were; a text that is new is kept from being read as a mark.
+
+    Attributes:
+        spellings: of the source's texts.
+        escaped: characters that get a backslash.
+        begins: whether it stands at the beginning of a paragraph.
+        line: a line's end and the marks before the next.
+        respelt: characters that the source writes as escapes or entities.
+    """
+
+    spellings: Spellings = field(default_factory=Spellings)
+    escaped: str = ""
+    begins: bool = False
+    line: str = "\n"
+    respelt: Mapping[str, str] = field(default_factory=dict)
+
+    def write(self, pieces: Sequence[Piece]) -> Template:
+        """Return the pieces as strings and slots."""
+        template: Template = []
+        begin = 0  # of a link's text
+        for piece in pieces:
+            if isinstance(piece, str):
+                template.append(self._text(piece, template))
+                continue
+            raw = piece.raw
+            if isinstance(raw, _Shortcut):
+                raw = raw.raw if _flat(template[begin:]) == raw.source else f"][{raw.label}]"
+            add(template, raw)
+            if isinstance(piece, Open) and piece.name == "[":
+                begin = len(template)
+        return template
+
+    def _text(self, text: str, before: Template) -> str:
+        known = self.spellings.next(text)
+        if known is not None:
+            return known
+        if self.respelt:
+            text = "".join(self.respelt.get(letter, letter) for letter in text)
+        if self.escaped:
+            text = regex.sub(rf"(?<!\\)([{regex.escape(self.escaped)}])", r"\\\1", text)
+        last = before[-1] if before else "\n" if self.begins else ""
+        lines = text.split("\n")
+        for number, line in enumerate(lines):
+            begins = number > 0 or (isinstance(last, str) and _ENDS_LINE.search(last))
+            if begins and (found := _BEGINS_BLOCK.match(line)):
+                lines[number] = f"{found[0]}\\{line[found.end() :]}"
+        return self.line.join(lines)
