@@ -34,7 +34,15 @@ def word(paragraph: str, translate: Translate = upper) -> tuple[list[str], str]:
     asked, said = asked_and_said("a.docx", docx(f"<w:p>{paragraph}</w:p>"), translate)
     body = members(said)["word/document.xml"].decode().partition("<w:body>")[2].partition("<w:sectPr/>")[0]
     asked = [sentence for sentence in asked if sentence not in ("The note itself.", "The header")]
-    for mark, letter in (("tab", "\t"), ("ptab", "\t"), ("br", "\n"), ("noBreakHyphen", "‑"), ("drawing", "#")):
+    for mark, letter in (
+        ("tab", "\t"),
+        ("ptab", "\t"),
+        ("br", "\n"),
+        ("noBreakHyphen", "‑"),
+        ("drawing", "#"),
+        ("cr", "\n"),
+        ("footnoteReference", "*"),
+    ):
         body = re.sub(rf"<w:{mark}\b[^>]*/>", letter, body)
     return asked, re.sub(r"<[^>]*>", "", body)
 
@@ -52,6 +60,9 @@ def one_run(*parts: str) -> str:
         (("Left", '<w:ptab w:alignment="right"/>', "Right"), ["Left", "Right"], "lEFT\trIGHT"),
         (("Page one", '<w:br w:type="page"/>', "next page"), ["Page one", "next page"], "pAGE ONE\nNEXT PAGE"),
         (("One", '<w:br w:type="column"/>', "two"), ["One", "two"], "oNE\nTWO"),
+        (("Mary Smith", "<w:br/>", "Main Street"), ["Mary Smith", "Main Street"], "mARY sMITH\nmAIN sTREET"),
+        (("Hello,", "<w:cr/>", "Mary"), ["Hello,\nMary"], "hELLO,\nmARY"),
+        (("Word", '<w:footnoteReference w:id="2"/>', "more"), ["Word more"], "wORD*MORE"),
         (("seventy", "<w:noBreakHyphen/>", "five"), ["seventy-five"], "SEVENTY‑FIVE"),
         (("a well-known", "<w:noBreakHyphen/>", "b"), ["a well-known-b"], "A WELL‑KNOWN-B"),
         (("Left", "<w:drawing/>", "right"), ["Left right"], "lEFT#RIGHT"),

@@ -1,10 +1,10 @@
 """Projection of marks from a text to its translation, by links between their characters.
 
 Bergamot's way, made strict: each word of the translation belongs to the elements of the source word that it is linked
-to. Where Bergamot opens an element again for every stretch of its words, here each element gets exactly one stretch,
-the one that fits best, so that the translation has the same tags as the source and nests as it does. A stretch never
-holds a word of a neighbouring element. Elements that no word belongs to come out empty, at the place where the fewest
-words change sides; so do points (images, breaks), which also keep their order.
+to. Where Bergamot opens an element again for every stretch of its words, here each element gets one, the one that fits
+best, so that the translation has the tags of the source and nests as it does; it holds no word of a neighbour. Elements
+that no word belongs to come out empty, at the place where the fewest words change sides; so do points (images, breaks),
+which also keep their order.
 
 Marked text: the text of a paragraph and the marks in it (tags, runs, breaks), as a tree of character spans.
 
@@ -22,7 +22,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from ziggurat.serve.text.sentences import Link, Target, best_boundary, cut_at, units
+import regex
+
+from ziggurat.serve.text.sentences import Link, Target, best_boundary, cut_at, gaps, units
 
 MAX_DEPTH = 100
 """Deepest nesting of marks in a paragraph; deeper ones divide it."""
@@ -148,14 +150,17 @@ def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
                 mark.end, mark.close = length, piece
         else:
             shown = piece.blank if isinstance(piece, EmptyElement) else piece.text
-            if isinstance(piece, EmptyElement) and piece.is_seen and text and not text[-1][-1:].isspace():
-                shown = " " if following[place].strip() else ""
+            if isinstance(piece, EmptyElement) and piece.is_seen and _BESIDE.match("".join(text[-1:])[-1:]):
+                shown = " " if following[place].isalnum() else ""
             siblings.append(Mark(piece, length, length + len(shown)))
             if shown:
                 text.append(shown)
             length += len(shown)
     end_paragraph()
     return paragraphs
+
+
+_BESIDE = regex.compile(r"[^\s(\[{«“‘„¿¡/-]")  # a sign that a blank may follow
 
 
 def _following(pieces: Sequence[Piece], partners: set[int]) -> list[str]:
@@ -250,7 +255,7 @@ class _Projection:
         self.of_unit = self._primary_links()
         self.centres = [None if s is None else (s[0] + s[1] - 1) / 2 for s in self.of_unit]
         self.by_source = sorted(target.links, key=lambda link: link.source_start)
-        self.gaps = _gaps(source.text)
+        self.gaps = gaps(source.text)
         self.unit_starts = [start for start, _ in self.units]
         self.out: list[Piece] = []
         self.cursor = 0
@@ -283,20 +288,14 @@ class _Projection:
         A line's end between words stays between words.
         """
         low, high = 0, len(self.units)
-        sentences = self.target.sentences
-        number = bisect_right(sentences, mark.start, key=lambda link: link.source_start) - 1
-        if sentences and number < 0:
-            high = 0
-        elif sentences:
-            own = sentences[number]
-            first = bisect.bisect_left(self.unit_starts, own.target_start)
-            last = bisect.bisect_left(self.unit_starts, own.target_end)
-            is_inside = own.source_start < mark.start < own.source_end
-            low, high = (first, last) if is_inside else (last, last)
-            if mark.start == own.source_start:
-                low = high = first
+        if sentences := self.target.sentences:
+            number = bisect_right(sentences, mark.start, key=lambda link: link.source_start) - 1
+            own = sentences[max(number, 0)]
+            first, last = (bisect.bisect_left(self.unit_starts, place) for place in own[2:])
+            low = last if mark.start >= own.source_end else first
+            high = first if mark.start <= own.source_start else last
         is_between = self.source.text[: mark.start].strip() and self.source.text[mark.end :].strip()
-        if isinstance(mark.piece, EmptyElement) and mark.piece.blank == "\n" and is_between:
+        if _is_break(mark) and is_between:
             low, high = max(low, 1), min(high, len(self.units) - 1)
         return low, high
 
@@ -348,11 +347,10 @@ class _Projection:
             if isinstance(mark.piece, Verbatim) and mark.end > mark.start:
                 raise MisplacedError
             first, last = self._bounds(mark)
-            is_break = isinstance(mark.piece, EmptyElement) and mark.piece.blank == "\n"
-            taken = self.breaks if is_break else set()
+            taken = self.breaks if _is_break(mark) else set()
             open_to_it = [place for place in allowed[at_least:] if first <= place <= last and place not in taken]
             boundary = best_boundary(self.centres, mark.start - 0.25, open_to_it or allowed[at_least:], low, high)
-            if is_break:
+            if _is_break(mark):
                 self.breaks.add(boundary)
             at_least = allowed.index(boundary, at_least)
             placed.append((boundary, boundary, 0, number))
@@ -498,13 +496,5 @@ class _Projection:
             self.cursor = end
 
 
-def _gaps(text: str) -> tuple[list[int], list[int]]:
-    """Return for each boundary of characters where the white space around it begins and ends."""
-    begins, ends = list(range(len(text) + 1)), list(range(len(text) + 1))
-    for place in range(1, len(text) + 1):
-        if text[place - 1].isspace():
-            begins[place] = begins[place - 1]
-    for place in range(len(text) - 1, -1, -1):
-        if text[place].isspace():
-            ends[place] = ends[place + 1]
-    return begins, ends
+def _is_break(mark: Mark) -> bool:
+    return isinstance(mark.piece, EmptyElement) and mark.piece.blank == "\n"

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import regex
 
-from ziggurat.serve.text.splitting import Item, Splitter, has_words, occurrences, protected
+from ziggurat.serve.text.splitting import BRANCHES, Item, Splitter, has_words, occurrences, protected
 from ziggurat.translate.results import UNSPACED_SCRIPTS
 from ziggurat.translate.terminology import Terms
 
@@ -152,6 +152,18 @@ def cut_at(spans: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[
     return parts
 
 
+def gaps(text: str) -> tuple[list[int], list[int]]:
+    """Return for each boundary of characters where the white space around it begins and ends."""
+    begins, ends = list(range(len(text) + 1)), list(range(len(text) + 1))
+    for place in range(1, len(text) + 1):
+        if text[place - 1].isspace():
+            begins[place] = begins[place - 1]
+    for place in range(len(text) - 1, -1, -1):
+        if text[place].isspace():
+            ends[place] = ends[place + 1]
+    return begins, ends
+
+
 def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[int], lowest: int, highest: int) -> int:
     """Return the boundary at which the fewest words are on another side of a point than in the source.
 
@@ -217,6 +229,8 @@ class Unit:
 
 def sentence(unit: Unit, options: Options, notices: Counter[str]) -> SentenceRequests[Target]:
     """Return the work of translating a sentence."""
+    if kept := sum(BRANCHES.match(unit.text, item.start, item.end) is not None for item in unit.items):
+        notices["not_parsed"] += kept  # a message in a format of which messages are not parsed
     if not has_words(unit.text, unit.items):
         return _unchanged(unit)
     if unit.inner and not options.aligned:

@@ -191,8 +191,8 @@ _WORD_INSIDE = regex.compile(r"\w")
 _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀◻◼〰〽㊗㊙")
 
 
-# An argument of a message that has texts of its own (ziggurat.serve.text.documents.icu), whole.
-_BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
+"""Beginning of an argument of a message that has texts of its own, in ICU's MessageFormat."""
 
 
 def protected(text: str) -> list[Item]:
@@ -214,7 +214,7 @@ def protected(text: str) -> list[Item]:
 
 def _branching(text: str) -> list[Item]:
     """Return the outermost arguments with branches, `{count, plural, one {# file} other {# files}}`."""
-    begins = [found.start() for found in _BRANCHES.finditer(text)]
+    begins = [found.start() for found in BRANCHES.finditer(text)]
     if not begins:
         return []
     ends: dict[int, int] = {}

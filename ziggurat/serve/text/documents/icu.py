@@ -23,8 +23,6 @@ from ziggurat.serve.text.tokens import Spelling, Token, html_tokens
 MAX_DEPTH = 20
 """Deepest nesting of arguments; a deeper message is not parsed."""
 
-BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
-"""Beginning of an argument with branches."""
 FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]")
 """What else shows that a text is such a message: an argument with a type, a quoted brace."""
 

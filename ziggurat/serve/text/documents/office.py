@@ -50,7 +50,7 @@ _AROUND = frozenset(("w:hyperlink", "w:ins", "w:moveTo", "w:smartTag", "w:sdt", 
 # What readers see between two words; bookmarks, notes and marks of the spell checker may be inside of a word.
 _SEEN = frozenset(
     ("w:drawing", "w:pict", "w:object", "w:sym", "mc:AlternateContent", "m:oMath", "m:oMathPara", "a:fld", "w:pgNum")
-)
+) | {"w:footnoteReference", "w:endnoteReference"}
 _TABS = frozenset(("w:tab", "w:ptab"))
 _DIVIDER = ""
 """Name of an end without a beginning, which divides a paragraph: a tab comes back between the same two texts."""
@@ -362,7 +362,25 @@ class _Paragraph:
                 joined[-1] = before + piece
             elif piece != "":
                 joined.append(piece)
-        return joined
+        return _divided(joined)
+
+
+def _divided(pieces: Sequence[Piece]) -> list[Piece]:
+    """Return the pieces with dividers for the ends of lines at which a text ends: no small letters, no comma before."""
+    after, following = [""] * len(pieces), ""
+    for place in range(len(pieces) - 1, -1, -1):
+        after[place], piece = following, pieces[place]
+        if isinstance(piece, str):
+            following = piece.strip()[:1] or following
+    divided: list[Piece] = []
+    before = ""
+    for piece, begins in zip(pieces, after, strict=True):
+        if isinstance(piece, str):
+            before = piece.strip()[-1:] or before
+        goes_on = bool(before) and bool(begins) and (begins.islower() or before in ",;(–-")
+        is_end = isinstance(piece, EmptyElement) and piece.blank == "\n" and not goes_on
+        divided.append(Close(piece.raw, _DIVIDER) if isinstance(piece, EmptyElement) and is_end else piece)
+    return divided
 
 
 _SPACE = ' xml:space="preserve">'
