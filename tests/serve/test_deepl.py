@@ -244,6 +244,6 @@ def test_sentences_are_split_as_asked(serve: Serve, folders: dict[tuple[str, str
 def test_what_has_no_effect(serve: Serve) -> None:
     client = serve()
     plain = translated(client, text=SENTENCES[0])
-    more = {"context": "x", "preserve_formatting": True, "formality": "less", "model_type": "quality_optimized",
+    more = {"preserve_formatting": True, "formality": "prefer_less", "model_type": "quality_optimized",
             "show_billed_characters": False, "tag_handling_version": "v2"}  # fmt: skip
     assert translated(client, text=SENTENCES[0], **more) == plain

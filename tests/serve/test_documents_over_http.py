@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 import threading
@@ -23,6 +24,10 @@ from ziggurat.serve.config import DocumentsConfig, LimitsConfig
 from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.pool import ModelSource
 from ziggurat.serve.requests import Refused
+from ziggurat.serve.server import COLLECTED
+from ziggurat.serve.text.paragraphs import aligned_text
+from ziggurat.serve.text.sentences import Options
+from ziggurat.serve.text.splitting import sentencex_splitter
 from ziggurat.system.small_files import read_bounded
 from ziggurat.translate.translator import load_translator
 
@@ -382,3 +387,16 @@ def test_documents_can_be_forbidden(serve: Serve) -> None:
     assert (answer.status_code, answer.json()["error"]) == (403, "Files translation are disabled on this server.")
     assert client.get("/frontend/settings").json()["filesTranslation"] is False
     assert client.get("/v1/settings").json()["files"] == []
+
+
+def test_a_large_document_needs_hardly_any_full_collection() -> None:
+    """They hold the lock for as long as they last, so that nobody else is answered."""
+    thresholds, options = gc.get_threshold(), Options(sentencex_splitter("en"))
+    gc.set_threshold(*COLLECTED)
+    try:
+        before = gc.get_stats()[2]["collections"]
+        cut = aligned_text(" ".join(f"House {n} is by the river." for n in range(20_000)), options)
+        assert len(next(cut)) == 20_000
+        assert gc.get_stats()[2]["collections"] - before <= 1
+    finally:
+        gc.set_threshold(*thresholds)

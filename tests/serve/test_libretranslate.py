@@ -316,3 +316,29 @@ def test_every_request_gets_its_own_answer(serve: Serve, german: Translator) -> 
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda text: client.post("/translate", json={"q": text, **DE_EN}).json(), wanted))
     assert [answer["translatedText"] for answer in answers] == texts(german, wanted)
+
+
+@pytest.mark.parametrize(
+    "path", ["//translate", "///translate", "//translate?q=x", "/v1//chat/completions", "//v1/models"]
+)
+def test_a_base_address_may_end_in_a_slash(serve: Serve, path: str) -> None:
+    client = serve()
+    asked = {"q": "A dog", "source": "en", "target": "de"}
+    if "translate" in path:
+        said = client.post("/translate", json=asked).json()
+        assert client.post(f"http://testserver{path}", json=asked).json() == said
+    else:
+        assert client.get(f"http://testserver{path}").status_code == client.get(path.replace("//", "/")).status_code
+    assert client.get("http://testserver//nothing").status_code == 404
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_json_may_begin_with_a_byte_order_mark(serve: Serve, encoding: str) -> None:
+    client, asked = serve(), {"q": "A dög", "source": "en", "target": "de"}
+    for headers in ({"content-type": "application/json"}, {}):
+        body = json.dumps(asked, ensure_ascii=False).encode(encoding)
+        assert (
+            client.post("/translate", content=body, headers=headers).json()
+            == client.post("/translate", json=asked).json()
+        )
+    assert client.post("/translate", content=b"\xff\xfe{").status_code == 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
     python = {
         "target_lang": "DE",
         "source_lang": "EN",
-        "formality": "less",
+        "formality": "prefer_less",
         "text": LINES,
         "show_billed_characters": True,
     }
@@ -75,6 +76,13 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
         ({"text": ["a"], "target_lang": "DE", "glossary_id": "g"}, 400, "requires the source_lang parameter"),
         ({"text": ["a"], "target_lang": "DE", "source_lang": "EN", "glossary_id": "g"}, 404, "does not exist"),
         ({"text": ["a"], "target_lang": "DE", "style_id": "s"}, 400, "'style_id' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "formality": "less"}, 400, "'formality' is not supported for given"),
+        ({"text": ["a"], "target_lang": "DE", "formality": "more"}, 400, "'formality' is not supported for given"),
+        ({"text": ["a"], "target_lang": "DE", "formality": "polite"}, 400, "'formality' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "formality": ["less"]}, 400, "'formality' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "model_type": "best"}, 400, "'model_type' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "tag_handling_version": "v9"}, 400, "'tag_handling_version' not"),
+        ({"text": ["a"], "target_lang": "DE", "context": "a letter"}, 400, "'context' not supported"),
         ({"text": ["a"], "target_lang": "DE", "glossary_ids": ["s"]}, 400, "'glossary_ids' not supported"),
         ({"text": ["a"], "target_lang": "DE", "split_sentences": "2"}, 400, "'split_sentences' not supported"),
         ({"text": ["<a>b"], "target_lang": "DE", "tag_handling": "xml"}, 400, "Tag handling parsing failed"),
@@ -85,6 +93,98 @@ def test_what_deepl_refuses(serve: Serve, fields: dict[str, object], status: int
     answer = serve().post("/v2/translate", json=fields)
     assert answer.status_code == status
     assert said in answer.json()["message"]
+
+
+@pytest.mark.parametrize("asked", ["quality_optimized", "prefer_quality_optimized", "latency_optimized", None])
+def test_deepl_s_types_of_models(serve: Serve, asked: str | None) -> None:
+    fields = {"text": ["a"], "source_lang": "EN", "target_lang": "DE", "formality": "default", "context": ""}
+    given = fields if asked is None else {**fields, "model_type": asked}
+    (told,) = serve().post("/v2/translate", json=given).json()["translations"]
+    assert told.get("model_type_used") == (asked and asked.removeprefix("prefer_"))
+
+
+CHAT = "/v1/chat/completions"
+
+
+def events(streamed: str) -> list[dict[str, Any]]:
+    """The chunks of a stream, which says that it has ended."""
+    *chunks, last = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
+    assert last == "[DONE]"
+    return [json.loads(chunk) for chunk in chunks]
+
+
+def test_openai_s_choices(serve: Serve, wanted: list[str]) -> None:
+    client = serve()
+    asked = {"model": "en-de", "messages": [{"role": "user", "content": LINES[0]}]}
+    for count in (1, 2, 3, 4):
+        told = client.post(CHAT, json={**asked, "n": count}).json()
+        assert [each["index"] for each in told["choices"]] == list(range(count))
+        texts = [each["message"]["content"] for each in told["choices"]]
+        assert count == 1 or len(set(texts)) > 1
+        usage = told["usage"]
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+        streamed = events(client.post(CHAT, json={**asked, "n": count, "stream": True}).text)
+        contents = [c["delta"]["content"] for e in streamed for c in e["choices"] if "content" in c["delta"]]
+        assert contents == texts
+        assert not any("usage" in each for each in streamed)
+    assert client.post(CHAT, json={**asked, "n": None}).json()["choices"][0]["message"]["content"] == wanted[0]
+    with_usage = {**asked, "stream": True, "stream_options": {"include_usage": True}}
+    *first, last = events(client.post(CHAT, json=with_usage).text)
+    assert [each["usage"] for each in first] == [None, None]
+    assert (last["choices"], last["usage"]) == ([], client.post(CHAT, json=asked).json()["usage"])
+    without = {**with_usage, "stream_options": {"include_usage": False}}
+    assert not any("usage" in each for each in events(client.post(CHAT, json=without).text))
+
+
+def test_parts_of_openai_s_messages_are_lines(serve: Serve) -> None:
+    def said(content: object) -> str:
+        asked = {"model": "en-de", "messages": [{"role": "user", "content": content}]}
+        return str(client.post(CHAT, json=asked).json()["choices"][0]["message"]["content"])
+
+    client = serve()
+    parts = [{"type": "text", "text": line} for line in LINES]
+    assert said(parts) == said("\n".join(LINES)) == "\n".join(map(said, LINES))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"n": 0}, "`n`"),
+        ({"n": 99}, "`n`"),
+        ({"n": "2"}, "`n`"),
+        ({"n": True}, "`n`"),
+        ({"stream": "yes"}, "`stream`"),
+        ({"stream_options": {"include_usage": True}}, "`stream_options`"),
+        ({"stream": True, "stream_options": {"usage": True}}, "`stream_options.usage`"),
+        ({"stream": True, "stream_options": True}, "`stream_options`"),
+        ({"tools": [{"type": "function"}]}, "`tools`"),
+        ({"response_format": {"type": "json_object"}}, "`response_format`"),
+        ({"logprobs": True}, "`logprobs`"),
+        ({"stop": ["."]}, "`stop`"),
+        ({"modalities": ["audio"]}, "`modalities`"),
+        ({"temprature": 0}, "`temprature`; did you mean `temperature`"),
+        ({"guided_json": {}}, "`guided_json`"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "`image_url`",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "`text`"),
+        ({"messages": [{"role": "user", "content": ["a"]}]}, "`messages`"),
+    ],
+)
+def test_what_openai_refuses(serve: Serve, fields: dict[str, object], named: str) -> None:
+    answer = serve().post(CHAT, json={"model": "en-de", "messages": [{"role": "user", "content": "A dog"}], **fields})
+    assert answer.status_code == 400, answer.text
+    assert named in answer.json()["error"]["message"]
+
+
+def test_what_openai_s_clients_send_whatever_answers(serve: Serve, wanted: list[str]) -> None:
+    asked = {
+        **{"model": "en-de", "messages": [{"role": "user", "content": LINES[0]}], "temperature": 0.2, "top_p": 1},
+        **{"max_tokens": 900, "user": "u", "seed": 3, "tools": [], "logprobs": False, "stop": None, "n": 1},
+        **{"response_format": {"type": "text"}, "tool_choice": "none", "stream_options": None, "stream": False},
+    }
+    assert serve().post(CHAT, json=asked).json()["choices"][0]["message"]["content"] == wanted[0]
 
 
 def test_openai(serve: Serve, wanted: list[str]) -> None:

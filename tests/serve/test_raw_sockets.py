@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.serve.programs import Server, head, served, statuses
+from ziggurat.serve.access import new_key
 from ziggurat.serve.app import LINGER
-from ziggurat.serve.server import HEAD
+from ziggurat.serve.server import CONNECTIONS, HEAD, connections_within, reached_from_elsewhere
 
 HURRY = 2.0
 """Seconds that this server waits for a head or a body."""
@@ -223,3 +227,57 @@ def test_bytes_that_were_changed(count: int, server: Server) -> None:
         assert all(status in (200, 400, 404, 405, 408, 413, 501) for status in found), (bytes(sent), answer)
     assert {200, 400} <= seen.keys()
     assert server.process.memory_info().rss < before + (64 << 20)
+
+
+@pytest.mark.parametrize(("files", "most"), [(100_000, CONNECTIONS), (1000, 872), (256, 128), (44, 22), (2, 1), (1, 1)])
+def test_connections_leave_files_for_the_rest(files: int, most: int) -> None:
+    assert connections_within(files) == most
+
+
+@pytest.mark.parametrize(
+    ("address", "elsewhere"),
+    [("127.0.0.1", False), ("127.9.0.1", False), ("::1", False), ("::ffff:127.0.0.1", False), ("0.0.0.0", True),
+     ("::", True), ("10.0.0.3", True), ("fe80::1%eth0", True), ("::ffff:10.0.0.1", True)],
+)  # fmt: skip
+def test_addresses_that_others_reach(address: str, elsewhere: bool) -> None:
+    assert reached_from_elsewhere(address) == elsewhere
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "warned"), [("0.0.0.0", False, 1), ("127.0.0.1", False, 0), ("0.0.0.0", True, 0)]
+)
+def test_more_connections_than_files(
+    host: str, keys: bool, warned: int, folders: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    """The server may open 64 files, and 80 connections that ask nothing are there."""
+    command = [sys.executable, "-m", "ziggurat", "serve", str(folders["en", "de"]), "--port", "0", "--host", host]
+    if keys:
+        new_key(tmp_path / "keys", "cat")
+        command += ["--keys", str(tmp_path / "keys")]
+    limited = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", *command]
+    with subprocess.Popen(limited, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            found = re.search(r":(\d+) ", process.stderr.readline())
+            assert found is not None
+            address = ("127.0.0.1", int(found[1]))
+
+            def status() -> bytes:
+                with contextlib.closing(socket.create_connection(address, timeout=10)) as one:
+                    one.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+                    return one.recv(12)
+
+            with contextlib.ExitStack() as idle:
+                for _ in range(80):
+                    idle.enter_context(contextlib.closing(socket.create_connection(address, timeout=10)))
+                with contextlib.suppress(ConnectionError):  # refused so fast that it cannot be read
+                    assert status() == b"HTTP/1.1 503"
+                time.sleep(1.5)  # descriptors are tried again after a second
+            time.sleep(1.5)
+            assert status() == b"HTTP/1.1 200"
+        finally:
+            process.terminate()
+        said = process.stderr.read().splitlines()
+    assert sum("warning: " in line for line in said) == warned
+    assert sum("Too many open files" in line for line in said) <= 1
+    assert len(said) <= 4

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
+from typing import NamedTuple
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS, plain_search
-from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence, searched_together
+from ziggurat.translate.choice import (
+    Candidates,
+    ConstrainedChoice,
+    RuleOptions,
+    SearchSettings,
+    Sentence,
+    searched_together,
+)
 from ziggurat.translate.length import LengthPenalty
 from ziggurat.translate.search import search
 
@@ -61,7 +71,8 @@ def test_every_output_holds_its_phrases_and_others_are_not_disturbed(data: st.Da
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("row", [((2,),), ((2, 3), (4,)), ((2, 3), (4, 2))])
+@pytest.mark.parametrize("row", [((2,),), ((2, 3), (4,)), ((2, 3), (4, 2)), ((2, 3), (2, 4)), ((2,), (2, 3)),
+                                 ((3,), (3,)), ((2, 2, 3),), ((4,), (4,), (4, 3)), ((3, 2), (3, 2))])  # fmt: skip
 def test_with_wide_beams_the_best_of_all_outputs_that_hold_the_phrases_is_found(seed: int, row: Phrases) -> None:
     table = random_log_probabilities(seed, 5, 1.0)
     every = []
@@ -111,3 +122,121 @@ def test_a_forced_start_may_bring_a_phrase() -> None:
     assert found.finished
     assert found.tokens[:3] == [4, 2, 3]
     assert holds(tuple(found.tokens), ((2, 3), (4, 4)))
+
+
+class Way(NamedTuple):
+    """Where a hypothesis is: its constraint tokens, the phrases that it has, and whether it is on the way to one."""
+
+    bank: int
+    completed: int
+    finished: bool
+    is_root: bool
+
+
+def followed(phrases: Phrases, tokens: tuple[int, ...]) -> Way:
+    """Return where a hypothesis of these tokens is."""
+    width = max(map(len, phrases))
+    choice = ConstrainedChoice(2, len(phrases), width, EOS, "cpu")
+    choice.admit([Sentence([0], 99, 0, (), phrases)])
+    going = torch.zeros(1, 2)
+    for token in tokens:
+        every = torch.full((1, 2), token)
+        choice.beams(going, Candidates(every, torch.tensor([[0, 1]]), going, going))
+    held, done = choice.held[0, 0], choice.done[0, 0]
+    completed = len(phrases) - int((choice._following()[0, 0] >= 0).sum())
+    bank = sum(len(phrase) for phrase, has in zip(phrases, done.tolist(), strict=True) if has) + int(held.max())
+    return Way(bank, completed, completed == len(phrases), not held.any())
+
+
+def read(phrases: Phrases, tokens: tuple[int, ...]) -> Way:
+    """Return the same by the rule, token by token."""
+    lacking = list(phrases)
+    way: tuple[int, ...] = ()
+    waiting = list(tokens)
+    while waiting:
+        longer = (*way, waiting.pop(0))
+        if any(phrase[: len(longer)] == longer for phrase in lacking):
+            way = longer
+            continue
+        passed = max((p for p in lacking if p == longer[: len(p)]), key=len, default=())
+        if passed:
+            lacking.remove(passed)
+        waiting = [*longer[max(1, len(passed)) :], *waiting]
+        way = ()
+    ended = way in lacking
+    bank = sum(map(len, phrases)) - sum(map(len, lacking)) + len(way)
+    return Way(bank, len(phrases) - len(lacking) + ended, len(lacking) - ended == 0, not way)
+
+
+SIX = ((1, 2, 3), (1, 3), (1, 4), (4, 5, 6, 7), (1,), (4, 5))
+
+
+@pytest.mark.parametrize(
+    ("phrases", "tokens", "way"),
+    [  # what fairseq's tests of unordered constraints expect
+        (SIX, (), Way(0, 0, False, True)),
+        (SIX, (1, 2), Way(2, 0, False, False)),
+        (SIX, (1, 2, 94), Way(1, 1, False, True)),
+        (SIX, (1, 3, 999, 1, 4), Way(4, 2, False, False)),
+        (SIX, (1, 3, 999, 1, 4, 999), Way(4, 2, False, True)),
+        (SIX, (4, 5, 6, 8), Way(2, 1, False, True)),
+        (SIX, (1, 2, 3, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5), Way(14, 6, True, False)),
+        (SIX, (1, 2, 3, 999, 1, 3, 1, 4, 4, 5, 6, 7, 1, 4, 5, 117), Way(14, 6, True, True)),
+        (((1,), (2, 3)), (1, 1), Way(1, 1, False, True)),
+        (((1, 2), (1, 2)), (1, 2, 1, 2), Way(4, 2, True, False)),
+        (((1, 2), (1, 2)), (1, 2, 1, 2, 1), Way(4, 2, True, True)),
+        (((1, 2), (3, 4)), (1, 2, 3, 4, 5), Way(4, 2, True, True)),
+        # and what goes beyond them: what is behind a way that was left is read again
+        (((1, 1, 2),), (1, 1, 1, 2), Way(3, 1, True, False)),
+        (((1, 2, 3), (2, 4)), (1, 2, 4), Way(2, 1, False, False)),
+        (((5,), (5, 6, 7), (6,)), (5, 6, 8, 5, 6, 7), Way(5, 3, True, False)),
+        (((5,), (5,), (5, 6)), (5, 5, 6, 5), Way(4, 3, True, False)),
+        (((5, 7), (5, 6)), (5, 6, 8, 5, 7), Way(4, 2, True, False)),
+        (((5, 6), (5, 6, 7)), (5, 6, 7, 5, 6), Way(5, 2, True, False)),
+        (((5, 6), (5, 6, 7)), (5, 6, 7), Way(3, 1, False, False)),
+    ],
+)
+def test_how_far_a_hypothesis_is(phrases: Phrases, tokens: tuple[int, ...], way: Way) -> None:
+    assert followed(phrases, tokens) == read(phrases, tokens) == way
+
+
+small = st.integers(2, 4)
+crowded = st.lists(st.lists(small, min_size=1, max_size=4).map(tuple), min_size=1, max_size=5).map(tuple)
+
+
+@settings(max_examples=300)
+@given(crowded, st.lists(small, max_size=14).map(tuple))
+def test_phrases_are_followed_by_the_rule(phrases: Phrases, tokens: tuple[int, ...]) -> None:
+    way = followed(phrases, tokens)
+    assert way == read(phrases, tokens)
+    assert not way.finished or holds(tokens, phrases)
+
+
+beginnings = st.lists(st.lists(st.integers(3, 4), max_size=2).map(lambda rest: (2, *rest)), min_size=1, max_size=4)
+
+
+@settings(max_examples=300)
+@given(beginnings.map(tuple), st.lists(st.integers(2, 4), max_size=14).map(tuple))
+def test_of_phrases_that_only_begin_alike_every_reading_is_recognised(
+    phrases: Phrases, tokens: tuple[int, ...]
+) -> None:
+    assert followed(phrases, tokens).finished == holds(tokens, phrases)
+
+
+@pytest.mark.parametrize(
+    "phrases", [((5, 6), (5, 7)), ((5, 7), (5, 6)), ((5,), (5, 6)), ((5, 6), (5,)), ((5, 6, 8), (5, 7))]
+)
+def test_the_model_s_own_text_is_found_where_it_has_all_phrases(phrases: Phrases) -> None:
+    own = (5, 6, 8, 5, 7, EOS)
+
+    def table(sentence: int, prefix: tuple[int, ...]) -> list[float]:
+        odds = [1e-4] * 10
+        if len(prefix) < 6 and prefix == own[: len(prefix)]:
+            odds[own[len(prefix)]] = 1
+        else:
+            odds[EOS], odds[8] = 0.05, 0.5
+        return [math.log(each / sum(odds)) for each in odds]
+
+    wanted = SearchSettings(4, 1, BOS, EOS, (BOS,))
+    ((found,),) = search(TableScorer(table, 10), [Sentence([0], 12, 0, (), phrases)], wanted)
+    assert tuple(found.tokens) == own[:-1]

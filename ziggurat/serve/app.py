@@ -121,6 +121,7 @@ LINGER = 1.0
 """Seconds in which this is done for clients that send slowly or break HTTP."""
 
 _CLOSE = (b"connection", b"close")
+_SLASHES = re.compile("//+")
 _NAME = re.compile(rb"[A-Za-z0-9._-]{8,128}")  # of a request, that a log can hold
 
 
@@ -177,6 +178,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # Base addresses often end in a slash, and paths begin with one: `//translate` is `/translate`.
+        scope = {**scope, "path": _SLASHES.sub("/", scope["path"])}
         began, status, task = time.perf_counter(), 0, asyncio.current_task()
         name = self._name(scope)
         REQUEST.set(name)

@@ -7,6 +7,7 @@ whose size depends on the phrases.
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -296,6 +297,9 @@ class Engine:
         except Exception:
             self._retry_at, self._retry = now + self._retry, min(2 * self._retry, _RETRY[1])
             raise
+        # What an open model is made of is never garbage: collections need not look at it.
+        gc.collect()
+        gc.freeze()
         if self._in_a_row < _LOST:  # else its first translation tells
             self.state.status, self.state.reason = "ready", ""
         self._retry, self._slots, self.state.aligned = _RETRY[0], SLOTS, self._opened.aligned

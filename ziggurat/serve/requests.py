@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
@@ -91,8 +92,11 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Val
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        found = parse_json(body, "the request")
-    except DataError:
+        # LibreTranslate takes JSON in any of Unicode's forms, with a byte order mark or without.
+        encoding = json.detect_encoding(body)
+        content = body if encoding == "utf-8" else body.decode(encoding).encode()
+        found = parse_json(content, "the request")
+    except (DataError, UnicodeError):
         raise Refused(400, "The browser (or proxy) sent a request that this server could not understand.") from None
     if not isinstance(found, dict):
         raise Refused(400, "Invalid JSON format")

@@ -6,9 +6,14 @@ Connections are uvicorn's HTTP/1.1 with read and write timeouts, and a graceful 
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
+import ipaddress
 import logging
 import math
+import os
 import re
+import resource
 import socket
 from collections.abc import Callable
 from http import HTTPStatus
@@ -34,6 +39,17 @@ HEAD = 1 << 16
 ANSWERING = 2.0
 """Seconds in which the last answers are written when the server ends, before what is still open is cut off."""
 
+CONNECTIONS = 1000
+"""Most connections; further ones are answered with 503. Fewer where the process may not have so many files open."""
+_SPARE = 128  # files for what the server does besides: documents, models that are opened, connections being refused
+COLLECTED = (10_000, 10, 100)
+"""Thresholds of Python's garbage collector.
+
+Full collections over the millions of small objects of a large document hold the interpreter's lock for seconds, with
+Python's own thresholds (700, 10, 10) again and again. So young objects are looked at less often and old ones rarely;
+those of open models never (ziggurat.serve.engine).
+"""
+
 _HEAD_END = re.compile(rb"\n\r?\n")  # as h11 finds it
 
 
@@ -56,8 +72,11 @@ class _BoundedHead(h11.Connection):
         return super().next_event()
 
 
-def with_timeouts(limits: LimitsConfig) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1, mended in three places.
+def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11Protocol]:
+    """Return uvicorn's HTTP/1.1, mended in four places.
+
+    - It refuses requests where there are too many connections, but keeps these, until there are no descriptors left:
+      here those beyond `most` are answered with 503 and closed at once.
 
     - It waits for the head of a request, and for a client to take its answer, for ever, so that a thousand connections
       which send or read nothing would keep out everybody: here they are closed after `reading_seconds`, and after
@@ -81,6 +100,10 @@ def with_timeouts(limits: LimitsConfig) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if len(self.connections) > most:
+                transport.write(_FULL)
+                transport.close()
+                return
             transport.set_write_buffer_limits(high=0)  # whatever waits to be written is told of, however little
             self._watch()
 
@@ -138,6 +161,9 @@ def with_timeouts(limits: LimitsConfig) -> type[H11Protocol]:
     return TimedProtocol
 
 
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\nRetry-After: 10\r\n\r\n"
+
+
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
@@ -152,11 +178,30 @@ class Server(uvicorn.Server):
         config: of uvicorn; its graceful timeout must be longer than `seconds` and twice `ANSWERING`.
         underway: the requests.
         seconds: for what is under way.
+        say: receives messages for the operator.
     """
 
-    def __init__(self, config: uvicorn.Config, underway: InFlight, seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, underway: InFlight, seconds: float, say: Callable[[str], object]
+    ) -> None:
         super().__init__(config)
-        self._underway, self._seconds = underway, seconds
+        self._underway, self._seconds, self._say, self._exhausted = underway, seconds, say, False
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        asyncio.get_running_loop().set_exception_handler(self._unhandled)
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(2048)  # uvicorn's `backlog` is also how many are taken at a time, and must be few
+
+    def _unhandled(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Say once that there are no descriptors left: asyncio has a traceback for every connection that waits."""
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif not self._exhausted:
+            self._exhausted = True
+            self._say(f"connections wait: {error.strerror} (`ulimit -n`); this is not said again")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and return when those that there are have ended."""
@@ -201,6 +246,28 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     )
 
 
+def connections_within(files: int, most: int = CONNECTIONS) -> int:
+    """Return how many connections there may be, at most `most`, with so many `files` beyond those that are open."""
+    return max(1, min(most, files - min(_SPARE, files // 2)))
+
+
+def _files() -> int:
+    """Return how many files can be opened besides those that are, with the soft limit raised as far as is useful."""
+    used = len(os.listdir("/dev/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = used + CONNECTIONS + 2 * _SPARE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if soft == resource.RLIM_INFINITY else max(1, soft - used)
+
+
+def reached_from_elsewhere(address: str) -> bool:
+    """Return whether others than this machine reach an address that a socket is bound to."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    return not (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
 def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
     """Answer at the configured address until SIGINT or SIGTERM.
 
@@ -219,8 +286,19 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
             raise ConfigError(
                 f"{config.host}:{config.port}: {error.strerror or error}; choose another `--host` or `--port`"
             ) from None
+        files = _files()
+        most = connections_within(files)
+        few = max(2, (files - most) // 4)  # connections that are taken at a time, and that are being refused
+        gc.set_threshold(*COLLECTED)
         shown = f"[{config.host}]" if family == socket.AF_INET6 else config.host
         say(f"http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)")
+        if config.keys is None and reached_from_elsewhere(listener.getsockname()[0]):
+            say(
+                f"warning: whoever reaches {config.host} can translate here and read what is kept, since there are no "
+                "keys; `--keys FILE` asks for one (docs/serve.md)"
+            )
+        if most < CONNECTIONS:
+            say(f"at most {most} connections, since the process may open {files} more files (`ulimit -n`)")
         Server(
             uvicorn.Config(
                 app,
@@ -229,8 +307,9 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
                 server_header=False,
                 proxy_headers=bool(config.proxies),  # of others nobody may name any address as its own
                 forwarded_allow_ips=config.proxies,
-                http=with_timeouts(config.limits),
-                limit_concurrency=1000,
+                http=with_timeouts(config.limits, most + few),
+                limit_concurrency=most,
+                backlog=few,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=math.ceil(config.drain_seconds + 2 * ANSWERING),
                 h11_max_incomplete_event_size=HEAD,
@@ -238,4 +317,5 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
             ),
             app.state.underway,
             config.drain_seconds,
+            say,
         ).run(sockets=[listener])

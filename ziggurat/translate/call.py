@@ -284,7 +284,8 @@ class TranslationCall:
         phrases = [] if self.options.terms is None else self.options.terms.wanted(text)
         prefix: tuple[int, ...] = ()
         if number == 0:
-            phrases = list(dict.fromkeys([*extras.asked(place), *phrases]))
+            asked_for = extras.asked(place)  # one that is given twice must be there twice; a term need not
+            phrases = [*asked_for, *(phrase for phrase in phrases if phrase not in asked_for)]
             if extras.prefixes and extras.prefixes[place].strip():
                 self._refuse_shortlist("prefixes")
                 prefix = tuple(self.target.encode([extras.prefixes[place].replace("\0", " ")])[0])

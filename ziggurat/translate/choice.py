@@ -341,10 +341,11 @@ class ConstrainedChoice(Choice):
     from the banks in turn, the fullest first, so at every step some hypothesis gets one constraint token further. Only
     a hypothesis that has all phrases may end.
 
-    A phrase that is broken off starts again from its first token. Of phrases that begin with the same token the first
-    is tried first, so an output that contains both only in another reading is not recognised as complete.
-
-    A sentence without constraints is searched as by BeamChoice.
+    Phrases that begin alike are held together, as in the trie of Hu et al.: a hypothesis is on the way to all of them
+    until a token tells them apart. Where it leaves the way, the longest phrase that it has passed counts, and what is
+    behind that is read again from its first token. So no token counts for two phrases, a phrase that is asked for twice
+    must be there twice, and one that is the beginning of another as well as the other. Where phrases overlap in another
+    way (`a b` and `b c`), an output that contains both only in another reading is not recognised as complete.
 
     Args:
         beam_size: K, at least 2.
@@ -357,21 +358,25 @@ class ConstrainedChoice(Choice):
         super().__init__(beam_size, _width(beam_size, phrases))
         self.eos = eos
         self.phrases = torch.full((0, phrases, longest + 1), -1, dtype=torch.int64, device=device)  # -1 at their ends
-        self.held = torch.zeros(0, beam_size, phrases, dtype=torch.int64, device=device)  # tokens of each, of each beam
+        # Per beam: the phrases that it has, and of the others how many tokens it has on the way to them, which is the
+        # same number for all that it is on the way to, and 0 for the rest.
+        self.done = torch.zeros(0, beam_size, phrases, dtype=torch.bool, device=device)
+        self.held = torch.zeros(0, beam_size, phrases, dtype=torch.int64, device=device)
 
     def admit(self, sentences: Sequence[Sentence]) -> None:
-        """Take in the sentences' phrases; sentences with fewer get empty ones, which count as complete."""
+        """Take in the sentences' phrases; sentences with fewer get empty ones, which they have from the start."""
         _, phrases, width = self.phrases.shape
         rows = [[list(phrase) for phrase in s.constraints] for s in sentences]
         ids = [[p + [-1] * (width - len(p)) for p in [*row, *[[]] * (phrases - len(row))]] for row in rows]
         new = torch.tensor(ids, dtype=torch.int64, device=self.phrases.device).view(-1, phrases, width)
         self.phrases = torch.cat((self.phrases, new))
         self.held = torch.cat((self.held, self.held.new_zeros(len(new), *self.held.shape[1:])))
+        self.done = torch.cat((self.done, (new[:, None, :, 0] < 0).expand(-1, self.beam_size, -1)))
 
     def keep(self, rows: Tensor) -> None:
         """Let row i be the old row `rows`[i]."""
         self.phrases = self.phrases.index_select(0, rows)
-        self.held = self.held.index_select(0, rows)
+        self.held, self.done = self.held.index_select(0, rows), self.done.index_select(0, rows)
 
     def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
         """Return the best extensions, best first, and behind them those that the constraints ask for."""
@@ -399,8 +404,8 @@ class ConstrainedChoice(Choice):
 
     def beams(self, going: Tensor, candidates: Candidates) -> Tensor:
         """Return the K candidates that go on: the best of each bank in turn, the fullest bank first."""
-        held = self._extended(candidates)  # [N, C, P]
-        bank = held.sum(2)
+        held, done = self._extended(candidates)  # [N, C, P]
+        bank = (done * self._lengths()).sum(2) + held.amax(2)
         # Stable sorts, from the least important key to the most important: total, bank, rank within the bank.
         order = going.sort(dim=1, descending=True, stable=True).indices
         order = order.gather(1, bank.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
@@ -408,30 +413,58 @@ class ConstrainedChoice(Choice):
         same = (banks[:, :, None] == banks[:, None]) & ~dead[:, None]
         rank = same.tril(-1).sum(2) + dead * going.shape[1]
         chosen = order.gather(1, rank.sort(dim=1, stable=True).indices)[:, : self.beam_size]
-        self.held = held.gather(1, chosen[..., None].expand(-1, -1, held.shape[2]))
+        index = chosen[..., None].expand(-1, -1, held.shape[2])
+        self.held, self.done = held.gather(1, index), done.gather(1, index)
         return chosen
+
+    def _lengths(self) -> Tensor:
+        return (self.phrases >= 0).sum(2)[:, None]  # [N, 1, P]
+
+    def _next(self, held: Tensor) -> Tensor:
+        """Return the token [N, K, P] behind the first `held` of each phrase; -1 at its end."""
+        return self.phrases[:, None].expand(-1, self.beam_size, -1, -1).gather(3, held[..., None])[..., 0]
 
     def _following(self) -> Tensor:
         """Return the token [N, K, P] with which each beam would continue each phrase; -1 where it has all of it."""
-        phrases = self.phrases[:, None].expand(-1, self.beam_size, -1, -1)
-        return phrases.gather(3, self.held[..., None])[..., 0]
+        whole = (self.held == self._lengths()) & ~self.done
+        counts = whole & (whole.cumsum(2) == 1)  # of a phrase that is asked for twice, one
+        return self._next(self.held.masked_fill(whole, 0)).masked_fill(self.done | counts, -1)
 
-    def _extended(self, candidates: Candidates) -> Tensor:
-        """Return how many tokens of each phrase each candidate has, [N, C, P].
-
-        A phrase under way continues or is lost. Where none continues, the first phrase that begins with the token
-        starts. So a hypothesis is in the middle of at most one phrase, and no token counts for two.
-        """
+    def _extended(self, candidates: Candidates) -> tuple[Tensor, Tensor]:
+        """Return what each candidate holds of each phrase, and which it has, [N, C, P]."""
         index = candidates.origin[..., None].expand(-1, -1, self.held.shape[2])
-        held, following = self.held.gather(1, index), self._following().gather(1, index)
-        token = candidates.token[..., None]
-        length = (self.phrases >= 0).sum(2)[:, None]
-        under_way = (held > 0) & (held < length)
-        goes_on = under_way & (following == token)
-        starts = (self.phrases[:, None, :, 0] == token) & (held < length) & ~goes_on.any(2, keepdim=True)
-        starts = starts & (starts.cumsum(2) == 1)
-        held = torch.where(under_way & ~goes_on, 0, held)
-        return torch.where(goes_on, held + 1, torch.where(starts, 1, held))
+        held, done, following = (each.gather(1, index) for each in (self.held, self.done, self._next(self.held)))
+        token, on_the_way = candidates.token[..., None], held.amax(2, keepdim=True)
+        goes_on = (held == on_the_way) & ~done & (following == token)
+        left = (~goes_on.any(2) & (on_the_way[..., 0] > 0)).nonzero(as_tuple=True)
+        extended = torch.where(goes_on, held + 1, 0)
+        if len(left[0]):
+            way = self.phrases[left[0], held[left].argmax(1)]
+            tokens = way.masked_fill(torch.arange(way.shape[1], device=way.device) >= on_the_way[left], -1)
+            tokens = tokens.scatter(1, on_the_way[left], token[left])
+            extended[left], done[left] = _read_again(tokens, self.phrases[left[0]], done[left])
+        return extended, done
+
+
+def _read_again(tokens: Tensor, phrases: Tensor, done: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what R hypotheses hold of each phrase [R, P], and which they have, after `tokens` on the way to none.
+
+    tokens: [R, L + 1], -1 behind their ends; phrases: [R, P, L + 1]; done: [R, P] the phrases that they had.
+    """
+    length, place = (phrases >= 0).sum(2), torch.arange(tokens.shape[1], device=tokens.device)
+    tokens = torch.nn.functional.pad(tokens, (0, tokens.shape[1]), value=-1)
+    while True:
+        now = tokens[:, None, : len(place)]
+        held = ((phrases == now) | (now < 0)).all(2) & ~done
+        lost = (now[:, 0, 0] >= 0) & ~held.any(1)
+        if not lost.any():
+            return held * (now >= 0).sum(2), done
+        # The longest phrase that is passed counts; where there is none, a token is left out.
+        passed = ((phrases == now) | (phrases < 0)).all(2) & ~done & lost[:, None]
+        most, which = (length * passed).max(1)
+        done = done | ((torch.arange(done.shape[1], device=done.device) == which[:, None]) & (most > 0)[:, None])
+        shift = most.clamp(min=1).masked_fill(~lost, 0)[:, None]
+        tokens = torch.cat((tokens.gather(1, place + shift), tokens[:, len(place) :]), 1)
 
 
 def _width(beam_size: int, phrases: int) -> int:

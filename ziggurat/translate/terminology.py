@@ -9,6 +9,7 @@ This module does not need PyTorch, nor does a command that reads such files.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -130,14 +131,20 @@ def phrase_ids(phrases: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, 
 
 
 def unmet(phrases: Sequence[str], text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Return the phrases that `text`, whose ids are `tokens`, does not contain as whole words."""
-    missing = []
+    """Return the phrases that `text`, whose ids are `tokens`, does not contain as whole words.
+
+    One that is asked for several times is returned as often as it is missing.
+    """
+    missing: list[str] = []
+    asked: Counter[str] = Counter()
     for phrase, ids in zip(phrases, phrase_ids(phrases, tokenizer), strict=True):
+        asked[phrase] += 1
         places = range(len(tokens) - len(ids) + 1) if ids else ()
-        among = any(tuple(tokens[i : i + len(ids)]) == ids for i in places)
+        among = sum(tuple(tokens[i : i + len(ids)]) == ids for i in places) >= asked[phrase]
         # A phrase that the vocabulary's normalisation writes in another way is not in the text letter by letter: there
         # its pieces count. Where its letters are in the text, but only inside a longer word, it is missing.
-        if regex.search(_bounded(phrase), text) is None and (phrase in text or not among):
+        whole = len(regex.findall(_bounded(phrase), text)) >= asked[phrase]
+        if not whole and (phrase in text or not among):
             missing.append(phrase)
     return missing
 

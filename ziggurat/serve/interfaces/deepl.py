@@ -30,12 +30,11 @@ _UNLIMITED = 10**12
 _SPLITS: dict[str, Split] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 REFUSED = [
     Field(name, {"description": "refused"})
-    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions", "context")
 ]
-_IGNORED = (  # fields without effect
-    *("formality", "context", "preserve_formatting", "model_type"),
-    *("show_billed_characters", "tag_handling_version"),
-)
+_NEUTRAL = ("default", "prefer_more", "prefer_less")
+_MODEL_TYPES = ("quality_optimized", "prefer_quality_optimized", "latency_optimized")
+FORMALITY = Field("formality", text("no model knows any: `more` and `less` are refused", *_NEUTRAL))
 
 KEY = Field("auth_key", text("an API key, where no header has it"))
 SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))
@@ -57,14 +56,26 @@ TRANSLATE = Operation(
         Field("non_splitting_tags", {**_TAGS, "description": "elements that do not"}),
         Field("outline_detection", {"type": ["string", "boolean"], "description": "of XML; see docs/serve.md"}),
         GLOSSARY,
-        *(Field(name, {"description": "without effect"}) for name in _IGNORED),
+        FORMALITY,
+        Field("model_type", text("each pair has one model, which answers for any", *_MODEL_TYPES)),
+        Field("preserve_formatting", flag("white space and punctuation always stay")),
+        Field("show_billed_characters", flag("they are always told")),
+        Field("tag_handling_version", text("", "v1", "v2")),
         *REFUSED,
         KEY,
     ),
     record(
         {
             "translations": listed(
-                record({"detected_source_language": text(), "text": text(), "billed_characters": whole()})
+                record(
+                    {
+                        "detected_source_language": text(),
+                        "text": text(),
+                        "billed_characters": whole(),
+                        "model_type_used": text("with `model_type`", *_MODEL_TYPES),
+                    },
+                    optional=["model_type_used"],
+                )
             )
         }
     ),
@@ -135,6 +146,16 @@ class DeepLAccount:
         for field in REFUSED:
             if fields.get(field.name):
                 raise Refused(400, f"Value for '{field.name}' not supported.")
+        formality = fields.get("formality") or "default"
+        if formality in ("more", "less"):
+            raise Refused(400, "'formality' is not supported for given 'target_lang'.")
+        for name, given, known in (
+            ("formality", formality, _NEUTRAL),
+            ("model_type", fields.get("model_type") or _MODEL_TYPES[0], _MODEL_TYPES),
+            ("tag_handling_version", fields.get("tag_handling_version") or "v1", ("v1", "v2")),
+        ):
+            if given not in known:
+                raise Refused(400, f"Value for '{name}' not supported.")
 
     def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
         """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
@@ -197,6 +218,8 @@ class DeepL:
             texts, sources, target, client, replace(PLAIN, terms=terms), markup, _SPLITS[str(split)]
         )
         found = await unless_gone(request, work)
+        kind = str(fields.get("model_type") or "").removeprefix("prefer_")
+        used = {"model_type_used": kind} if kind else {}
         return JSONResponse(
             {
                 "translations": [
@@ -205,6 +228,7 @@ class DeepL:
                         "text": translation.best.text,
                         # Always: DeepL's own client for Python fails without.
                         "billed_characters": len(given),
+                        **used,
                     }
                     for given, source, translation in zip(texts, sources, found, strict=True)
                 ]

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 
 from ziggurat.serve.documents import Document, Documents
 from ziggurat.serve.glossaries import Glossary, read_entries
-from ziggurat.serve.interfaces.deepl import GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepLAccount
+from ziggurat.serve.interfaces.deepl import FORMALITY, GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepLAccount
 from ziggurat.serve.interfaces.description import DEEPL, Described, Field, Operation, flag, listed, record, text, whole
 from ziggurat.serve.interfaces.files import name_of, sent
 from ziggurat.serve.requests import Refused
@@ -64,7 +64,7 @@ SUBMIT = Operation(
         Field("filename", text("the name of the file, where the form does not have it")),
         Field("output_format", text("that of the file")),
         GLOSSARY,
-        Field("formality", text("without effect")),
+        FORMALITY,
         *REFUSED,
         KEY,
     ),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -26,18 +27,46 @@ from ziggurat.serve.interfaces.description import (
 from ziggurat.serve.pool import Model
 from ziggurat.serve.requests import Refused, unless_gone
 from ziggurat.serve.translations import Translations
+from ziggurat.system.errors import printable
+from ziggurat.translate.options import TranslateOptions
 
-_PARTS = listed({"type": "object"}, "parts, of which those with `text` count")
+_PARTS = listed({"type": "object"}, "parts of the type `text`; each is a line of its own")
 _MESSAGE = record({"role": text("`user` counts"), "content": {"anyOf": [text(), _PARTS]}})
 _NULL: Schema = {"type": "null"}
+_USAGE = record(
+    dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), whole("words and punctuation marks"))
+)
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+WITHOUT_EFFECT = (
+    *("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty", "max_tokens", "max_completion_tokens"),
+    *("reasoning_effort", "verbosity", "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+    *("store", "metadata", "service_tier", "parallel_tool_calls"),
+)
+"""WITHOUT_EFFECT are fields of sampling, cost and bookkeeping, which clients send whatever answers them."""
+
+_REFUSED: Mapping[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("tools", "functions", "stop", "logit_bias", "logprobs", "top_logprobs"), lambda given: not given),
+    **dict.fromkeys(("audio", "prediction", "web_search_options", "moderation"), lambda given: given is None),
+    **dict.fromkeys(("tool_choice", "function_call"), lambda given: given in (None, "none", "auto")),
+    "modalities": lambda given: given in (None, ["text"]),
+    "response_format": lambda given: given in (None, {"type": "text"}),
+}
+# Fields that would change the answer, each with the values that ask for nothing.
 
 COMPLETE = Operation(
     OPENAI,
-    "Translate the last message of the user; others, and all settings of sampling, do not matter",
+    "Translate the last message of the user; others, and settings of sampling, do not matter",
     (
         Field("model", text("the name of a model, or `source-target`"), required=True),
         Field("messages", listed(_MESSAGE), required=True),
         Field("stream", flag("whether to answer as events")),
+        Field(
+            "stream_options", {"type": "object", "description": "with `stream`; `include_usage` ends it with `usage`"}
+        ),
+        Field("n", whole("choices", minimum=1)),
+        *(Field(name, {"description": "without effect"}) for name in WITHOUT_EFFECT),
+        *(Field(name, {"description": "refused unless it asks for nothing"}) for name in _REFUSED),
     ),
     record(
         {
@@ -55,9 +84,11 @@ COMPLETE = Operation(
                     }
                 )
             ),
+            "usage": _USAGE,
         }
     ),
     kinds={"text/event-stream": "with `stream`: chunks, of which one is the translation"},
+    strict=True,
 )
 _MODEL = record({"id": text(), "object": text("", "model"), "created": whole(), "owned_by": text()})
 MODELS = Operation(OPENAI, "List the models", (), record({"object": text("", "list"), "data": listed(_MODEL)}))
@@ -84,22 +115,59 @@ class OpenAI:
         ]
 
     async def complete(self, request: Request) -> Response:
-        """Translate the last message of the user; others, and all settings of sampling, do not matter."""
+        """Translate the last message of the user; others, and settings of sampling, do not matter."""
         fields = await COMPLETE.fields(request)
         said, name = _message(fields.get("messages")), fields.get("model")
+        count, streamed, told = self._asked(fields)
         if (excess := self._server.excess([said])) is not None:
             raise Refused(400, f"the message is longer than {excess.most} {excess.kind}")
         source, target, model = self._named(name)
         client = self._server.bearer(request, len(said))
-        work = self._server.translate([said], [source], target, client, model=model)
-        translation = (await unless_gone(request, work))[0].best.text
+        options = TranslateOptions(n_best=count)
+        work = self._server.translate([said], [source], target, client, options, model=model)
+        (found,) = await unless_gone(request, work)
+        different = [found.best.text, *(other.text for other in found.others)]
+        # As of a model that samples, choices may be alike: where there are fewer, they stand several times.
+        texts = [different[number % len(different)] for number in range(count)]
+        tokens = [len(_TOKEN.findall(said)), sum(len(_TOKEN.findall(text)) for text in texts)]
+        usage = {"prompt_tokens": tokens[0], "completion_tokens": tokens[1], "total_tokens": sum(tokens)}
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
-        if fields.get("stream") is True:
-            return StreamingResponse(_events(head, translation), media_type="text/event-stream")
-        message = {"role": "assistant", "content": translation}
-        choice = {"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}
-        # No `usage`, which may be missing: the tokens of a translation model are not those that a client has in mind.
-        return JSONResponse({**head, "object": "chat.completion", "choices": [choice]})
+        if streamed:
+            return StreamingResponse(_events(head, texts, usage if told else None), media_type="text/event-stream")
+        choices = [
+            {
+                "index": number,
+                "message": {"role": "assistant", "content": text},
+                "finish_reason": "stop",
+                "logprobs": None,
+            }
+            for number, text in enumerate(texts)
+        ]
+        return JSONResponse({**head, "object": "chat.completion", "choices": choices, "usage": usage})
+
+    def _asked(self, fields: Mapping[str, Any]) -> tuple[int, bool, bool]:
+        """Return how many choices are asked for, whether as events, and whether these end with the usage.
+
+        Raises Refused (400) for what would change the answer in ways that this server cannot.
+        """
+        for name, idle in _REFUSED.items():
+            if not idle(fields.get(name)):
+                raise Refused(400, f"`{name}` is not supported: messages are translated, nothing more")
+        count, most = fields.get("n"), self._server.limits.alternatives + 1
+        count = 1 if count is None else count
+        if type(count) is not int or not 1 <= count <= most:
+            raise Refused(400, f"`n` must be a whole number from 1 to {most}")
+        stream, ends = fields.get("stream"), fields.get("stream_options")
+        if stream not in (None, True, False):
+            raise Refused(400, "`stream` must be true or false")
+        if ends is None:
+            return count, stream is True, False
+        if not stream:
+            raise Refused(400, "`stream_options` goes with `stream: true` alone")
+        if not isinstance(ends, dict) or (unknown := ends.keys() - {"include_usage", "include_obfuscation"}):
+            what = f"`stream_options.{printable(min(unknown), 60)}`" if isinstance(ends, dict) else "`stream_options`"
+            raise Refused(400, f"{what} is not supported; there is `include_usage`")
+        return count, True, ends.get("include_usage") is True
 
     async def models(self, request: Request) -> Response:
         """List the models."""
@@ -138,17 +206,32 @@ def _message(messages: Any) -> str:
             if not isinstance(message, dict) or message.get("role") != "user":
                 continue
             content = message.get("content")
-            if isinstance(content, list):  # in parts, of which some may be images
-                parts = [part.get("text") for part in content if isinstance(part, dict)]
-                content = "".join(part for part in parts if isinstance(part, str))
+            if isinstance(content, list):
+                content = "\n".join(map(_part, content))  # a sentence does not go on from one to the next
             if isinstance(content, str) and content:
                 return content
     raise Refused(400, "`messages` has no text of the role `user`")
 
 
-async def _events(head: dict[str, Any], text: str) -> AsyncIterator[str]:
-    """Yield the events of a stream; the translation is one of them, since a search has none before it ends."""
-    for delta, reason in (({"role": "assistant", "content": text}, None), ({}, "stop")):
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
-        yield f"data: {json.dumps({**head, 'object': 'chat.completion.chunk', 'choices': [choice]})}\n\n"
+def _part(part: Any) -> str:
+    """Return the text of a part of a message. Raises Refused for an image, a file and the like."""
+    if isinstance(part, dict) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    kind = printable(str(part.get("type")), 60) if isinstance(part, dict) else "none"
+    raise Refused(400, f"parts of `messages` of the type `{kind}` are not supported; there is `text`")
+
+
+async def _events(head: dict[str, Any], texts: Sequence[str], usage: dict[str, int] | None) -> AsyncIterator[str]:
+    """Yield the events of a stream; each translation is one of them, since a search has none before it ends."""
+    more = {} if usage is None else {"usage": None}
+
+    def event(choices: list[dict[str, Any]], **last: Any) -> str:
+        chunk = {**head, "object": "chat.completion.chunk", "choices": choices, **more, **last}
+        return f"data: {json.dumps(chunk)}\n\n"
+
+    for number, content in enumerate(texts):
+        yield event([{"index": number, "delta": {"role": "assistant", "content": content}, "finish_reason": None}])
+        yield event([{"index": number, "delta": {}, "finish_reason": "stop"}])
+    if usage is not None:
+        yield event([], usage=usage)
     yield "data: [DONE]\n\n"

@@ -29,15 +29,21 @@ from ziggurat.translate.terminology import LETTER, Found, Term, Terms
 
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
 _SHORT = 2  # letters of a word that is not inflected: `an` is not `and`
-_INFLECTED = 2  # letters that an ending may be longer than that of the term
+# Endings that a word may have behind its own letters. A bare -e is for words with a capital alone: German nouns take
+# it, and so do English words that become other ones (plan, plane; them, theme).
+_NOUN = "e|n|s|es|en|er|ens|ern"
+_SMALL = "s|en|er|em|(?<=s|x|z|ch|sh|o)es"
+_CYRILLIC = "а|я|у|ю|е|ы|и|о|ом|ем|ой|ей|ов|ев|ам|ям|ах|ях|ами|ями"
+# Endings of which one stands for another, at words in small letters: German and Spanish adjectives, Italian nouns.
+_EXCHANGED = ("em|en|er|es|e", "as|os|a|o", "o|i", _CYRILLIC)
 
 
 def times(term: Term, translation: str) -> int:
     """Return how often a translation has what a term should become.
 
-    A hard term counts as it is written. Of a soft one the letter case does not count, and each word may have another
-    ending: its first letters (all but one of five, all but two of more) must be there, and at most two letters more
-    than it has; words of one or two letters must be as they are.
+    A hard term counts as it is written. Of a soft one each word counts in either letter case where the term has small
+    letters, with capitals where it has these, and may have another ending: one of a list behind its own letters, or one
+    in place of its own. Words of one or two letters must be as they are.
     """
     if term.hard:
         return len(occurrences(term.target, translation))
@@ -49,13 +55,35 @@ def _inflected(target: str) -> regex.Pattern[str]:
     parts = []
     for found in _WORDS.finditer(target):
         word = found[0]
-        if not LETTER.match(word[0]) or not LETTER.match(word[-1]):
-            parts.append(regex.escape(word))
-            continue
-        stem = word[: len(word) - min(2, max(0, len(word) - 4))]
-        more = len(word) - len(stem) + _INFLECTED if len(word) > _SHORT else 0
-        parts.append(rf"(?<!\w){regex.escape(stem)}\w{{0,{more}}}(?!\w)")
-    return regex.compile(r"\s*".join(parts), flags=regex.IGNORECASE)
+        if LETTER.match(word[0]) and LETTER.match(word[-1]):
+            parts.append(rf"(?<!\w)(?:{'|'.join(_forms(word))})(?!\w)")
+        else:
+            parts.append(_cased(word))
+    return regex.compile(r"\s*".join(parts))
+
+
+def _forms(word: str) -> list[str]:
+    """Return patterns of a word with its own ending and with others."""
+    if len(word) <= _SHORT or not word.isalpha():
+        return [_cased(word)]
+    small = word == word.lower()
+    if regex.match(r"\p{Cyrillic}", word):
+        added = _CYRILLIC
+    else:
+        added = _SMALL if small else _NOUN
+    forms = [rf"{_cased(word)}(?i:{added})?"]
+    for endings in _EXCHANGED if small or added == _CYRILLIC else ():
+        own = regex.search(rf"(?:{endings})$", word)
+        if own is not None and own.start() > _SHORT:
+            forms.append(rf"{_cased(word[: own.start()])}(?i:{endings})")
+    if small and regex.search(r"[^aeiou]y$", word):
+        forms.append(rf"{_cased(word[:-1])}(?i:ies)")
+    return forms
+
+
+def _cased(text: str) -> str:
+    """Return a pattern in which small letters stand for capitals, too."""
+    return "".join(regex.escape(c) if c.isupper() else f"(?i:{regex.escape(c)})" for c in text)
 
 
 @dataclass

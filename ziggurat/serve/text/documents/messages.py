@@ -14,13 +14,8 @@ import regex
 
 from ziggurat.serve.text.charsets import Charset, decoded
 from ziggurat.serve.text.documents.archive import Settings
-<<<<<<< HEAD
-from ziggurat.serve.text.documents.icu import BRANCHES, FORMATTED, MessageError, icu_template, parse
-from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
-=======
 from ziggurat.serve.text.documents.icu import FORMATTED, MessageError, icu_template, parse
-from ziggurat.serve.text.markup import HTML, PlainForm, Rules, Template, filled, markup_template, written
->>>>>>> dc9d365f (Branches that stay in other formats are counted, too)
+from ziggurat.serve.text.markup import HTML, MarkupRules, PlainForm, Template, filled, markup_template, written
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece, Verbatim
 from ziggurat.serve.text.sentences import Options, Result, SentenceRequests, together
 from ziggurat.serve.text.splitting import BRANCHES
