@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.serve.text.fakes import Translate, identity, permuting, swapped, upper
 from ziggurat.serve.text.documents.archive import Settings
-from ziggurat.serve.text.documents.icu import MAX_DEPTH, Argument, Choice, MessageError, Part, Text, parse
+from ziggurat.serve.text.documents.icu import MAX_DEPTH, Argument, IcuChoice, IcuText, MessageError, Part, parse
 from ziggurat.serve.text.documents.kinds import document, document_kind
 from ziggurat.serve.text.sentences import Options, SentenceTranslation, run
 from ziggurat.serve.text.splitting import protected, sentencex_splitter
@@ -46,7 +46,7 @@ def skeleton(parts: list[Part]) -> list[object]:
     for part in parts:
         if isinstance(part, Argument):
             found.append(part.raw)
-        elif isinstance(part, Choice):
+        elif isinstance(part, IcuChoice):
             found.append((part.name, part.end, [(before, skeleton(branch)) for before, branch in part.branches]))
     return found
 
@@ -54,9 +54,9 @@ def skeleton(parts: list[Part]) -> list[object]:
 def texts(parts: list[Part]) -> list[str]:
     found: list[str] = []
     for part in parts:
-        if isinstance(part, Text):
+        if isinstance(part, IcuText):
             found.append(part.text)
-        elif isinstance(part, Choice):
+        elif isinstance(part, IcuChoice):
             found += [text for _, branch in part.branches for text in texts(branch)]
     return found
 
@@ -64,7 +64,7 @@ def texts(parts: list[Part]) -> list[str]:
 def written(parts: list[Part]) -> str:
     said = ""
     for part in parts:
-        if isinstance(part, Choice):
+        if isinstance(part, IcuChoice):
             said += "".join(before + written(branch) for before, branch in part.branches) + part.end
         else:
             said += part.raw

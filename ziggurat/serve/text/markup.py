@@ -42,7 +42,7 @@ class MarkupSlot:
 
 
 @dataclass(eq=False)
-class Group:
+class TemplateGroup:
     """A part of a template that is written as a whole.
 
     Attributes:
@@ -57,7 +57,7 @@ class Group:
     finish: Callable[[str], str] | None = None
 
 
-Template: TypeAlias = "list[str | MarkupSlot | Group]"
+Template: TypeAlias = "list[str | MarkupSlot | TemplateGroup]"
 Raw: TypeAlias = "str | Template"
 
 
@@ -157,7 +157,7 @@ def slots(template: Template) -> Iterator[MarkupSlot]:
         part = waiting.pop()
         if isinstance(part, str):
             continue
-        if isinstance(part, Group):
+        if isinstance(part, TemplateGroup):
             waiting += reversed(part.template)
             continue
         yield part

@@ -10,7 +10,7 @@ from html import unescape
 import regex
 
 from ziggurat.serve.text.documents.archive import Settings
-from ziggurat.serve.text.markup import HTML, Form, Group, MarkupRules, Template, markup_template, slots, written
+from ziggurat.serve.text.markup import HTML, Form, MarkupRules, Template, TemplateGroup, markup_template, slots, written
 from ziggurat.serve.text.projection import Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Spelling, Token, Xml, html_tokens, read_xml, spelt, without_controls
@@ -92,7 +92,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
                 return None
         template = _target_template(_with_segments(xml.tokens, ends, cut, said))
         if place in most:
-            template = [Group(template, finish=partial(measured, place))]
+            template = [TemplateGroup(template, finish=partial(measured, place))]
         tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
         closing = f"</{tag[1:].split()[0]}>"
         done: Template = [f"{tag}{'' if second else _REVIEW}>", *template, closing]
@@ -195,10 +195,10 @@ def _target_template(tokens: Sequence[Token]) -> Template:
         for slot in slots(template):
             slot.form = _Escaped(slot.form, spell)
         inside = escaped(template, spell)
-        return [Group(["<![CDATA[", *inside, "]]>"] if is_cdata else inside, source=[raw])]
+        return [TemplateGroup(["<![CDATA[", *inside, "]]>"] if is_cdata else inside, source=[raw])]
     divided = [_with_tags(part, spell) if with_tags else [part] for part, with_tags in zip(parts, own, strict=True)]
     template = markup_template([token for each in divided for token in each], _XLIFF)
-    return [Group(template, source=["".join(token.raw for token in tokens)])]
+    return [TemplateGroup(template, source=["".join(token.raw for token in tokens)])]
 
 
 def _inside_codes(tokens: Sequence[Token]) -> list[bool]:

@@ -40,7 +40,7 @@ class MessageError(ValueError):
     """A text is not a message in ICU's format."""
 
 
-class Text(NamedTuple):
+class IcuText(NamedTuple):
     """Text; `raw` is how it is written, `text` what people read, and `places` where in `raw` each character of it is.
 
     What stands between quotes has one place, that of its first character; the others have -1.
@@ -63,7 +63,7 @@ class Argument(NamedTuple):
     name: str
 
 
-class Choice(NamedTuple):
+class IcuChoice(NamedTuple):
     """An argument with branches: each is what is written before its text, and its parts; `end` closes them all."""
 
     name: str
@@ -72,7 +72,7 @@ class Choice(NamedTuple):
     end: str
 
 
-Part: TypeAlias = Text | Argument | Choice
+Part: TypeAlias = IcuText | Argument | IcuChoice
 
 
 def parse(text: str) -> list[Part]:
@@ -97,7 +97,7 @@ class _Parser:
         def end_text() -> None:
             nonlocal said, places
             if said:
-                parts.append(Text(self.text[first : self.at], "".join(said), places))
+                parts.append(IcuText(self.text[first : self.at], "".join(said), places))
             said, places = [], []
 
         while self.at < len(self.text):
@@ -137,7 +137,7 @@ class _Parser:
         self.at = found.end()
         return found[1].replace("''", "'")
 
-    def _argument(self, depth: int) -> Argument | Choice:
+    def _argument(self, depth: int) -> Argument | IcuChoice:
         begin = self.at
         name = self._take(_NAME, self.at + 1)[1]
         if self._next(",") == "}":
@@ -167,7 +167,7 @@ class _Parser:
             raise MessageError(f"`{kind}` without branches")
         self.at = _BLANKS.match(self.text, self.at).end()
         self._next("")
-        return Choice(name, plural, branches, self.text[begin : self.at])
+        return IcuChoice(name, plural, branches, self.text[begin : self.at])
 
     def _take(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str]:
         found = pattern.match(self.text, at)
@@ -215,9 +215,9 @@ def _doubles(parts: Sequence[Part]) -> bool:
     waiting = list(parts)
     while waiting:
         part = waiting.pop()
-        if isinstance(part, Choice):
+        if isinstance(part, IcuChoice):
             waiting += [inner for _, branch in part.branches for inner in branch]
-        elif isinstance(part, Text) and "''" in part.raw:
+        elif isinstance(part, IcuText) and "''" in part.raw:
             return True
     return False
 
@@ -240,10 +240,10 @@ class _Writer:
         """Return the template of a message or a branch."""
         template: Template = []
         pieces: list[Piece] = []
-        source = "".join(part.raw for part in parts if isinstance(part, Text)) if self.tags else ""
+        source = "".join(part.raw for part in parts if isinstance(part, IcuText)) if self.tags else ""
         form = _Form(self.doubled, plural, source)
         for part in parts:
-            if isinstance(part, Choice):
+            if isinstance(part, IcuChoice):
                 pieces.append(self._choice(part))
             elif isinstance(part, Argument):
                 short = len(part.raw) <= _LONGEST_SHOWN and part.raw.isprintable()
@@ -258,14 +258,14 @@ class _Writer:
                         pieces = []
         return [*template, *filled(pieces, form)]
 
-    def _choice(self, part: Choice) -> Verbatim:
+    def _choice(self, part: IcuChoice) -> Verbatim:
         """Return an argument with branches, whose texts are paragraphs in it."""
         raw: Template = []
         for before, branch in part.branches:
             raw.append(before)
             if part.plural and _is_ending(branch):
                 self.notices["endings_kept"] += 1
-                raw += [inner.raw for inner in branch if not isinstance(inner, Choice)]
+                raw += [inner.raw for inner in branch if not isinstance(inner, IcuChoice)]
             else:
                 raw += self.template(branch, plural=part.plural)
         return Verbatim([*raw, part.end], f"{{{part.name}}}")
@@ -273,7 +273,7 @@ class _Writer:
 
 def _is_ending(parts: Sequence[Part]) -> bool:
     """Return whether a branch is a number and letters that belong to it."""
-    if len(parts) != 2 or not isinstance(parts[0], Argument) or not isinstance(parts[1], Text):
+    if len(parts) != 2 or not isinstance(parts[0], Argument) or not isinstance(parts[1], IcuText):
         return False
     return _ENDING.fullmatch(parts[1].raw) is not None
 
@@ -294,7 +294,7 @@ class _Form:
     tags: str
     spellings: Spellings = field(default_factory=Spellings)
 
-    def pieces(self, part: Text, begin: int, end: int) -> list[Piece]:
+    def pieces(self, part: IcuText, begin: int, end: int) -> list[Piece]:
         """Return the pieces of a stretch of a text."""
         pieces: list[Piece] = []
         text = part.text[begin:end]

@@ -16,11 +16,11 @@ from ziggurat.serve.text.markup import (
     HTML,
     HTML_ATTRIBUTES,
     Form,
-    Group,
     MarkupForm,
     PlainForm,
     Spellings,
     Template,
+    TemplateGroup,
     filled,
     html,
     written,
@@ -234,7 +234,7 @@ _LINE_END = regex.compile(r"\s*[\n\r\v\f\x85\u2028\u2029]\s*")
 _EMPTY_LINE = regex.compile(r"(?:^|(?<=\n)|(?<=\r)(?!\n))(?:\r\n|\n|\r)")
 
 
-def _cue(lines: Sequence[str], *, entities: bool) -> Group:
+def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
     """Return the template of a cue: its lines are one text, unless each is another speaker's.
 
     `entities`: `&amp;` is one letter, as in WebVTT; SubRip has tags, but no entities.
@@ -267,11 +267,11 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Group:
         following = lines[number + 1] if number + 1 < len(lines) else ""
         if not following.strip() or _SPEAKER.match(following):
             source = "".join(lines[begin : number + 1]).removesuffix(end) if end else "".join(lines[begin : number + 1])
-            template += [Group(filled(pieces, form), source=[source]), end]
+            template += [TemplateGroup(filled(pieces, form), source=[source]), end]
             pieces, begin = [], number + 1
         else:
             pieces.append(EmptyElement(end, "\n"))
-    return Group(template, finish=lambda text: _EMPTY_LINE.sub("", text))
+    return TemplateGroup(template, finish=lambda text: _EMPTY_LINE.sub("", text))
 
 
 def _cue_text(text: str, *, is_first: bool) -> list[Piece]:

@@ -17,7 +17,7 @@ import regex
 
 from ziggurat.serve.text.documents.archive import Archive, Settings
 from ziggurat.serve.text.documents.opendocument import xml_members
-from ziggurat.serve.text.markup import Group, Raw, Template, add, filled
+from ziggurat.serve.text.markup import Raw, Template, TemplateGroup, add, filled
 from ziggurat.serve.text.projection import Close, EmptyElement, Open, Piece
 from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import Token, read_xml, spelt
@@ -239,7 +239,7 @@ class _Paragraph:
         ground = max(self.runs, key=lambda key: self.letters[key])
         pieces = self._joined(self.runs[ground])
         form = _RunForm(self.runs[ground], self.hyphens)
-        return [*template, Group(filled(pieces, form), source=part.template(begin, last)), tail]
+        return [*template, TemplateGroup(filled(pieces, form), source=part.template(begin, last)), tail]
 
     def _inline(self, begin: int, end: int) -> None:
         """Read runs and what is around and between them."""
