@@ -642,7 +642,8 @@ def test_a_run_whose_folder_is_another_one_ends(
     what: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A lock is on a file, not on a name: the next run at that place must not get checkpoints of this one."""
-    run, mine = tmp_path / "run", tiny_experiment(tiny_folder, **SHORT)
+    checkpoint = {"every_updates": 2, "asynchronous": False}
+    run, mine = tmp_path / "run", tiny_experiment(tiny_folder, **{**SHORT, "checkpoint": checkpoint})
 
     def change() -> None:
         if what == "removed":

@@ -273,6 +273,7 @@ def save_checkpoint(
     except (DataError, MachineError) as error:
         raise CheckpointError(str(error)) from None
     except OSError as error:
+        refuse_replaced(run)
         size = sum(
             t.numel() * t.element_size() for part in (checkpoint.weights, checkpoint.optimiser) for t in part.values()
         )
