@@ -120,15 +120,17 @@ def test_branches_are_translated_one_by_one(message: str, said: str) -> None:
     ],
 )
 def test_a_message_that_cannot_be_parsed_stays_and_is_counted(message: str) -> None:
-    outcome = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
-    assert json.loads(outcome.value) == {"a": message}
+    outcome = run(document(json.dumps({"a": message, "b": "file"}).encode(), "a.json", SETTINGS), upper)
+    assert json.loads(outcome.value) == {"a": message, "b": "FILE"}
     assert outcome.notices == {"not_parsed": 1}
+    alone = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
+    assert alone.notices == {"not_parsed": 1, "nothing_to_translate": 1}
 
 
 def test_endings_of_ordinals_stay_and_are_counted() -> None:
     message = "{y, selectordinal, one {#st} two {#nd} few {#rd} other {#th}}"
-    outcome = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
-    assert (json.loads(outcome.value), outcome.notices) == ({"a": message}, {"endings_kept": 4})
+    outcome = run(document(json.dumps({"a": message, "b": "file"}).encode(), "a.json", SETTINGS), upper)
+    assert (json.loads(outcome.value), outcome.notices) == ({"a": message, "b": "FILE"}, {"endings_kept": 4})
 
 
 def test_an_apostrophe_of_a_translation_quotes_nothing() -> None:
