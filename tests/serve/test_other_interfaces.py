@@ -162,7 +162,7 @@ def test_parts_of_openai_s_messages_are_lines(serve: Serve) -> None:
         ({"logprobs": True}, "`logprobs`"),
         ({"stop": ["."]}, "`stop`"),
         ({"modalities": ["audio"]}, "`modalities`"),
-        ({"temperatur": 0}, "`temperatur`; did you mean `temperature`"),
+        ({"temperaturre": 0}, "`temperaturre`; did you mean `temperature`"),
         ({"guided_json": {}}, "`guided_json`"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
