@@ -80,7 +80,7 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
 def _introduce(translator: StreamTranslator, lines: int | None) -> None:
     """Print which weights are used, and for a text of HINT_LINES or more whether another precision would be faster.
 
-    In fewer lines it saves a few seconds at most, and whoever translates many short texts would read it each time.
+    In fewer lines it saves a few seconds at most, and a user with many short texts would read it each time.
     """
     say(translator.origin)
     if about := translator.about_precision(lines is not None and lines >= HINT_LINES):

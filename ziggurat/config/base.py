@@ -53,7 +53,7 @@ def _without_variables(path: str) -> str:
 
 
 PathText = Annotated[str, AfterValidator(_without_variables)]
-"""A path or glob in the configuration; a leading `~/` is the home folder of whoever reads the file."""
+"""A path or glob in the configuration; a leading `~/` is the home folder of the user who runs the command."""
 
 
 class Section(BaseModel):

@@ -42,7 +42,7 @@ _OTHER_NAMES: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""Names of other toolkits, and of everyday speech, for keys of ours; they count where a section has such a key."""
+"""Names of other toolkits, and everyday words, for our keys; they count where a section has such a key."""
 
 
 def _suggested_key(location: Sequence[str | int], root: type[BaseModel]) -> str:
@@ -266,7 +266,7 @@ _TYPE = re.compile(
 
 
 def _broken_rule(error: Any) -> Exception | None:
-    """Return what a rule of ours raised, of an error of pydantic's."""
+    """Return the exception of one of our rules that is behind an error of pydantic's; None for pydantic's own."""
     return error["ctx"]["error"] if error["type"] == "value_error" else None
 
 

@@ -372,7 +372,7 @@ class ModelConfig(Section):
 
     @property
     def depth_matters(self) -> bool:
-        """Whether the model starts or computes by the depth of its stacks, which growth and pruning keep as it was."""
+        """True if the model starts or computes by the depth of its stacks, which growth and pruning keep as it was."""
         every = {*self.residuals(decoder=False), *self.residuals(decoder=True)}
         return (
             self.transfer is not None

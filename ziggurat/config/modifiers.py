@@ -1,6 +1,6 @@
 """Modifiers of training pairs, and stages that mix corpora: the parts of the data section that only training reads.
 
-A stage may have modifiers of its own. Fields of `ModifiersConfig` stand in the order in which they are applied.
+A stage may have different modifiers. Fields of `ModifiersConfig` stand in the order in which they are applied.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def template_parts(template: str, names: tuple[str, ...]) -> list[str]:
 
 
 class ModifierConfig(Section):
-    """A modifier without options of its own."""
+    """A modifier without options."""
 
     probability: Probability
     """Share of the pairs that it changes, where they let it."""

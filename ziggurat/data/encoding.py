@@ -193,7 +193,7 @@ class BlockCleaner:
         dropped, examples, cleaner = Counter[str](), Examples(), self._cleaner(corpus)
         first, second, repaired = cleaner.mended(*lines, self._config.unicode)
         source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
-        # A development target is the reference of scores, so it is stored as it stands in the file.
+        # A development target is the reference of scores, so it is stored unchanged.
         reference = target if self._training else list(compress(lines[1], kept))
         traces = None if self._traces is None else self._traces.make(corpus, source, target)
         counts = len(lines[0]), dropped, int(repaired.sum()), examples
@@ -282,7 +282,7 @@ class CleanedBlock:
     """Target texts as they will be stored."""
     traces: PairHashes | None
     links: list[TracedLinks] | None
-    """Where the table has links: those of each pair."""
+    """Links of each pair, if the table has links."""
 
     def select(self, stay: NDArray[np.bool_]) -> CleanedBlock:
         """Return the pairs of the mask `stay` [pairs]."""

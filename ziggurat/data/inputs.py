@@ -262,7 +262,7 @@ class Corpus:
     repaired: int = 0
     """Pairs whose text was mended."""
     overlap: dict[str, Overlap] = field(default_factory=dict)
-    """What its pairs have in common with development and test sets, by set."""
+    """Sentences that its pairs share with development and test sets, by set."""
     examples: Examples = field(default_factory=Examples)
     """A few of the dropped pairs."""
 

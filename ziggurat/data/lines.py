@@ -143,7 +143,7 @@ def is_blank(text: str) -> bool:
     """Return True where nobody sees anything of `text`: it is white space and other invisible characters alone.
 
     A zero-width space, a byte order mark, a soft hyphen, a mark of direction, a variation selector or a filler is no
-    more text than a blank is. NUL counts as visible: it is a fault with a name of its own.
+    more text than a blank is. NUL counts as visible: it is a fault that is counted apart.
     """
     # Most lines begin with a visible ASCII character, which is found in a third of the time.
     return not "!" <= text[:1] <= "~" and _VISIBLE.search(text) is None

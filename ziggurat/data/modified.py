@@ -128,7 +128,7 @@ class ModifiedPairs(NamedTuple):
 
 
 class _Draw(NamedTuple):
-    """What is drawn for some pairs."""
+    """The modifiers drawn for some pairs."""
 
     hits: NDArray[np.int64]
     """[modifiers, pairs] number of the first word to change; -1: the pair is not drawn."""

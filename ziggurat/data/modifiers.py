@@ -150,7 +150,7 @@ _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _NEIGHBOURS = regex.compile(r"[\p{L}\p{N}]{2}", flags=regex.V1)
 _INSIDE = regex.compile(r"(?<=[\p{L}\p{N}])(?=[\p{L}\p{N}])")
 _DOUBLE = regex.compile(r"([\p{L}\p{N}])\1")
-# Each character of these is a word of its own: exchanging two of them is no typing error.
+# Each character of these is a word: exchanging two of them is no typing error.
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]")
 
 

@@ -92,7 +92,7 @@ def sample_sentences(
 
 
 class Trained(NamedTuple):
-    """What is learned of the corpora before any pair is encoded."""
+    """Everything learned of the corpora before any pair is encoded."""
 
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[Problem]

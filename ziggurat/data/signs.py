@@ -64,7 +64,7 @@ class SideSigns:
     decomposed: Sign = field(default_factory=Sign)
     """Lines that are not in NFC."""
     composed: bool = False
-    """Whether any line has letters that NFD would take apart."""
+    """True if any line has letters that NFD would take apart."""
 
     def see(self, texts: Sequence[str], before: int, where: str) -> None:
         """Look at the lines of a block; `before` lines of its file, called `where`, came before it."""

@@ -97,7 +97,7 @@ class Listed(NamedTuple):
     """From 1."""
     token: str
     replaces: bool
-    """Whether the token may be listed before: fairseq then gives it the later id."""
+    """True if the token may be listed before: fairseq then gives it the later id."""
 
 
 _REPLACES = " #fairseq:overwrite"

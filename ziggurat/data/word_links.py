@@ -59,7 +59,7 @@ class WordCounter:
         self._form: UnicodeForm = "none" if tokenizer is None else tokenizer.unicode
 
     def count(self, line: str) -> int:
-        """Return the number of words of a line as it stands in the file."""
+        """Return the number of words of an unchanged line of the file."""
         return len(self._ends(line)) if self._segmented else len(split_words(line, self._rule))
 
     def plain(self, line: str) -> str:
@@ -83,7 +83,7 @@ class WordCounter:
         """Return the units of each word of a line, (first, end), and the number of units of the line.
 
         Args:
-            line: as it stands in the file.
+            line: unchanged from the file.
             text: the same, normalised.
 
         Where words and blanks, each normalised alone, differ from the line normalised as a whole, there are no words.
@@ -287,7 +287,7 @@ class AlignmentFiles(NamedTuple):
 
     paths: Sequence[Path]
     column: int | None = None
-    """Where they are TSV files: the column that holds the alignments, from 0."""
+    """Column that holds the alignments, from 0, in TSV files."""
 
     def blocks(self, reader: CorpusReader, words: Sides) -> Iterator[tuple[PairBlock, list[list[Link]]]]:
         """Yield the blocks of the corpus with their links; `reader.notes` counts the corrections of this pass.

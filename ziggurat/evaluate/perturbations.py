@@ -47,7 +47,7 @@ _FEWEST_LETTERS = 3
 
 @dataclass(frozen=True)
 class Case:
-    """What is translated and scored as one sentence.
+    """A unit that is translated and scored as one sentence.
 
     Attributes:
         lines: numbers of the lines of the test set, from 0.
@@ -227,7 +227,7 @@ def changes_any(names: Sequence[str], sources: Sequence[str], references: Sequen
 
 
 class SystemOutputs(NamedTuple):
-    """What a system made of a disturbed test set.
+    """The output of a system for a disturbed test set.
 
     Attributes:
         plain: translations of the undisturbed lines.

@@ -1,4 +1,4 @@
-"""What disturbances of the source cost a system: scores with and without, their difference, and whether it is chance.
+"""The cost of disturbances of the source: scores with and without, their difference, and whether it is chance.
 
 The undisturbed score is that of the translation that a system should give (ziggurat.evaluate.perturbations), against
 the same references, so the difference belongs to the disturbance alone. It is tested by the paired bootstrap (Koehn
@@ -32,7 +32,7 @@ class PerturbedScore:
         inputs: what was translated, a text per case.
         references: one list of texts per reference translation.
         found: the translations of each system.
-        ideal: those that each system should give, of its own undisturbed ones.
+        ideal: those that each system should give, given its undisturbed ones.
     """
 
     name: str
@@ -45,7 +45,7 @@ class PerturbedScore:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a perturbation does to the score of one system under one metric."""
+    """The effect of a perturbation on the score of one system under one metric."""
 
     system: str
     perturbation: str

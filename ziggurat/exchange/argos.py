@@ -8,7 +8,7 @@ sentencepiece.model   segments the source, and joins the target
 model/                directory of CTranslate2
 minisbd/, stanza/ or spacy/   optional: splits text into sentences
 
-Argos Translate gives every sentence to SentencePiece as it stands, searches without a list of tokens that must not come
+Argos Translate gives every sentence unchanged to SentencePiece, searches without a list of tokens that must not come
 out, and reads at most 1,024 pieces. What our translator does besides is therefore written into the files: removal of
 spare blanks into the SentencePiece model, forbidden tokens into the output's bias, and tables of positions are long
 enough for every sentence.

@@ -154,7 +154,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged;
     CheckpointError: a file differs from its checksum.
     """
-    # An index from elsewhere in a folder of ours would lead to other weights than those that were verified.
+    # An index from elsewhere in a folder that we wrote would lead to other weights than those that were verified.
     listed = check_folder(folder)
     if listed and _INDEX not in listed and (folder / _INDEX).exists():
         raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")

@@ -220,7 +220,7 @@ def _layer(parameters: _Parameters, name: str, decoder: bool, suffix: str) -> La
 
 
 class _Search(JsonForm):
-    """What decoder.yml says about the search."""
+    """The settings of the search in decoder.yml."""
 
     beam_size: int | None = Field(default=None, ge=1, le=10_000)
     normalize: float | int = Field(default=0, ge=0, le=10)

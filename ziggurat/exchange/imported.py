@@ -178,8 +178,8 @@ class ForeignModel:
     def sharing(self) -> Sharing:
         """Return which matrices of the other model are one and the same, as far as our vocabularies allow it.
 
-        Begin-of-sentence is a token of its own with us. Its row is read as the decoder's first input, so it cannot be
-        written as another token of theirs at the same time; and a shared matrix has one row per id.
+        Begin-of-sentence is a separate token in our vocabularies. Its row is read as the decoder's first input, so it
+        cannot be written as another token of theirs at the same time; and a shared matrix has one row per id.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
         start = _rows(self.target, self.target_ids, self.control)[self.target.bos]

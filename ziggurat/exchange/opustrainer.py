@@ -220,7 +220,7 @@ class _File:
         return found
 
     def _retokenize(self, entry: Mapping[str, Any], place: tuple[str | int, ...]) -> None:
-        """Note a `Retokenize` that only numbers alignments anew. Raises ConfigError for one that changes the text."""
+        """Note a `Retokenize` that only renumbers alignments. Raises ConfigError for one that changes the text."""
         options = {key: value for key, value in entry.items() if key != _RETOKENIZE}
         for side, how in options.items():
             if side not in _SIDES or not isinstance(how, dict) or not how.keys() <= {"detokenize", "tokenize"}:
@@ -254,7 +254,7 @@ class _File:
     def _modifier(
         self, name: str, probability: float, options: dict[str, Any], place: tuple[str | int, ...]
     ) -> dict[str, Any]:
-        """Return one modifier; that of `Tags` may be two of ours."""
+        """Return one modifier; that of `Tags` may become two."""
         known = {
             **_OPTIONS.get(name, {}),
             **(dict.fromkeys([*_TAG_SHARES, *_DETOKENISERS, *_VOCABULARIES], "") if name == "Tags" else {}),

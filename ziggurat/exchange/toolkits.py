@@ -19,7 +19,7 @@ _WAYS = {
     "CTranslate2": "CTranslate2 itself translates with it; import the model that it was converted from, if that is of "
     "fairseq, Marian or transformers",
 }
-"""What can be done with another toolkit's model; for the others _RETRAIN."""
+"""Ways out for another toolkit's model; for the others _RETRAIN."""
 
 _MODULES = {
     "onmt": "OpenNMT-py",

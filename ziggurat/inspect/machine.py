@@ -2,7 +2,7 @@
 
 Rates of products, memory and calls are measured in a fraction of a second. Real layers are slower than these rates
 predict; a shallow copy of the model is timed to find by which factor. On a machine that other processes keep busy, the
-wall clock tells of them and not of the work: everything is then measured anew by the processor time of our own thread.
+wall clock tells of them and not of the work: everything is then measured again by the processor time of our own thread.
 
 The simulation of an update: the real model, loss and optimiser, run on tensors without values.
 
@@ -378,7 +378,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device, timer: 
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of this machine.
+    """Measurements of this machine.
 
     Attributes:
         speed: its rates.

@@ -8,7 +8,7 @@ updates it does.
 Finished trainings of a sweep, kept in a file, so that a sweep that was cut off goes on from them.
 
 A training is known by a digest of all that its loss depends on: the configuration at its size and rate, the data, the
-options of the trial, the device, and the versions of this toolkit and of PyTorch. The file is JSON and is written anew,
+options of the trial, the device, and the versions of this toolkit and of PyTorch. The file is JSON and is rewritten,
 whole, after each training.
 """
 

@@ -55,7 +55,7 @@ def build_model(
         config.planned_decoder_layers,
         merged=config.decoder.attention == "merged",
     )
-    # A generator of its own: initial weights depend on the seed, not on what was drawn before.
+    # A separate generator: initial weights depend on the seed, not on what was drawn before.
     below, above = config.stack_init(decoder=False), config.stack_init(decoder=True)
     initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed), (below, above))
     if below.kind == "admin" and below.omega != "profiled":

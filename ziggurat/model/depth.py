@@ -30,7 +30,7 @@ _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 
 
 class Copies(NamedTuple):
-    """Where the layers of one stack come from.
+    """Origins of the layers of one stack.
 
     Attributes:
         before: number of its layers before.
@@ -42,7 +42,7 @@ class Copies(NamedTuple):
 
 
 class Deepening(NamedTuple):
-    """Where the layers of a grown model come from."""
+    """Origins of the layers of a grown model."""
 
     encoder: Copies
     decoder: Copies

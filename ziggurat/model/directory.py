@@ -256,7 +256,7 @@ def write_model_directory(
 ) -> None:
     """Write a model directory; it appears whole or not at all, and replaces one that was there.
 
-    `again` says how to get the folder anew (ziggurat.system.files.write_checksums). Raises DataError: the folder
+    `again` says how to write the folder again (ziggurat.system.files.write_checksums). Raises DataError: the folder
     cannot be made, or another process is building it.
     """
     with building(directory) as folder:

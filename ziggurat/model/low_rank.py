@@ -53,7 +53,7 @@ class LowRank(nn.Module):
     """Updates of a linear map: part p of its output becomes W_p x + b_p + scale B_p A_p dropout(x).
 
     That is equation 3 of Hu et al. 2021, scale being their alpha / r. A map that is several in one matrix (queries,
-    keys and values) has as many equal parts, each with factors of its own; parts not chosen stay as they are.
+    keys and values) has as many equal parts, each with separate factors; parts not chosen stay as they are.
 
     Args:
         width_in: width of the map's input.

@@ -108,7 +108,7 @@ def run_of(checkpoint: Path) -> Path:
 def config_file(folder: Path) -> Path:
     """Return the configuration of a run, a checkpoint of one, a model directory or an export.
 
-    A checkpoint has none of its own, and that of its run may be deeper (ziggurat.model.directory.weights_experiment).
+    A checkpoint has none, and that of its run may be deeper (ziggurat.model.directory.weights_experiment).
     It needs no PyTorch.
     """
     own, of_run = folder / CONFIG_FILE, run_of(folder) / CONFIG_FILE

@@ -121,7 +121,7 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file of ours. Raises CheckpointError when it is missing, damaged or too new."""
+    """Open a safetensors file that we wrote. Raises CheckpointError when it is missing, damaged or too new."""
     try:
         check_name(path)
         check_regular(path, error=CheckpointError)

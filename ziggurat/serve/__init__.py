@@ -1,5 +1,5 @@
 """A translator that people and programs use over HTTP (docs/serve.md): `ziggurat serve`.
 
-`queue` orders lines fairly, `engine` translates those of one model in a thread of its own, `pool` has the models, and
+`queue` orders lines fairly, `engine` translates those of one model in a separate thread, `pool` has the models, and
 `translation_request` makes of a request its lines, and of their translations an answer. The rest is HTTP.
 """

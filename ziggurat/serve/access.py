@@ -119,7 +119,7 @@ class Access:
 
     @property
     def required(self) -> bool:
-        """Whether a key is needed."""
+        """True if a key is needed."""
         return self._keys is not None
 
     def account(self, client: str) -> str:

@@ -1,6 +1,6 @@
 """The server as an ASGI application: its paths, and errors as answers.
 
-What lies around every request: its name and figures, limits of its body, faults of ours, and the server's end.
+What lies around every request: its name and figures, limits of its body, internal errors, and the server's end.
 
 Figures of a server for Prometheus.
 """
@@ -81,7 +81,7 @@ class Metrics:
         self._registry.register(self)
 
     def seen(self, path: str, status: int, seconds: float) -> None:
-        """Count a request. `path` is a route's, never what a client sent: each new one is a series of its own."""
+        """Count a request. `path` is a route's, never what a client sent: each new one is a separate series."""
         self._requests.labels(path, str(status)).inc()
         self._seconds.labels(path).observe(seconds)
 
@@ -136,7 +136,7 @@ class InFlight:
 
     def __init__(self) -> None:
         self.over = False
-        """Whether the server refuses what it has not answered."""
+        """True if the server refuses what it has not answered."""
         self.tasks: set[asyncio.Task[object]] = set()
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """Documents that a server translates: a queue of files, their progress, and results that are kept for a while.
 
 What a client sends lies in a folder of the server's own under a random name. Nothing that a client says becomes part of
-a path, and whoever has the random name, which nobody can guess, may have the document.
+a path, and a client that has the random name, which cannot be guessed, may have the document.
 
 One document: what is known of it, and how it is translated.
 """
@@ -53,7 +53,7 @@ class Document:
     """A document that waits, is translated or is done.
 
     Attributes:
-        id: random; whoever has it may have the document.
+        id: random; a client that has it may have the document.
         key: another random text, for an interface that asks for one.
         client: who sent it.
         name: as the client calls it, without folders; for people and for the kind, never a path.

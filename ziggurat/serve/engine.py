@@ -167,12 +167,12 @@ class EngineState:
     reloads: int = 0
     failures: int = 0
     aligned: bool | None = None
-    """Whether the open model tells alignments; None: it was not opened yet."""
+    """True if the open model tells alignments; None: it was not opened yet."""
     last_used: float = field(default_factory=time.monotonic)
 
 
 class Engine:
-    """A model with its queue, in a thread of its own that opens it when the first line comes.
+    """A model with its queue, in a separate thread that opens it when the first line comes.
 
     Args:
         name: for messages and figures.
@@ -212,7 +212,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether lines wait or are under way."""
+        """True if lines wait or are under way."""
         return len(self.queue) > 0 or self._batch is not None
 
     def unload(self) -> None:
@@ -395,5 +395,5 @@ class Engine:
         self._batch, self.state.live = None, 0
         for line in lines:
             line.finish(why)
-        if not lines:  # it cannot even begin: whoever waits would wait for ever
+        if not lines:  # it cannot even begin: the clients would wait for ever
             self.queue.clear(why)

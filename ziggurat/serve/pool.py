@@ -84,7 +84,7 @@ class ModelSource:
 
     @property
     def is_exported(self) -> bool:
-        """Whether CTranslate2 translates with it."""
+        """True if CTranslate2 translates with it."""
         return is_export(self.path)
 
     def shortlist(self) -> Path | None:
@@ -224,7 +224,7 @@ class ModelPool:
         """Return the models that lead from one language to the other, at most two; None: there is no way."""
         if (direct := self.pairs.get((source, target))) is not None:
             return [direct]
-        # In the order in which the models were named: whoever lists a better pivot first gets it.
+        # In the order in which the models were named: the pivot that is listed first is taken.
         for (first, middle), model in self.pairs.items():
             if first == source and (second := self.pairs.get((middle, target))) is not None:
                 return [model, second]

@@ -1,4 +1,4 @@
-"""The lines that wait for a model: bounded, fair to clients, and left by whoever does not want them any more.
+"""The lines that wait for a model: bounded, fair to clients, and dropped when their client leaves.
 
 And the turns that models take.
 """
@@ -70,7 +70,7 @@ class FairQueue:
 
     Args:
         most: lines that may wait. A request is taken whole or not at all; one alone may be longer.
-        most_of_client: lines of one client that may wait beside those of others; None: no limit of its own.
+        most_of_client: lines of one client that may wait beside those of others; None: no separate limit.
 
     Safe between threads. `changed` is notified when lines come.
     """

@@ -119,7 +119,7 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
     """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.
 
-    Raises Refused (400): no such form, or no file; DataError is for whoever reads the file.
+    Raises Refused (400): no such form, or no file; reading the file may raise DataError.
     """
     unread = "The browser (or proxy) sent a request that this server could not understand."
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):

@@ -142,7 +142,7 @@ def with_timeouts(limits: LimitsConfig, most: int = 2 * CONNECTIONS) -> type[H11
 
         def _watch(self) -> None:
             if self._lingering is not None or self.conn.their_state is not h11.IDLE:
-                _cancel(self._reading)  # the body has a limit of its own (BodyLimit)
+                _cancel(self._reading)  # the body has a separate limit (BodyLimit)
                 self._reading = None
             elif self._reading is None:
                 self._reading = self.loop.call_later(limits.reading_seconds, self._refuse, 408, "")
@@ -274,14 +274,14 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
     Raises ConfigError where the address cannot be used, and the errors of `app_of`.
     """
     app = app_of(config, say)
-    # Warnings are of broken requests: whoever sends them could fill the disk.
+    # Warnings are of broken requests: a client could fill the disk.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((config.host, config.port))
-            listener.listen(2048)  # whoever reads the message below may come at once
+            listener.listen(2048)  # a reader of the message below may connect at once
         except OSError as error:
             raise ConfigError(
                 f"{config.host}:{config.port}: {error.strerror or error}; choose another `--host` or `--port`"

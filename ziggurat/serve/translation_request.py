@@ -202,7 +202,7 @@ class TranslationRequest:
     async def results(
         self, works: Sequence[SentenceRequests[Value]], texts: Sequence[TextTranslation], rank: int = 0
     ) -> list[Value]:
-        """Return the results of works, each with the translations of its own route.
+        """Return the results of works, each with the translations of its route.
 
         A request is let in as a whole: where one of the queues has no room for its sentences, none of them waits.
         Raises QueueFull, DeadlineExceeded, ModelFailed, and errors of the works; where the caller is cancelled, so are

@@ -101,7 +101,7 @@ _THREADS = 4  # for longer ones, and for the detection of languages
 
 
 class Excess(NamedTuple):
-    """What is beyond a limit: `texts` or `characters` of a request, how many were asked for, and the most."""
+    """The limit exceeded: `texts` or `characters` of a request, how many were asked for, and the most."""
 
     kind: str
     asked: int

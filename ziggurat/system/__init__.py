@@ -1,3 +1,3 @@
-"""What everything else stands on: errors, reading within limits, files and folders that are whole or absent, processes,
+"""The ground floor: errors, reading within limits, files and folders that are whole or absent, processes,
 the terminal. Imports no other room.
 """

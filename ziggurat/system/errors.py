@@ -34,14 +34,14 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with one setting or file, in words, with all that a caller may know by another name as data."""
+    """A fault of one setting or file, in words, with all that a caller may know by another name as data."""
 
     key: str
     """Dotted key of the setting that it is about, as in its reason; "" for none."""
     reason: str
-    """What is wrong, and why; one that ends with a colon or comma leads to its remedy."""
+    """The fault and its cause; one that ends with a colon or comma leads to its remedy."""
     remedy: str = ""
-    """What to do about it; "" where the reason says it."""
+    """The way out; "" where the reason says it."""
     severity: Severity = "error"
     named: tuple[str, ...] = ()
     """Other keys, and remedies of `Remedy`, that the text names, in the order of their importance."""

@@ -329,13 +329,13 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
 
 
 GENERATOR = "Ziggurat"
-"""GENERATOR is what pages of ours name as their generator."""
+"""GENERATOR is the generator that our pages name."""
 _MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 _HEAD = 1000  # bytes that hold the mark
 
 
 def may_be_replaced(path: Path) -> bool:
-    """Return True unless a file with something other than a page of ours is at `path`."""
+    """Return True unless a file with something other than one of our pages is at `path`."""
     if not path.is_file():  # nothing, or a device, which is written to and not replaced
         return True
     try:

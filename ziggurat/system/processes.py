@@ -280,7 +280,7 @@ class SystemLoad:
             return None
 
     def look(self, threads: int) -> tuple[float, bool]:
-        """Return the share of the CPUs' time that others used, and whether `threads` of ours were in their way."""
+        """Return the share of the CPUs' time that others used, and whether our `threads` were in their way."""
         now, began = self._look(), self._began
         if now is None or began is None or now.clock <= began.clock:
             return 0.0, False

@@ -177,7 +177,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Write all files and folders under `folder` to the disk, whoever wrote them. Raises OSError."""
+    """Write all files and folders under `folder` to the disk, including those of other processes. Raises OSError."""
     for place, _, files in os.walk(folder):
         for name in files:
             path = Path(place, name)

@@ -213,7 +213,7 @@ def average_run(
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
-    sweep(run / CHECKPOINTS)  # as whoever opens a run does: it may have been killed
+    sweep(run / CHECKPOINTS)  # as every command that opens a run does: it may have been killed
     mend_links(run)
     experiment = load_experiment(run / CONFIG_FILE)
     folders = selected_checkpoints(run, experiment.training, selection)

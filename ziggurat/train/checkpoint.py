@@ -171,7 +171,7 @@ class RunProgress:
 
     def _move(self, position: LoaderState, stages: Sequence[StageConfig]) -> None:
         if len(position.starts) > len(self.data_stages):
-            self.validations_since_best = 0  # a new stage has patience of its own
+            self.validations_since_best = 0  # patience is counted by stage
         self.epoch, self.batch, self.data_stages = position.epoch, position.batch, list(position.starts)
         over = stages_over(stages, position.starts, position.epoch)
         self.stages_to_come = -1 if over else max(0, len(stages) - len(position.starts))

@@ -348,7 +348,7 @@ class _Recording:
     def __init__(
         self, forward: Callable[..., Tensor], inputs: tuple[Tensor, ...], buffers: list[Tensor], pool: Any
     ) -> None:
-        # Memory of its own: a graph reads the addresses with which it was recorded, so each replay copies its inputs
+        # Separate memory: a graph reads the addresses with which it was recorded, so each replay copies its inputs
         # there.
         self.inputs = [tensor.clone() for tensor in inputs]
         self._forward, self._buffers = forward, buffers

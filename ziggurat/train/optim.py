@@ -97,7 +97,7 @@ class NarrowAdam(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
         state["step"] += 1
         step = int(state["step"])
-        # Seeded anew for each parameter and step, so that resuming needs no state of a generator.
+        # Seeded again for each parameter and step, so that resuming needs no state of a generator.
         generator = torch.Generator(parameter.device).manual_seed(self._seed(parameter, step))
         rule = self._rule(step, group["lr"], group["weight_decay"], group["eps"])
         assert parameter.grad is not None

@@ -452,7 +452,7 @@ def _refuse_other_data(setup: Setup) -> None:
 def _refuse_other_names(setup: Setup, checkpoint: Checkpoint) -> None:
     """Raise CheckpointError when the names in `data.stages` are of other corpora than when the checkpoint was taken.
 
-    `prepare` gives the corpora of a store other names without making it anew, so its fingerprint stays.
+    `prepare` gives the corpora of a store other names without making it again, so its fingerprint stays.
     """
     now, before = setup.store.train.corpus_names, checkpoint.corpora
     named = {name for stage in setup.experiment.data.stages for name in stage.mix}

@@ -405,7 +405,7 @@ class AdaptiveClipper:
 
     Args:
         sums: [weight, mean, mean square], not yet divided by the weight; [0, 0, 0] at the beginning. Changed in
-            place, so that they are saved with whoever owns them.
+            place, so that they are saved with their owner.
     """
 
     def __init__(self, sums: list[float]) -> None:

@@ -1,7 +1,7 @@
 """Choice of the next beams: plain beam search, diverse beams and sampling.
 
 A `Choice` says which one-token extensions of the beams are candidates, and which candidates are the next beams. The
-beams of a sentence form G groups of equal size, each with candidates and finished hypotheses of its own: one group for
+beams of a sentence form G groups of equal size, each with separate candidates and finished hypotheses: one group for
 a plain beam search, one group per sample when sampling.
 
 Equal scores rank by age, then by the parent's rank, then by token id, on every device.
@@ -43,7 +43,7 @@ class Sentence:
     key: int = 0
     """64 bits; the sentence's random numbers depend on it, the sample and the position alone."""
     complete: bool = False
-    """Whether the prefix ends with a whole word: then one of `RuleOptions.boundary` follows it."""
+    """True if the prefix ends with a whole word: then one of `RuleOptions.boundary` follows it."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class SearchSettings:
     batch_sentences: int = 256
     """Most sentences in the search at a time."""
     device: torch.device | str = "cpu"
-    """Where the scorer is."""
+    """The scorer's device."""
     before_step: Callable[[], None] = lambda: None
     """Called before every step; an error that it raises ends the search."""
 

@@ -237,7 +237,7 @@ class CTranslate2Translator:
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
             threads = max(1, (threads or usable_cpus()) // workers)
-        self.before_step: Callable[[], None] = lambda: None  # its search has no steps of ours
+        self.before_step: Callable[[], None] = lambda: None  # its search calls nothing between steps
         self.about_precision: Callable[[bool], str] = lambda hints: ""  # the precision is set at the export
         self.capabilities = Capabilities(scoring=False, constraints=False, line_inputs=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)

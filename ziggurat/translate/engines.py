@@ -140,7 +140,7 @@ class ExportReport(JsonForm):
 
     @property
     def precision(self) -> str | None:
-        """Name in `decoding.precision`; None: no precision of ours."""
+        """Name in `decoding.precision`; None: not one of ours."""
         return {None: "float32", "int8": "int8", "int8_float32": "int8", "bfloat16": "bfloat16"}.get(self.quantization)
 
 

@@ -253,7 +253,7 @@ class SourcePart:
     ids: list[int]
     """Ids of the source, without tag and end-of-sentence."""
     sentence: Sentence
-    """What the search is given."""
+    """The source as the search gets it."""
     constraints: tuple[str, ...] = ()
     """Phrases that its translation should contain."""
     found: list[IdHypothesis] = field(default_factory=list)

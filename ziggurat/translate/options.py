@@ -20,7 +20,7 @@ from ziggurat.translate.terminology import Terms
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a translator can do besides translating lines as they are.
+    """Capabilities of a translator besides translating lines as they are.
 
     Attributes:
         scoring: it scores given translations.
@@ -37,7 +37,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class TranslateOptions:
-    """What is asked of the translations of a request, a stream or a job: the same for all of its lines.
+    """Options of a request, a stream or a job: the same for all of its lines.
 
     Attributes:
         n_best: translations of a line; 0: as many as the translator is set to give.
@@ -83,12 +83,12 @@ class TranslateOptions:
 
     @property
     def begun(self) -> bool:
-        """Whether it is about how the translation of one sentence begins."""
+        """True if it is about the beginning of the translation of one sentence."""
         return bool(self.prefix) or self.next_words
 
     @cached_property
     def key(self) -> tuple[object, bool]:
-        """What lines must have in common to be translated together: all but the words of the prefix."""
+        """The part that lines must share to be translated together: all but the words of the prefix."""
         return replace(self, prefix=""), bool(self.prefix)
 
     def changes(self, own: DecodingConfig) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class TextTranslator(StreamTranslator, Protocol):
         capabilities: what it can do.
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
         max_positions: most positions of either side; None: no limit.
-        before_step: called before every step of a search of ours; an error that it raises ends the translation.
+        before_step: called before every step of our search; an error that it raises ends the translation.
     """
 
     capabilities: Capabilities

@@ -36,7 +36,7 @@ class Term(NamedTuple):
 
     @property
     def hard(self) -> bool:
-        """Whether it must come out letter by letter."""
+        """True if it must come out letter by letter."""
         return self.mode == "hard"
 
 

@@ -3,8 +3,8 @@
 A download of `https://HOST/PATH` lies at `HOST/PATH` in the folder, as `wget --force-directories` puts it: so the
 folder of one machine is the mirror of another. Beside it `PATH.origin.json` says where it came from, and its checksum.
 
-Members of zip and tar archives are copied out under names of ours, so nothing of an archive decides where anything
-lands. They are read in bounded memory, and refused if they expand beyond all text
+Members of zip and tar archives are copied out under names that we choose, so nothing of an archive decides where
+anything lands. They are read in bounded memory, and refused if they expand beyond all text
 (ziggurat.system.compressed.MAX_RATIO).
 """
 

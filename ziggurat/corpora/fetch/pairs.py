@@ -1,7 +1,7 @@
 """From the files of corpora to a file for each language: fetched, taken out of archives, read, written, recorded.
 
 Files appear whole or not at all. The record of their origin has their fingerprints, and whatever reads it compares
-them; so nothing is done where they are there already, and a set of which a kill left a part is written anew.
+them; so nothing is done where they are there already, and a set that a kill left incomplete is written again.
 
 What is to be fetched: the corpora of names, and the data that a recipe or configuration names.
 
@@ -74,8 +74,8 @@ def _write_set(
         target: the files, one for each language.
         corpora: all of the same languages.
         downloads: gets the files of the corpora.
-        force: write anew what is there.
-        held_out: every n-th pair goes to a target of its own.
+        force: overwrite what is there.
+        held_out: every n-th pair goes to a separate target.
 
     Raises ConfigError, DataError with the way out; nothing half-written is left.
     """
@@ -173,7 +173,7 @@ def _refuse_foreign(target: PairFiles, force: bool) -> None:
 
 
 def _blocks(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, downloads: Downloads) -> Iterator[Block]:
-    """Yield the pairs of a corpus. Raises DataError; a damaged download is removed, so that it can be fetched anew."""
+    """Yield the pairs of a corpus. Raises DataError; a damaged download is removed, so that it can be fetched again."""
     with tempfile.TemporaryDirectory(prefix="ziggurat-fetch-") as scratch:
         try:
             yield from _read_parts(corpus, held, counts, Path(scratch))

@@ -76,7 +76,7 @@ class RegistryEntry(Section):
     terms: str | None = None
     """Address of the terms or of the corpus's page."""
     known_from: str | None = None
-    """Where the addresses, layouts and checksums were read, in the built-in registry, of which none could be tried."""
+    """Source of the addresses, layouts and checksums, in the built-in registry, of which none could be tried."""
     note: str | None = None
 
 

@@ -220,7 +220,9 @@ Progress = Callable[[str, int, int | None], None]
 
 _BLOCK_BYTES = 1 << 16
 _HEAD_BYTES = 512
-_GAIN_BYTES = 1 << 14  # growth after which failures are counted anew; near the end a tenth of what is missing will do
+_GAIN_BYTES = (
+    1 << 14
+)  # growth after which failures are counted from zero; near the end a tenth of what is missing will do
 _SPARE_BYTES = 1 << 26  # left free on the disk
 _SMALL_BYTES = 1 << 26
 _STALL_BYTES = 1 << 12

@@ -102,7 +102,7 @@ def fix_plan(
         counted = count()
         # Written only now: a folder with a plan has passed all checks.
         folder.mkdir(parents=True, exist_ok=True)
-        # Another call may have made the folder its own meanwhile: whoever has the lock first.
+        # Another call may have taken the folder meanwhile: the first to get the lock has it.
         with locked(folder / _LOCK, fcntl.LOCK_EX, ""):
             lines = _lines_known(path, verb, settings)
             if lines is None:
@@ -248,7 +248,7 @@ def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, tot
     done = 0
     work.progress(before, 0, total)
     with _Signals() as signals, work.launch() as run:
-        signals.listen()  # Ray has put handlers of its own in the place of ours
+        signals.listen()  # Ray has replaced our handlers
         for manifest in run(do, shards, lambda: signals.received is not None):
             done += manifest.read
             work.progress(before, done, total)

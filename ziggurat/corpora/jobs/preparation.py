@@ -161,7 +161,7 @@ class _Parts:
         return do_shards(do, shards(), work, before, total)
 
     def _files(self) -> Iterator[tuple[int, Corpus]]:
-        """Yield every file of every corpus as a corpus of its own, with the number of its corpus in its split."""
+        """Yield every file of every corpus as a separate corpus, with the number of its corpus in its split."""
         numbers = {"train": 0, "dev": 0}
         for corpus in self.corpora:
             for place, part in enumerate(corpus.reader.files):

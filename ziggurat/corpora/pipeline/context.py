@@ -47,7 +47,7 @@ _MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """How a call does the steps that are jobs (ziggurat.corpora.jobs); no result depends on it.
+    """Options by which a call executes the steps that are jobs (ziggurat.corpora.jobs); no result depends on them.
 
     Attributes:
         ray: address of a Ray cluster; None: processes of this machine.

@@ -192,7 +192,7 @@ class Pipeline:
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
-        _refuse_foreign(self.folder, [step.name for step in self.steps])  # before it gets a file of ours
+        _refuse_foreign(self.folder, [step.name for step in self.steps])  # before we write a file there
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         with locked(self.folder / LOCK, fcntl.LOCK_EX | fcntl.LOCK_NB, f"{self.folder}: {_BUSY}"):

@@ -233,7 +233,7 @@ class EvaluateStep(Step):
         from ziggurat.translate.translator import load_translator
 
         torch.set_num_threads(self._threads)
-        device = "cpu" if system.settings == _INT8 else self._how.device  # GPUs have no int8 of ours
+        device = "cpu" if system.settings == _INT8 else self._how.device  # our int8 is for CPUs
         yield load_translator(system.folder, device=device, **system.settings)
 
     def _speed(self, translator: TextTranslator, sources: list[str]) -> dict[str, Any]:

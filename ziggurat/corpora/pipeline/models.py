@@ -334,7 +334,7 @@ class ExportStep(Step):
         self.settings, self.after = settings_of(target), after
 
     def inputs(self) -> dict[str, list[Path]]:
-        """Return the files of a model that is there already, and of its own shortlist where the export contains it."""
+        """Return the files of a model that is there already, and of its shortlist where the export contains it."""
         own = self._to == "ctranslate2" and not self._shortlist
         return model_files(self._context, self._model) | (shortlists(self._context, self._model) if own else {})
 

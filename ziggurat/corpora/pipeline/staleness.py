@@ -1,4 +1,4 @@
-"""How each step of a pipeline stands: done, stale and why, or begun, with the time that was spent on it."""
+"""The status of each step of a pipeline: done, stale and why, or begun, with the time that was spent on it."""
 
 from __future__ import annotations
 

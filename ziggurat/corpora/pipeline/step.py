@@ -8,6 +8,7 @@ NAME/...             its results, and whatever it keeps to resume after an inter
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -60,7 +61,7 @@ class StepProgress:
     seconds: float | None = None
 
 
-class Step:
+class Step(ABC):
     """A step; its result is a function of its settings, of the content of its inputs and of what earlier steps made.
 
     Attributes:
@@ -85,12 +86,12 @@ class Step:
     version: int = 1
     is_job: bool = False
 
+    @abstractmethod
     def work(self, folder: Path) -> int | None:
         """Do the step in its folder, resuming from whatever an interrupted call left there.
 
         Returns the number of the signal that stopped it, or None.
         """
-        raise NotImplementedError
 
     def inputs(self) -> Mapping[str, Sequence[Path]]:
         """Return the files from outside that it reads, in order, by the key that names them.
@@ -99,7 +100,7 @@ class Step:
         """
         return {}
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027 - most steps have nothing to refuse
         """Raise the error that the step would end with, if that can be known before any step works."""
 
     def machine(self) -> Mapping[str, Any]:
@@ -187,7 +188,7 @@ class StepManifest:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in a file of ours; None where there is none, or it is damaged."""
+    """Return the JSON object in a file that we wrote; None where there is none, or it is damaged."""
     try:
         document = parse_json(read_bounded(path), str(path))
     except (OSError, DataError):

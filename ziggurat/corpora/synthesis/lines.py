@@ -95,7 +95,7 @@ _MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a by
 
 @dataclass
 class Line:
-    """A line of text as it stands in its file.
+    """A line of text, unchanged from its file.
 
     It is decoded, which takes ten times as long as reading it, when its text is asked for: by the worker that has its
     shard, and not where other calls do the shard.

@@ -31,7 +31,7 @@ MANY = 0.01
 
 
 class PairHashes(NamedTuple):
-    """What comparisons look at of each pair of a block."""
+    """Hashes by which the pairs of a block are compared with others."""
 
     keys: NDArray[np.uint64]
     """A hash of the pair, [pairs]."""

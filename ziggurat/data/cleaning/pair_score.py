@@ -55,11 +55,11 @@ class PairTokens(NamedTuple):
     copied: Floats
     """Share of the words of both sides that are on the other too, [pairs]."""
     marks: tuple[NDArray[np.bool_], NDArray[np.bool_]]
-    """Whether first and last characters are of one sort, [pairs] each."""
+    """True where first and last characters are of one sort, [pairs] each."""
 
 
 class CorpusStatistics(NamedTuple):
-    """What all pairs have in common: sizes of the vocabularies, and mean and deviation of the log length ratios."""
+    """Statistics of all pairs: sizes of the vocabularies, and mean and deviation of the log length ratios."""
 
     sizes: tuple[int, int]
     words: tuple[float, float]
@@ -111,7 +111,9 @@ class WordOrder:
 
 
 class HalfModel(NamedTuple):
-    """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
+    """The model learned from one half of the corpus: lexicons of both directions, and the order of words on both
+    sides.
+    """
 
     lexicons: tuple[Lexicon, Lexicon]
     order: tuple[WordOrder, WordOrder]
@@ -233,7 +235,7 @@ def _longest_runs(mask: NDArray[np.bool_], sentences: Tokens) -> Floats:
     """Return the length of the longest run of True among each sentence's words."""
     lengths = _lengths(sentences)
     starts = lengths.cumsum() - lengths
-    # A run is counted up, and begins anew behind a False and at the start of a sentence.
+    # A run is counted up, and restarts behind a False and at the start of a sentence.
     places = np.arange(len(mask))
     resets = np.where(mask, -1, places)
     resets[starts] = np.where(mask[starts], starts - 1, starts)

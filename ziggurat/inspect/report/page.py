@@ -212,7 +212,7 @@ def _translations(content: Content) -> str | None:
 
 @dataclass(frozen=True)
 class StepRow:
-    """A step: what it does, its seconds over all calls that worked on it, and the bytes that it hands on."""
+    """A step: what it does, its seconds over all calls that worked on it, and the bytes of its output."""
 
     name: str
     title: str
@@ -299,7 +299,7 @@ class PipelineSummary:
 
     @property
     def took(self) -> str:
-        """What the time of all steps is the sum of, in words."""
+        """The parts of the time of all steps, in words."""
         steps = f"{len(self.steps)} step{'' if len(self.steps) == 1 else 's'} below, each as it was done last,"
         without = "".join(f"; the {name}, which was there before, is not counted" for name in self.existing)
         return f"The {steps} took {duration(self.seconds)} together{without}."

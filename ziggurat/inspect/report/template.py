@@ -2,7 +2,7 @@
 
 No page has a script, nothing is fetched, and all text is escaped.
 
-The mark by which a page is known as one of ours, so that nothing else is replaced by one.
+The mark by which our pages are recognised, so that nothing else is replaced by one.
 """
 
 from __future__ import annotations

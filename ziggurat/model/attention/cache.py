@@ -286,7 +286,7 @@ _DENSE_BLOCK = 8
 
 
 class KeptWeights:
-    """Where an attention to the memory leaves the weights of its latest use, before dropout.
+    """The place where an attention to the memory leaves the weights of its latest use, before dropout.
 
     Args:
         head: number of the head, from 0, whose weights are kept; None: the mean over all heads.

@@ -39,7 +39,7 @@ ValueResidualKind = Literal["half", "learned", "single"]
 
 
 class FirstValues:
-    """Where the first layer leaves its values for those above, once in each pass through a stack.
+    """The place where the first layer leaves its values for those above, once in each pass through a stack.
 
     Attributes:
         values: V_1 [batch, heads, length, d_head]; None before the first layer.
@@ -76,7 +76,7 @@ class ValueResidual(nn.Module):
 
     @property
     def projects(self) -> bool:
-        """True where the layer has values of its own."""
+        """True if the layer has a value map."""
         return self.first or self.kind != "single"
 
     def forward(self, own: Sequence[Tensor], first: FirstValues) -> Tensor:
@@ -372,7 +372,7 @@ class SelfAttention(OwnAttention):
     def _maps_of(self, x: Tensor) -> Sequence[Tensor]:
         """Return queries, keys and, if there are any, values, [batch, length, d_model] each.
 
-        `x` is [batch, length, d_model], or [3, batch, length, d_model] where each has an input of its own.
+        `x` is [batch, length, d_model], or [3, batch, length, d_model] where each has a separate input.
         """
         if x.dim() == 3:
             return self.qkv_proj(x).chunk(self.maps, dim=-1)

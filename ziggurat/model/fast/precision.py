@@ -63,7 +63,7 @@ def training_rates(widths: Widths) -> Mapping[str, float]:
 def decoding_rates(widths: Widths) -> Mapping[str, float]:
     """Return the operations per second of one CPU thread in a packed linear map of `widths`, by precision.
 
-    int8 is not tried: it is chosen by whoever accepts that it changes translations, never for its speed alone.
+    int8 is not tried: it is for users who accept that it changes translations, never for its speed alone.
     """
     rows, widths = _shape(widths)
     x, weight = _like(rows, widths[0]), _like(widths[1], widths[0])

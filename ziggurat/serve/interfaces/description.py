@@ -1,4 +1,4 @@
-"""What paths take and answer, declared once: requests are read by it, and `GET /spec` tells it (OpenAPI 3.1).
+"""Requests and answers of all paths, declared once: requests are read by it, and `GET /spec` tells it (OpenAPI 3.1).
 
 Whoever answers a request sees the declared fields alone, so that no path takes what /spec does not say.
 
@@ -135,7 +135,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Operation:
-    """What is done at a path.
+    """An operation of a path.
 
     Attributes:
         dialect: whose it is.
@@ -146,7 +146,7 @@ class Operation:
         status: of the answer.
         file: whether the request is a form with a file.
         strict: whether other fields than its own are refused (400). Programs written for another server send some that
-            do not matter here; a field of ours that is misspelt would be a wish that nobody hears.
+            do not matter here; a misspelt field of our own API would be ignored silently.
     """
 
     dialect: Dialect

@@ -335,7 +335,7 @@ class NativeApi:
         more = _number(fields.get("alternatives", 0))
         if more is None or not 0 <= more <= most:
             raise Refused(400, f"`alternatives` is a number from 0 to {most}")
-        # The likeliest beams are mostly alike: whoever gives a prefix wants to know how it may go on.
+        # The likeliest beams are mostly alike: a client that gives a prefix wants to know how it may continue.
         next_words = _flag(fields, "next_words", default=bool(prefix.strip() and more))
         if (prefix.strip() or next_words) and (kind == "html" or len(texts) > 1):
             raise Refused(400, "`prefix` and `next_words` go with one text of one sentence, and `format: text`")

@@ -68,7 +68,7 @@ def _pairs(alignment: Alignment, is_text: Sequence[bool]) -> list[tuple[int, int
 def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | None:
     """Return the characters of `text` that each piece stands for, or None where the pieces are not those of the text.
 
-    A piece without letters of its own (a blank) has an empty span. Blanks, letter case and Unicode's compatibility
+    A piece without letters (a blank) has an empty span. Blanks, letter case and Unicode's compatibility
     forms may differ, since tokenizers change them; an unknown piece stands for what is between its neighbours.
     """
     # (1) The text's letters, each with the character that it is from: of some, normalisation makes several. Characters

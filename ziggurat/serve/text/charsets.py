@@ -51,7 +51,7 @@ _CONTROLS = regex.compile(r"[\x80-\x84\x86-\x9f]")
 
 @dataclass(frozen=True)
 class Charset:
-    """How a file's text is turned into bytes.
+    """The encoding by which a file's text becomes bytes.
 
     Attributes:
         codec: Python's name.

@@ -1,4 +1,4 @@
-"""What the terms of a glossary (ziggurat.translate.terminology) do to a translation.
+"""Application of a glossary's terms (ziggurat.translate.terminology) to a translation.
 
 Hard terms come out letter by letter. The sentence is translated as it is; where that does not give the terms, it is
 translated again with each term replaced by what it shall become, which must then come through unchanged like an address

@@ -53,7 +53,7 @@ class Close:
 
 @dataclass(frozen=True)
 class EmptyElement:
-    """A mark without text of its own: an image, a break, a footnote's number.
+    """A mark without text: an image, a break, a footnote's number.
 
     Attributes:
         raw: what the reader needs to write it.
@@ -116,7 +116,7 @@ def marked(pieces: Sequence[Piece]) -> list[SpannedText | Open | Close]:
     """Return the paragraphs of a list of pieces, and between them the openings and closings that do not pair up.
 
     A pair around such a one, or nested deeper than MAX_DEPTH, is itself among them: broken markup keeps its order, and
-    the text between two of its tags is a paragraph of its own.
+    the text between two of its tags is a separate paragraph.
     """
     partners = _partners(pieces)
     following = _following(pieces, partners)

@@ -58,7 +58,7 @@ class SentenceTranslation:
 
 @dataclass(frozen=True)
 class Result(Generic[Value]):
-    """What a work returns.
+    """The result of a work.
 
     Attributes:
         value: the translated text or document.
@@ -197,7 +197,7 @@ class Options:
         split: cuts a paragraph into sentences (ziggurat.serve.text.splitting); None: a paragraph is one sentence.
         aligned: whether the translator tells alignments; without, sentences with marks are translated in segments.
         again: whether a sentence is asked for again where something that must come through is missing.
-        terms: a glossary, whose hard terms must come out; soft ones are whoever translates to see to.
+        terms: a glossary, whose hard terms must come out; soft terms are the caller's responsibility.
         tally: where what came of the terms is counted.
         admit: is given the paragraphs, perhaps in several calls, before they are cut; what it raises ends the work.
     """

@@ -192,7 +192,7 @@ _TEXT_PICTURES = frozenset("©®™‼⁉ℹ↔↕↖↗↘↙↩↪▪▫▶◀
 
 
 BRANCHES = regex.compile(r"\{\s*+[^\s{},']++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,")
-"""Beginning of an argument of a message that has texts of its own, in ICU's MessageFormat."""
+"""Beginning of an argument of a message that contains texts, in ICU's MessageFormat."""
 
 
 def protected(text: str) -> list[Item]:

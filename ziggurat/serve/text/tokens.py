@@ -3,7 +3,7 @@
 HTML is read as browsers read it as far as tags, comments and text of scripts go, and never fails: neither html.parser
 nor lxml gives back how a tag was written.
 
-XML is read by expat without entities of its own, and bounded: no entity declaration is read, no DTD is fetched, and
+XML is read by expat without declared entities, and bounded: no entity declaration is read, no DTD is fetched, and
 neither depth nor size can fill memory. Names are those of known namespaces with the usual prefix (`w:p`), whatever
 prefix the file uses.
 """
@@ -363,7 +363,7 @@ class _Reader:
         self.end_text()
         before = self.tokens[-1] if self.tokens else None
         if token.kind == "close" and not raw and before is not None and before.kind == "open":
-            self.tokens[-1] = before._replace(kind="empty")  # <a/>: expat's end has no text of its own
+            self.tokens[-1] = before._replace(kind="empty")  # <a/>: expat reports no text for its end
         else:
             self.tokens.append(token._replace(raw=raw))
 

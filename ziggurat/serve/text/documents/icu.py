@@ -24,7 +24,7 @@ MAX_DEPTH = 20
 """Deepest nesting of arguments; a deeper message is not parsed."""
 
 FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]")
-"""What else shows that a text is such a message: an argument with a type, a quoted brace."""
+"""Other signs that a text is such a message: an argument with a type, a quoted brace."""
 
 _NAME = regex.compile(r"\s*+([^\s{},']++)\s*+")
 _OFFSET = regex.compile(r"\s*+offset\s*+:\s*+\d++")

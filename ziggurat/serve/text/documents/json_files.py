@@ -95,7 +95,7 @@ _MANIFEST = frozenset(("name", "short_name", "description", "label"))
 
 
 class _Shape(NamedTuple):
-    """What of a file is translated.
+    """The parts of a file that are translated.
 
     Attributes:
         last: keys of strings that are, if not all are.

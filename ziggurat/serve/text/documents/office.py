@@ -271,7 +271,7 @@ class _Paragraph:
         self.pieces.append(Close(part.raw(last, end + 1), name))
 
     def _run(self, place: int) -> None:
-        """Read a run: stretches of text and points, each as a run of its own."""
+        """Read a run: stretches of text and points, each as a separate run."""
         part = self.part
         children = part.children(place)
         before = part.tokens[place].raw
