@@ -38,7 +38,7 @@ def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:
     assert told(half, half, **without_bytes) == []  # ten occurrences of half of the pieces
     said = str(*told(half, none, **without_bytes))
     assert said.startswith("1,200 of 1,200 pieces occur fewer than 10 times in the training text")
-    assert "lower `data.subword.vocabulary_size`, to 500, say, and prepare again" in said
+    assert "lower `data.subword.vocabulary_size` to about 500 and prepare again" in said
 
 
 def test_each_side_is_told_by_its_own_key() -> None:

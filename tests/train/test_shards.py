@@ -14,8 +14,9 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from tests.conftest import forkserver
 from ziggurat.system.errors import CheckpointError
 from ziggurat.system.files import fingerprint
-from ziggurat.train.checkpoint import read_shards, read_slices, write_shards, write_slices
+from ziggurat.train.checkpoint import read_shards, write_shards
 from ziggurat.train.saving import Buffers
+from ziggurat.train.slices import read_slices, write_slices
 
 
 def state() -> dict[str, torch.Tensor]:

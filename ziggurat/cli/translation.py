@@ -95,12 +95,16 @@ def _refuse_for_documents(given: Mapping[str, bool]) -> None:
 
 
 def _translate_documents(
-    models: Sequence[str], opening: ModelOptions, paths: Sequence[str], output: str, asked: TranslateOptions
+    models: Sequence[str],
+    opening: ModelOptions,
+    paths: Sequence[str],
+    output: str,
+    tag: str | None,
+    terminology: str | None,
 ) -> None:
     """Translate documents; `output` is a file, or a folder in which they keep their names.
 
-    A folder is made where several documents, or one and a name that ends in `/`, find none. `asked` is what is asked of
-    the translations.
+    A folder is made where several documents, or one and a name that ends in `/`, find none.
     """
     from ziggurat.serve.text.documents.archive import Settings
     from ziggurat.serve.text.documents.kinds import document, document_kind
@@ -108,7 +112,7 @@ def _translate_documents(
     from ziggurat.serve.text.splitting import sentencex_splitter
 
     # Everything that can be wrong with the files is found before the model is loaded.
-    places = _places(paths, output)
+    places, asked = _places(paths, output, terminology), _asked(tag, terminology)
     source, target = _languages(models[0])
     split = sentencex_splitter(source)
     limits = Settings(Options(split)).limits
@@ -150,7 +154,7 @@ def _translate_documents(
             translator.notices.clear()
 
 
-def _places(paths: Sequence[str], output: str) -> dict[str, str]:
+def _places(paths: Sequence[str], output: str, terminology: str | None) -> dict[str, str]:
     """Return where each document is written. Raises ConfigError for names that would meet."""
     for path in paths:
         if path == "-":
@@ -165,7 +169,7 @@ def _places(paths: Sequence[str], output: str) -> dict[str, str]:
     if len(set(places.values())) < len(places):
         raise ConfigError("two of the documents have the same name; write them to different folders")
     for place in places.values():
-        refuse_overwriting(place, *paths)
+        refuse_overwriting(place, *paths, *([] if terminology is None else [terminology]))
         check_output(place if not into or Path(output).is_dir() else str(Path(output)))
     return places
 
@@ -305,7 +309,7 @@ def translate(
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
         _refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
-        _translate_documents([model, *(ensemble or [])], opening, document, output, _asked(tag, terminology))
+        _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology)
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     check_one_stream(input, *beside)

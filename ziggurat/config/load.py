@@ -237,9 +237,10 @@ def _errors(
     found = _one_for_each_key(error.errors())
     problems = []
     for e in found[:_MAX_ERRORS]:
-        rule = _broken_rule(e)
-        inner = [rule.problems[0].key] if isinstance(rule, ConfigError) and rule.problems[0].key else []
-        problems.append(Problem(".".join([*map(str, location_of(e)), *inner]), said(e)))
+        rule, section = _broken_rule(e), list(map(str, location_of(e)))
+        key, *named = rule.names if isinstance(rule, ConfigError) and rule.names else ("",)
+        whole = (".".join([*section, name]) for name in named)
+        problems.append(Problem(".".join([*section, *([key] if key else [])]), said(e), named=tuple(whole)))
     more = [f"and {len(found) - _MAX_ERRORS:,} more"] if len(found) > _MAX_ERRORS else []
     return ConfigError(*problems, *more, between="\n")
 

@@ -7,7 +7,8 @@ The sections about corpora are here: where they come from, what is held out of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -32,7 +33,7 @@ from ziggurat.config.pipeline_models import (
     TrainedConfig,
 )
 from ziggurat.config.train import ScheduleConfig
-from ziggurat.system.errors import ConfigError, Problem
+from ziggurat.system.errors import ConfigError, Problem, Remedy
 
 Name = Annotated[str, Field(pattern=r"^[\w][\w.+-]*$", max_length=100)]
 
@@ -188,8 +189,46 @@ PREPARED_BY = ("max_characters", "max_pieces")
 _ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
 
 
-def _said(error: ConfigError | ValidationError) -> str:
-    return str(error.errors()[0]["msg"] if isinstance(error, ValidationError) else error).removeprefix("Value error, ")
+_OF_PIPELINE = {
+    "data.filters": "cleaning",
+    "data.train": "bitext.train",
+    "data.dev": "bitext.dev",
+    "data.held_out": "test",
+    "data.alignment": "alignment",
+    "data.source_language": "source_language",
+    "data.target_language": "target_language",
+}
+_OF_MODEL = ("subword", "unicode", "stages", "modifiers", "sampling_temperature")
+"""Keys of `data` that are keys of a model in a pipeline's file."""
+
+
+def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the names of a pipeline for keys of an experiment, and for ways out of the command line.
+
+    Args:
+        model: the model whose experiment it is; None: it is the data of cleaning.
+        corpora: key of a corpus in the experiment, such as `data.train.0`, -> key in the pipeline's file.
+    """
+    found = {**_OF_PIPELINE, **(corpora or {})}
+    if model is None:
+        return found
+    if model == "backward":  # its source is the pipeline's target
+        found |= {"data.source_language": "target_language", "data.target_language": "source_language"}
+    found |= {section: f"{model}.{section}" for section in ("model", "training", "decoding")}
+    found |= {f"data.{key}": f"{model}.{key}" for key in _OF_MODEL}
+    # A change of the file makes the store again, and the command for the whole is the one that goes on.
+    found |= dict.fromkeys((Remedy.PREPARE, Remedy.PREPARE_ANEW, Remedy.REBUILD), f"give `--force {model}-data`")
+    return found | {Remedy.THEN_PREPARE: "", Remedy.PREPARE_AFTER: "", Remedy.RESUME: "the same command"}
+
+
+def _said(error: ConfigError | ValidationError, names: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the text of an error on a model's experiment; `names`: those of the pipeline's file."""
+    if isinstance(error, ValidationError):
+        found = error.errors()[0]
+        error = found.get("ctx", {}).get("error", error)
+        if not isinstance(error, ConfigError):
+            return str(found["msg"]).removeprefix("Value error, ")
+    return str(error.with_names(names))
 
 
 class PipelineConfig(Section):
@@ -350,7 +389,7 @@ class PipelineConfig(Section):
             experiment = self.experiment(name, train, [], "store")
         except ValidationError as error:
             place = ".".join(str(step) for step in (name, *error.errors()[0]["loc"]))
-            raise ConfigError(f"`{place}`: {_said(error)}", key=place) from None
+            raise ConfigError(f"`{place}`: {_said(error, pipeline_names(name))}", key=place) from None
         if name == "student" and self.quantisation is not None:
             try:
                 self.quantised(experiment, "student")

@@ -314,6 +314,7 @@ class Corpus:
         stream = ScoreStream(self.scores, self.reader)
         for block in self.reader.blocks():
             yield block, stream.unwanted(len(block[0]))
+        stream.end()
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:

@@ -327,6 +327,7 @@ def prepare(
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
     """Return notices that a manifest keeps as text as the problems that they were."""
     keys = ["data.filters.held_out", "data.filters.identical", "data.subword.vocabulary_size"]
+    keys += ["data.subword.kind", "data.unicode"]
     keys += ["data.subword.target_vocabulary_size", Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora)]
     found = []
     for text in texts:

@@ -197,8 +197,8 @@ def _notice(config: SubwordConfig, key: str, side: str, counts: NDArray[np.int64
         Problem(
             f"data.subword.{key}",
             f"{learned - often:,} of {learned:,} {side}pieces occur fewer than {_OFTEN} times in the training text: "
-            f"too rarely to be learned well. With so little text, lower `data.subword.{key}`, to {max(fewer, 500)}, "
-            "say, and prepare again",
+            f"too rarely to be learned well. With so little text, lower `data.subword.{key}` to about {max(fewer, 500)}"
+            " and prepare again",
             severity="warning",
             named=(Remedy.PREPARE_AFTER,),
         )

@@ -241,7 +241,7 @@ def verify(path: Path, expected: str) -> None:
     try:
         actual = fingerprint(path)
     except DataError as error:
-        raise CheckpointError(str(error)) from None
+        raise CheckpointError(*error.problems, between=error.between) from None
     if actual != expected:
         raise CheckpointError(f"{path}: damaged (checksum {actual}, expected {expected})")
 

@@ -44,7 +44,8 @@ class LineBatch:
     """
 
     def __init__(self, translator: TextTranslator, options: TranslateOptions, slots: int) -> None:
-        few = options.constrained or options.next_words
+        one_by_one = bool(options.prefix) and not translator.capabilities.continuous
+        few = options.constrained or options.next_words or one_by_one  # others wait while these are searched for
         self.slots = min(slots, CONSTRAINED) if few else slots
         self.lines: dict[int, QueuedLine] = {}
         self._translator, self._options, self._tickets = translator, options, count()
@@ -208,7 +209,8 @@ class Engine:
     @property
     def version(self) -> object:
         """The version of the files that the open model was read from; None: it is not open."""
-        return None if self._opened is None else self._opened.version
+        opened = self._opened  # read once: the thread of the engine may close it meanwhile
+        return None if opened is None else opened.version
 
     @property
     def busy(self) -> bool:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,9 @@ class ModelSource:
             raise ConfigError(f"{self.path}: {error}") from None
         return found
 
-    @property
+    @cached_property
     def is_exported(self) -> bool:
-        """True if CTranslate2 translates with it."""
+        """True if CTranslate2 translates with it; looked up once, since requests ask it while a folder is replaced."""
         return is_export(self.path)
 
     def shortlist(self) -> Path | None:
@@ -95,6 +95,13 @@ class ModelSource:
             config = config_file(self.path)
             name = _shortlist_of(config, _seen(config))
         return None if name is None else Path(name).expanduser()
+
+    def has_shortlist(self) -> bool:
+        """Return whether the search goes by a shortlist, as far as the folder tells at this moment."""
+        try:
+            return self.shortlist() is not None
+        except CheckpointError:  # being replaced
+            return False
 
     def version(self) -> str:
         """Return what changes whenever a file does that the model is made of, as 16 hexadecimal digits.
@@ -219,6 +226,8 @@ class ModelPool:
             engine = Engine(name, self._opening(source, name), source.version, queue, say, self._closing(name))
             self.models[name] = Model(name, *pair, source, engine)
             self.pairs.setdefault(pair, self.models[name])
+        self.languages = self._reachable()
+        """The languages that can be translated from, each with those that it can be translated into, sorted."""
 
     def route(self, source: str, target: str) -> list[Model] | None:
         """Return the models that lead from one language to the other, at most two; None: there is no way."""
@@ -230,9 +239,7 @@ class ModelPool:
                 return [model, second]
         return None
 
-    @property
-    def languages(self) -> dict[str, list[str]]:
-        """The languages that can be translated from, each with those that it can be translated into, sorted."""
+    def _reachable(self) -> dict[str, list[str]]:
         codes = sorted({code for pair in self.pairs for code in pair})
         found = {code: [other for other in codes if code != other and self.route(code, other)] for code in codes}
         return {code: targets for code, targets in found.items() if targets}

@@ -278,8 +278,8 @@ class TranslationRequest:
                 found = await started.results()
                 self._count(len(said) if model is last else 0)
                 started = None
-            else:  # the prefix has been used up by the first sentence
-                options = replace(self._options, prefix="", complete=False) if model is last else PLAIN
+            else:  # a request with a prefix has one sentence: what is asked of it again begins in the same way
+                options = self._options if model is last else PLAIN
                 found = await self._through(model, said, options, counted=model is last)
             if model is not last:
                 said = [translation.text for translation in found]

@@ -220,7 +220,7 @@ class Translations:
         """Return why soft terms cannot be searched for on this way; empty: they can."""
         if route and route[-1].origin.is_exported:
             return f"{route[-1].name} is an exported model, which cannot be told what to search for"
-        if route and route[-1].origin.shortlist() is not None:
+        if route and route[-1].origin.has_shortlist():
             return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
         return ""
 

@@ -10,41 +10,22 @@ There are no states of random generators: random numbers of training follow from
 
 Moments are in shards: each process writes its part, and any number of processes can read them. A shard has the headers
 of torch.distributed.checkpoint: `DCP_SHARDING_INFO` says where in its tensor each slice begins. A process that is alone
-needs no more than that of it; several agree through torch.distributed.checkpoint, which takes a second to import. It
-plans which process writes which slice, agrees on errors and reads the slices back. Its own writers are not used:
-FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and HuggingFaceStorageWriter assembles a
-process's whole shard in memory before it writes it (filesystem.py, `stream.write(save(tensor_dict, ...))`) and syncs no
-checksum with it. The files here have the headers that HuggingFaceStorageReader reads.
+needs no more than that of it; several agree through ziggurat.train.slices.
 
-`RunState` is the state of a run apart from its tensors, and moves on through the data.
+`RunProgress` is the state of a run apart from its tensors, and moves on through the data.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
-import os
 import shutil
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.futures import Future
 
 from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.batching import FIRST, stages_over
@@ -63,9 +44,9 @@ from ziggurat.model.run_folder import (
     write_meta,
 )
 from ziggurat.model.tensors import read_tensors, write_tensors
-from ziggurat.system.errors import CheckpointError, DataError, MachineError, Problem, Remedy, refuse_passing
+from ziggurat.system.errors import CheckpointError, DataError, MachineError, Problem, Remedy
 from ziggurat.system.staging import Staging, staged
-from ziggurat.train.distributed import Processes
+from ziggurat.train.distributed import Processes, shard_header, shard_name
 
 
 @dataclass
@@ -187,10 +168,12 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
     Raises OSError, in every process, when one of them cannot write.
     """
     if dist.is_available() and dist.is_initialized():
+        from ziggurat.train.slices import write_slices  # takes most of a second to import
+
         return write_slices(folder, tensors, group)
     folder.mkdir(parents=True, exist_ok=True)
-    header = _shard_header({name: [0] * tensor.dim() for name, tensor in tensors.items()})
-    return {_shard_name(0): write_tensors(folder / _shard_name(0), tensors, header)} if tensors else {}
+    header = shard_header({name: [0] * tensor.dim() for name, tensor in tensors.items()})
+    return {shard_name(0): write_tensors(folder / shard_name(0), tensors, header)} if tensors else {}
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
@@ -199,21 +182,11 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     Raises CheckpointError when a file is missing or damaged.
     """
     # One file has all tensors whole: of several processes that hold slices, each has written some.
-    if [file.name for file in folder.glob("*.safetensors")] == [_shard_name(0)]:
-        return read_tensors(folder / _shard_name(0))
+    if [file.name for file in folder.glob("*.safetensors")] == [shard_name(0)]:
+        return read_tensors(folder / shard_name(0))
+    from ziggurat.train.slices import read_slices
 
     return read_slices(folder)
-
-
-def _shard_name(rank: int) -> str:
-    """Return the name of a process's file."""
-    return f"shard-{rank:05d}.safetensors"
-
-
-def _shard_header(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Return the header of a shard whose slice of each tensor begins at these places, one for each dimension."""
-    offsets = {name: {"saved_offsets": list(begin)} for name, begin in begins.items()}
-    return {"DCP_SHARDING_INFO": json.dumps(offsets, sort_keys=True), "DCP_VERSION": "1.0"}
 
 
 _STATE = "state"
@@ -271,7 +244,7 @@ def save_checkpoint(
         shards = write_shards(staged(folder) / _OPTIMISER, checkpoint.optimiser, processes.group)
         processes.first_does(end)
     except (DataError, MachineError) as error:
-        raise CheckpointError(str(error)) from None
+        raise CheckpointError(*error.problems, between=error.between) from None
     except OSError as error:
         refuse_replaced(run)
         size = sum(
@@ -390,105 +363,3 @@ def _read_meta(folder: Path) -> _Meta:
         return _Meta(progress, document["store"], document["corpora"], dict(document["checksums"]))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None
-
-
-# torch warns on every save and load of a single process, where that is intended.
-warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable or uninitialized")
-
-
-def write_slices(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, str]:
-    """Write this process's slices of `tensors`; see ziggurat.train.checkpoint.write_shards."""
-    writer = _ShardWriter(folder)
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    try:
-        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group)
-    except CheckpointException as error:
-        raise _cause(error) from None
-    return writer.checksums
-
-
-def read_slices(folder: Path) -> dict[str, Tensor]:
-    """Put the tensors of a folder together; see ziggurat.train.checkpoint.read_shards."""
-    try:
-        reader = HuggingFaceStorageReader(str(folder))
-        found = reader.read_metadata().state_dict_metadata
-        # `load` fills tensors in place: empty ones of the sizes in the headers ask for all of them, whole.
-        tensors: dict[str, Any] = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in found.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
-        if tensors:
-            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            load(tensors, storage_reader=reader, planner=planner, no_dist=True)  # each process by itself
-    except CheckpointException as error:
-        refuse_passing(folder, _cause(error))
-        raise CheckpointError(f"{folder}: damaged ({_cause(error)})") from None
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        refuse_passing(folder, error)
-        raise CheckpointError(f"{folder}: damaged or missing ({error})") from None
-    return tensors
-
-
-def _cause(error: CheckpointException) -> BaseException:
-    """Return the error of the first process that failed."""
-    return error.failures[min(error.failures)][0]
-
-
-class _ShardWriter(StorageWriter):
-    """Writes one safetensors file per process.
-
-    Attributes:
-        checksums: fingerprint of each file by its name; filled in the first process when all have written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.checksums: dict[str, str] = {}
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Do nothing: a writer serves one checkpoint."""
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: every process does the same."""
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Make the folder."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return plan
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give each process the name of its file, by its rank."""
-        names = map(_shard_name, range(len(plans)))
-        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's slices, if it has any."""
-        slices: dict[str, Tensor] = {}
-        begins: dict[str, list[int]] = {}
-        for item in plan.items:
-            assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
-            # One slice per process: the file's keys are the tensors' names, as torch's reader expects.
-            assert item.index.fqn not in slices, f"{item.index.fqn}: more than one slice in one process"
-            part = planner.resolve_data(item)
-            assert isinstance(part, Tensor)
-            slices[item.index.fqn] = part
-            begins[item.index.fqn] = list(item.tensor_data.chunk.offsets)
-        results = []
-        if slices:
-            checksum = write_tensors(self.folder / plan.storage_data, slices, _shard_header(begins))
-            sizes = {name: part.numel() * part.element_size() for name, part in slices.items()}
-            written = (plan.storage_data, checksum)
-            results = [WriteResult(item.index, sizes[item.index.fqn], written) for item in plan.items]
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Collect the checksums; readers need nothing but the headers of the files."""
-        self.checksums = dict(written.storage_data for part in results for written in part)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return False: folders are given to the constructor."""
-        return False

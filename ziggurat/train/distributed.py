@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -287,3 +287,14 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
             atexit.register(end_at_once)
         raise
     dist.destroy_process_group()
+
+
+def shard_name(rank: int) -> str:
+    """Return the name of a process's file."""
+    return f"shard-{rank:05d}.safetensors"
+
+
+def shard_header(begins: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """Return the header of a shard whose slice of each tensor begins at these places, one for each dimension."""
+    offsets = {name: {"saved_offsets": list(begin)} for name, begin in begins.items()}
+    return {"DCP_SHARDING_INFO": json.dumps(offsets, sort_keys=True), "DCP_VERSION": "1.0"}

@@ -286,9 +286,10 @@ class TranslationCall:
         if number == 0:
             asked_for = extras.asked(place)  # one that is given twice must be there twice; a term need not
             phrases = [*asked_for, *(phrase for phrase in phrases if phrase not in asked_for)]
-            if extras.prefixes and extras.prefixes[place].strip():
+            beginning = extras.prefixes[place] if extras.prefixes else self.options.prefix
+            if beginning.strip():
                 self._refuse_shortlist("prefixes")
-                prefix = tuple(self.target.encode([extras.prefixes[place].replace("\0", " ")])[0])
+                prefix = tuple(self.target.encode([beginning.replace("\0", " ")])[0])
         constraints = tuple(ids for ids in phrase_ids(phrases, self.target) if ids) if phrases else ()
         rule, line = self.decoding.max_length, extras.first + place
         limit = extras.longest[place] if extras.longest else self.target_limit

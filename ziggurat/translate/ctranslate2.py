@@ -239,7 +239,7 @@ class CTranslate2Translator:
             threads = max(1, (threads or usable_cpus()) // workers)
         self.before_step: Callable[[], None] = lambda: None  # its search calls nothing between steps
         self.about_precision: Callable[[bool], str] = lambda hints: ""  # the precision is set at the export
-        self.capabilities = Capabilities(scoring=False, constraints=False, line_inputs=False, continuous=False)
+        self.capabilities = Capabilities(constraints=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
         self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
@@ -270,14 +270,15 @@ class CTranslate2Translator:
         options = TranslateOptions.of(options, asked)
         if constraints is not None or options.terms is not None:
             raise ConfigError(NO_LINE_INPUTS)
-        call = self._settings(options)
-        if prefixes is None and options.prefix:
-            prefixes = [options.prefix] * len(texts)
-        if prefixes is None and not options.next_words:
-            return self._translate_window(texts, call)
-        prefixes = [""] * len(texts) if prefixes is None else prefixes
-        if len(prefixes) != len(texts):
+        if prefixes is not None and len(prefixes) != len(texts):
             raise DataError(f"{len(texts)} texts, but {len(prefixes)} prefixes; they must pair up")
+        return self._translated(texts, self._settings(options), prefixes)
+
+    def _translated(self, texts: Sequence[str], call: Call, prefixes: Sequence[str] | None = None) -> list[Translation]:
+        """Return the translations of texts, each with its beginning; `prefixes` None: all with that of the options."""
+        if prefixes is None and not call.options.begun:
+            return self._translate_window(texts, call)
+        prefixes = [call.options.prefix] * len(texts) if prefixes is None else prefixes
         # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
         forced = [self.target_tokenizer.pieces(ids) for ids in self.target_tokenizer.encode(without_nul(prefixes))]
         pairs = zip(texts, forced, strict=True)
@@ -303,7 +304,7 @@ class CTranslate2Translator:
         if prefixes is not None or constraints is not None or options.terms is not None:
             raise ConfigError(NO_LINE_INPUTS)
         call = self._settings(options)
-        return chain.from_iterable(self._translate_window(texts, call) for texts in windows(lines, window))
+        return chain.from_iterable(self._translated(texts, call) for texts in windows(lines, window))
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0

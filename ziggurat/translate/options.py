@@ -23,15 +23,11 @@ class Capabilities:
     """Capabilities of a translator besides translating lines as they are.
 
     Attributes:
-        scoring: it scores given translations.
         constraints: it searches for translations that contain given phrases.
-        line_inputs: lines of a stream come with prefixes, constraints or terms.
         continuous: lines join a search that is running (ziggurat.translate.call.ContinuousTranslation).
     """
 
-    scoring: bool
     constraints: bool
-    line_inputs: bool
     continuous: bool
 
 
@@ -68,10 +64,11 @@ class TranslateOptions:
         """Return the options of a call: those `given`, changed by its keywords.
 
         The keywords are `tag`, `scores`, `complete`, `next_words`, and `terminology` (source term -> target term);
-        others are keys of the `decoding` section.
+        others are keys of the `decoding` section, which win over `n_best` and `alignments` of `given`.
         """
         options, left = given or cls(), dict(asked)
         own: dict[str, Any] = {key: left.pop(key) for key in ("tag", "scores", "complete", "next_words") if key in left}
+        own |= {key: unasked for key, unasked in (("n_best", 0), ("alignments", False)) if left.get(key) is not None}
         if (terms := left.pop("terminology", None)) is not None:
             own["terms"] = Terms.of(terms)
         return replace(options, **own, decoding={**options.decoding, **left})
@@ -94,12 +91,13 @@ class TranslateOptions:
     def changes(self, own: DecodingConfig) -> dict[str, Any]:
         """Return the keys of the `decoding` section that differ from the translator's `own`."""
         changes = dict(self.decoding)
+        beam = changes.get("beam_size") or own.beam_size
         if self.n_best:
             changes["n_best"] = self.n_best
-            if self.n_best > own.beam_size:
+            if self.n_best > beam:
                 changes["beam_size"] = self.n_best
         if self.constrained:
-            changes["beam_size"] = max(2, self.n_best, own.beam_size)
+            changes["beam_size"] = max(2, self.n_best, beam)
             changes |= {"search": "beam", "endings": "candidates", "diverse_groups": 1, "mbr": 0}
         if self.next_words:
             changes |= {"search": "beam", "diverse_groups": 1, "mbr": 0}
@@ -180,12 +178,12 @@ def tells_alignments(translator: TextTranslator) -> bool:
     A word is translated to see: whether there are attention weights depends on every model of an ensemble, and of an
     export on the version that wrote it.
     """
+    kept, translator.notices = translator.notices, Notices()
     try:
         with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
             best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
     except ConfigError:
         return False
     finally:
-        translator.notices.clear()
-        translator.notices.told.clear()
+        translator.notices = kept
     return best.alignment is not None

@@ -104,7 +104,7 @@ class Translator:
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         self.about_precision: Callable[[bool], str] = lambda hints: ""
-        self.capabilities = Capabilities(scoring=bool(self.models), constraints=True, line_inputs=True, continuous=True)
+        self.capabilities = Capabilities(constraints=True, continuous=True)
 
     @property
     def model(self) -> Seq2Seq:
@@ -148,8 +148,6 @@ class Translator:
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
         call = self.call_of(TranslateOptions.of(options, asked), constrained=constraints is not None)
-        if prefixes is None and call.options.prefix:
-            prefixes = [call.options.prefix] * len(texts)
         extras = LineExtras(first, prefixes or (), constraints or (), longest or (), numbered=len(texts) > 1)
         return self._translate_window(texts, call, extras)
 
@@ -384,7 +382,7 @@ class WorkerTranslator:
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
 
-        One worker translates a window as a whole. Up to WINDOWS_PER_WORKER windows for each worker are read before the
+        One worker translates a window as a whole. Up to _WINDOWS_PER_WORKER windows for each worker are read before the
         first translation is yielded. Other arguments are as in Translator.translate_stream.
         """
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)

@@ -89,6 +89,9 @@ def parsed(content: dict[str, Any], *overrides: str) -> PipelineConfig:
 class Made(Step):
     """A step whose attributes and methods are given."""
 
+    def work(self, folder: Path) -> int | None:
+        """Do nothing."""
+
 
 def made(name: str, work: Callable[[Path], int | None] = lambda folder: None, **given: Any) -> Step:
     """Make a step that does `work`; what is not given is as in `Step`."""

@@ -120,7 +120,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("student.recipe=dmeo", "`student`: no recipe `dmeo`; did you mean `demo`"),
         ("backward.corpora={distillation: 1}", "`backward.corpora.distillation`: no such corpus is made"),
         ("teacher.corpora={bitexts: 1}", "`teacher.corpora.bitexts.[key]`: input should be 'bitext', 'back-transl"),
-        ("teacher.subword.joint=false teacher.model.embedding.sharing=all", "`teacher`: `model.embedding.sharing"),
+        ("teacher.subword.joint=false teacher.model.embedding.sharing=all", "`teacher.model.embedding.sharing"),
         ("backtranslation.decoding={beam_sizes: 3}", "unknown key `decoding.beam_sizes`"),
         ("backtranslation.decoding={seed: 3}", "`decoding.seed`: this section has keys of its own for that"),
         ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.corpora.pipeline.conftest import parsed, trained, whole
-from ziggurat.config.pipeline import ModelName
-from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, errors_renamed, pipeline_names, with_way_out
+from ziggurat.config.pipeline import ModelName, pipeline_names
+from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, errors_renamed, with_way_out
 from ziggurat.system.errors import DataError, Problem, Remedy
 
 

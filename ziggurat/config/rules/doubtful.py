@@ -47,7 +47,7 @@ def _unused(experiment: Experiment) -> Iterator[Problem]:
     training = experiment.training
     unused = [*unused_in_data(experiment.data), *unused_settings(experiment.model), *unused_in_training(training)]
     unused += unused_in_decoding(experiment.decoding)
-    one_direction = len(set(map(experiment.data.languages_of, experiment.data.dev))) == 1
+    one_direction = len(set(map(experiment.data.languages_of, experiment.data.dev))) <= 1
     if one_direction and training.checkpoint.keep_best_per_direction:
         unused.append("training.checkpoint.keep_best_per_direction")
     for key in unused:

@@ -18,8 +18,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.config.pipeline import HoldOutConfig
-from ziggurat.corpora.pipeline.context import PipelineContext, Progress, errors_renamed, pipeline_names, write_sides
+from ziggurat.config.pipeline import HoldOutConfig, pipeline_names
+from ziggurat.corpora.pipeline.context import PipelineContext, Progress, errors_renamed, write_sides
 from ziggurat.corpora.pipeline.corpora import corpus_files, of_fetch, resolved, text_settings
 from ziggurat.corpora.pipeline.costs import CorpusSizes, cleaning
 from ziggurat.corpora.pipeline.step import Expected, Step, joined, settings_of, write_document

@@ -25,9 +25,10 @@ from ziggurat.config.pipeline import (
     PREPARED_BY,
     ModelName,
     PipelineConfig,
+    pipeline_names,
 )
 from ziggurat.config.pipeline_models import TargetConfig
-from ziggurat.system.errors import ConfigError, Problem, Remedy, ZigguratError, printable
+from ziggurat.system.errors import ConfigError, Problem, ZigguratError, printable
 from ziggurat.system.files import atomic_file
 from ziggurat.system.processes import usable_cpus
 from ziggurat.system.terminal import duration
@@ -346,38 +347,6 @@ def write_sides(files: Sequence[Path], blocks: Iterable[Sequence[Sequence[str]]]
                 file.write("".join(f"{line}\n" for line in side).encode())
             pairs += len(block[0])
     return pairs
-
-
-_OF_PIPELINE = {
-    "data.filters": "cleaning",
-    "data.train": "bitext.train",
-    "data.dev": "bitext.dev",
-    "data.held_out": "test",
-    "data.alignment": "alignment",
-    "data.source_language": "source_language",
-    "data.target_language": "target_language",
-}
-_OF_MODEL = ("subword", "unicode", "stages", "modifiers", "sampling_temperature")
-"""Keys of `data` that are keys of a model in a pipeline's file."""
-
-
-def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the names of a pipeline for keys of an experiment, and for ways out of the command line.
-
-    Args:
-        model: the model whose experiment it is; None: it is the data of cleaning.
-        corpora: key of a corpus in the experiment, such as `data.train.0`, -> key in the pipeline's file.
-    """
-    found = {**_OF_PIPELINE, **(corpora or {})}
-    if model is None:
-        return found
-    if model == "backward":  # its source is the pipeline's target
-        found |= {"data.source_language": "target_language", "data.target_language": "source_language"}
-    found |= {section: f"{model}.{section}" for section in ("model", "training", "decoding")}
-    found |= {f"data.{key}": f"{model}.{key}" for key in _OF_MODEL}
-    # A change of the file makes the store again, and the command for the whole is the one that goes on.
-    found |= dict.fromkeys((Remedy.PREPARE, Remedy.PREPARE_ANEW, Remedy.REBUILD), f"give `--force {model}-data`")
-    return found | {Remedy.THEN_PREPARE: "", Remedy.PREPARE_AFTER: "", Remedy.RESUME: "the same command"}
 
 
 def with_way_out(problem: Problem, config: PipelineConfig, known: Mapping[str, str]) -> Problem:

@@ -56,8 +56,6 @@ from ziggurat.system.processes import usable_cpus
 from ziggurat.translate.results import TranslationWarning, read_lines
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.metrics import TestSet
-    from ziggurat.evaluate.perturbations import DisturbedSet
     from ziggurat.translate.options import TextTranslator
 
 PAGE, RECORD = "report.html", "report.json"

@@ -78,10 +78,7 @@ def with_pruned_student(context: PipelineContext) -> PipelineContext:
     if teacher.existing is not None:
         there, vocabulary = _experiment_there(context, "teacher")
         model, unicode = there.model, there.data.unicode
-    try:
-        return replace(context, config=context.config.with_student_of(model, unicode, str(vocabulary)))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    return replace(context, config=context.config.with_student_of(model, unicode, str(vocabulary)))
 
 
 def experiment_of(context: PipelineContext, name: ModelName) -> Experiment:

@@ -14,19 +14,12 @@ from typing import Any
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.layers import LeftOut
-from ziggurat.config.pipeline import PREPARED_BY, ModelName
+from ziggurat.config.pipeline import PREPARED_BY, ModelName, pipeline_names
 from ziggurat.config.pipeline_models import TrainedConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.corpora.jobs.job import JobOutcome
 from ziggurat.corpora.jobs.preparation import prepare_job
-from ziggurat.corpora.pipeline.context import (
-    Corpora,
-    PipelineContext,
-    Progress,
-    errors_renamed,
-    pipeline_names,
-    with_way_out,
-)
+from ziggurat.corpora.pipeline.context import Corpora, PipelineContext, Progress, errors_renamed, with_way_out
 from ziggurat.corpora.pipeline.costs import PAIRS_PREPARED, CorpusSizes, Costs, by_rate, updates_done
 from ziggurat.corpora.pipeline.models import (
     VOCABULARIES,

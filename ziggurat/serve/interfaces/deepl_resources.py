@@ -218,7 +218,7 @@ class DeepLDocuments:
         elif given.status == "done":
             told["billed_characters"] = given.characters
         elif given.error is not None:
-            told["error_message"] = getattr(given.error, "text", None) or str(given.error)
+            told["error_message"] = str(given.error)
         return JSONResponse(told)
 
     async def result(self, request: Request) -> Response:

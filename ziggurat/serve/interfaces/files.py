@@ -236,7 +236,7 @@ def _progress(given: Document) -> dict[str, Any]:
         "target": given.target,
     }
     if given.error is not None:
-        record["error"] = getattr(given.error, "text", None) or str(given.error)
+        record["error"] = str(given.error)
     if given.terms is not None and given.status == "done":
         record["glossary"] = given.tally.records(given.terms)
     if given.notices and given.status == "done":

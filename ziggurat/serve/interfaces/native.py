@@ -289,7 +289,7 @@ class NativeApi:
             "target": target,
             "models": [model.name for model in route],
             "soft_terms": not self._server.never_softens(route),
-            "prefixes": len(route) == 1 and route[0].origin.shortlist() is None,
+            "prefixes": len(route) == 1 and not route[0].origin.has_shortlist(),
         }
 
     async def translate(self, request: Request) -> Response:
@@ -383,8 +383,4 @@ def _check_alignments(found: Sequence[TextTranslation]) -> None:
         if len(each.route) == 1:
             best = [translation.hypotheses[0] for translation in each.found.values()]
             if any(hypothesis.alignment is None and hypothesis.tokens for hypothesis in best):
-                model = each.route[0]
-                why = "has no attention weights to tell them by"
-                if model.origin.is_exported:
-                    why = "was exported before exports told them; export it again"
-                raise Refused(400, f"no `alignments`: {model.name} {why}")
+                raise Refused(400, f"no `alignments`: {each.route[0].name} has no attention weights to tell them by")

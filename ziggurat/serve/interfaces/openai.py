@@ -158,7 +158,7 @@ class OpenAI:
         if type(count) is not int or not 1 <= count <= most:
             raise Refused(400, f"`n` must be a whole number from 1 to {most}")
         stream, ends = fields.get("stream"), fields.get("stream_options")
-        if stream not in (None, True, False):
+        if stream is not None and type(stream) is not bool:
             raise Refused(400, "`stream` must be true or false")
         if ends is None:
             return count, stream is True, False
