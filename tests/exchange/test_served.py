@@ -329,3 +329,17 @@ def test_check_tells_reasons_before_any_training(capfd: pytest.CaptureFixture[st
     assert found["ziggurat"] == {"reachable": True, "reasons": []}
     assert not found["ctranslate2"]["reachable"]
     assert any("history: dlcl" in reason for reason in found["ctranslate2"]["reasons"])
+
+
+@pytest.mark.parametrize("options", [TranslateOptions(2, prefix="the"), TranslateOptions(2, next_words=True)])
+def test_options_hold_for_every_line_of_a_stream_of_an_export(
+    exported: tuple[Path, Path], options: TranslateOptions
+) -> None:
+    theirs = CTranslate2Translator(exported[1], threads=1)
+    whole = theirs.translate(SENTENCES[:3], options)
+    stream = list(theirs.translate_stream(SENTENCES[:3], options, window=3))
+    said = [[[hypothesis.text for hypothesis in each.hypotheses] for each in found] for found in (whole, stream)]
+    assert said[0] == said[1]
+    if options.next_words:
+        words = [[first_word(hypothesis.tokens) for hypothesis in each.hypotheses] for each in stream]
+        assert all(len(set(each)) == len(each) for each in words)

@@ -18,7 +18,7 @@ from ziggurat.system.errors import DataError
 from ziggurat.translate.call import ContinuousTranslation
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.ctranslate2 import Call, SearchResult, by_next_word, heads_of
-from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.options import TranslateOptions, tells_alignments
 from ziggurat.translate.results import Hypothesis, begins_word, boundary_ids, ends_in_word, first_word
 from ziggurat.translate.search import search
 from ziggurat.translate.translator import Translator
@@ -124,3 +124,28 @@ def test_results_of_ctranslate2_are_told_apart_by_their_words() -> None:
     best = by_next_word(every, call, 3)
     assert [" ".join(each.pieces) for each in best] == ["▁a ▁d og", "▁a ▁d ot", "▁a ▁cat ▁x"]
     assert [(each.pieces, each.ended) for each in by_next_word(every[1:2], call, 2)] == [(["▁a", "▁d"], False)]
+
+
+@pytest.mark.parametrize("options", [TranslateOptions(prefix="the dog"), replace(WORDS, prefix="the", complete=True)])
+def test_options_hold_for_every_line_of_a_stream(untrained: Translator, options: TranslateOptions) -> None:
+    whole = untrained.translate(SENTENCES[:3], options)
+    stream = list(untrained.translate_stream(SENTENCES[:3], options, window=2))
+    said = [[[hypothesis.text for hypothesis in each.hypotheses] for each in found] for found in (whole, stream)]
+    assert said[0] == said[1]
+    assert all(text.startswith(options.prefix) for each in said[1] for text in each)
+
+
+def test_keywords_win_over_the_options_that_they_change(untrained: Translator) -> None:
+    found = untrained.translate(SENTENCES[:1], TranslateOptions(n_best=1), n_best=2)
+    assert len(found[0].hypotheses) == 2
+    wide = TranslateOptions(n_best=2, decoding={"beam_size": 5})
+    assert "beam_size" not in {key for key, value in wide.changes(untrained.decoding).items() if value == 2} - {
+        "n_best"
+    }
+    assert replace(wide, constrained=True).changes(untrained.decoding)["beam_size"] == 5
+
+
+def test_looking_for_alignments_counts_nothing(untrained: Translator) -> None:
+    untrained.notices["unfinished"] = 3
+    tells_alignments(untrained)
+    assert dict(untrained.notices) == {"unfinished": 3}
