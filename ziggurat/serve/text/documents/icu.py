@@ -9,9 +9,12 @@ braces among it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple, TypeAlias
 
 import regex
@@ -23,8 +26,9 @@ from ziggurat.serve.text.tokens import Spelling, Token, html_tokens
 MAX_DEPTH = 20
 """Deepest nesting of arguments; a deeper message is not parsed."""
 
-FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]")
-"""Other signs that a text is such a message: an argument with a type, a quoted brace."""
+FORMATTED = regex.compile(r"(?<!\{)\{\s*+[^\s{},']++\s*+,\s*+[a-z]++\s*+[,}]|'[{}]'")
+"""Other signs that a text is such a message: an argument with a type, a quoted brace. A quoted `'{name}'` is none: in
+most other formats that is a placeholder between quotation marks."""
 
 _NAME = regex.compile(r"\s*+([^\s{},']++)\s*+")
 _OFFSET = regex.compile(r"\s*+offset\s*+:\s*+\d++")
@@ -33,6 +37,8 @@ _BLANKS = regex.compile(r"\s*+")
 _QUOTED = regex.compile(r"((?:[^']++|'')*+)'?")  # one without end goes to the message's
 _ENDING = regex.compile(r"(?:<sup>)?\p{L}{1,3}\.?(?:</sup>)?|[.ºª]")
 _EMPTY = frozenset(("br", "hr", "img", "input", "wbr"))
+_STAND_IN = "\ue000"
+"""_STAND_IN is a character of no meaning that stands for an argument while the tags around it are read."""
 _LONGEST_SHOWN = 100
 
 
@@ -67,9 +73,20 @@ class IcuChoice(NamedTuple):
     """An argument with branches: each is what is written before its text, and its parts; `end` closes them all."""
 
     name: str
-    plural: bool
+    kind: str
     branches: list[tuple[str, list[Part]]]
     end: str
+
+    @property
+    def plural(self) -> bool:
+        """True if `#` is a number in its branches."""
+        return self.kind != "select"
+
+    @property
+    def raw(self) -> str:
+        """The whole argument, as it is written."""
+        inner = (before + "".join(part.raw for part in branch) for before, branch in self.branches)
+        return "".join(inner) + self.end
 
 
 Part: TypeAlias = IcuText | Argument | IcuChoice
@@ -167,7 +184,7 @@ class _Parser:
             raise MessageError(f"`{kind}` without branches")
         self.at = _BLANKS.match(self.text, self.at).end()
         self._next("")
-        return IcuChoice(name, plural, branches, self.text[begin : self.at])
+        return IcuChoice(name, kind, branches, self.text[begin : self.at])
 
     def _take(self, pattern: regex.Pattern[str], at: int) -> regex.Match[str]:
         found = pattern.match(self.text, at)
@@ -222,6 +239,29 @@ def _doubles(parts: Sequence[Part]) -> bool:
     return False
 
 
+class _LineEnd(NamedTuple):
+    """The end of a line, as it is written: what stands around it are paragraphs."""
+
+    raw: str
+
+
+class _Whole:
+    """The parts of a branch by their places in its text, where an argument is one character."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        lengths = [len(part.text) if isinstance(part, IcuText) else 1 for part in parts]
+        self._ends = list(accumulate(lengths))
+
+    def parts_in(self, begin: int, end: int) -> Iterator[tuple[Part, int, int]]:
+        """Yield each part that has characters there, with the first and last of its own that do."""
+        for number in range(bisect_right(self._ends, begin), len(self._parts)):
+            start = self._ends[number - 1] if number else 0
+            if start >= end:
+                return
+            yield self._parts[number], max(begin, start) - start, min(end, self._ends[number]) - start
+
+
 @dataclass
 class _Writer:
     """Writer of the templates of one message.
@@ -238,34 +278,62 @@ class _Writer:
 
     def template(self, parts: Sequence[Part], *, plural: bool) -> Template:
         """Return the template of a message or a branch."""
-        template: Template = []
-        pieces: list[Piece] = []
         source = "".join(part.raw for part in parts if isinstance(part, IcuText)) if self.tags else ""
         form = _Form(self.doubled, plural, source)
-        for part in parts:
-            if isinstance(part, IcuChoice):
-                pieces.append(self._choice(part))
-            elif isinstance(part, Argument):
-                short = len(part.raw) <= _LONGEST_SHOWN and part.raw.isprintable()
-                pieces.append(Verbatim(part.raw, part.raw if short else f"{{{part.name}}}"))
+        template: Template = []
+        pieces: list[Piece] = []
+        for piece in self._pieces(parts, form):
+            if isinstance(piece, _LineEnd):
+                template += [*filled(pieces, form), piece.raw]
+                pieces = []
             else:
-                begin = 0
-                for found in regex.finditer(r"\r?\n|$", part.text):
-                    pieces += form.pieces(part, begin, found.start())
-                    begin = found.end()
-                    if found[0]:
-                        template += [*filled(pieces, form), part.source(*found.span()) or found[0]]
-                        pieces = []
+                pieces.append(piece)
         return [*template, *filled(pieces, form)]
+
+    def _pieces(self, parts: Sequence[Part], form: _Form) -> Iterator[Piece | _LineEnd]:
+        """Yield the pieces of a message or a branch, and the ends of its lines."""
+        if not self.tags or any(isinstance(part, IcuText) and _STAND_IN in part.text for part in parts):
+            for part in parts:
+                if isinstance(part, IcuText):
+                    yield from form.text(part, 0, len(part.text), part.text)
+                else:
+                    yield self._argument(part)
+            return
+        # A tag may hold arguments, as in `<a href="{url}">`: tags are looked for in the branch as a whole.
+        shown = "".join(part.text if isinstance(part, IcuText) else _STAND_IN for part in parts)
+        whole = _Whole(parts)
+        begin = 0
+        for token in html_tokens(shown):
+            end = begin + len(token.raw)
+            if token.kind == "text":
+                for part, first, last in whole.parts_in(begin, end):
+                    if isinstance(part, IcuText):
+                        (said,) = (one.text for one in html_tokens(part.text[first:last]))
+                        yield from form.text(part, first, last, said)
+                    else:
+                        yield self._argument(part)
+            else:
+                source = "".join(
+                    form.source(part, first, last) if isinstance(part, IcuText) else part.raw
+                    for part, first, last in whole.parts_in(begin, end)
+                )
+                yield form.tag(token, source)
+            begin = end
+
+    def _argument(self, part: Argument | IcuChoice) -> Piece:
+        if isinstance(part, IcuChoice):
+            return self._choice(part)
+        short = len(part.raw) <= _LONGEST_SHOWN and part.raw.isprintable()
+        return Verbatim(part.raw, part.raw if short else f"{{{part.name}}}")
 
     def _choice(self, part: IcuChoice) -> Verbatim:
         """Return an argument with branches, whose texts are paragraphs in it."""
         raw: Template = []
         for before, branch in part.branches:
             raw.append(before)
-            if part.plural and _is_ending(branch):
+            if part.kind == "selectordinal" and _is_ending(branch):
                 self.notices["endings_kept"] += 1
-                raw += [inner.raw for inner in branch if not isinstance(inner, IcuChoice)]
+                raw += [inner.raw for inner in branch]
             else:
                 raw += self.template(branch, plural=part.plural)
         return Verbatim([*raw, part.end], f"{{{part.name}}}")
@@ -294,23 +362,36 @@ class _Form:
     tags: str
     spellings: Spellings = field(default_factory=Spellings)
 
-    def pieces(self, part: IcuText, begin: int, end: int) -> list[Piece]:
-        """Return the pieces of a stretch of a text."""
-        pieces: list[Piece] = []
-        text = part.text[begin:end]
-        for token in html_tokens(text) if self.tags else [Token("text", text, text=text)] if text else []:
-            source = part.source(begin, begin + len(token.raw))
-            begin += len(token.raw)
-            if source is None:
-                source = self._quoted(token.raw)
-            if token.kind == "text":
-                self.spellings.add(token.text, source)
-                pieces.append(token.text)
-            elif token.kind in ("open", "close") and token.name not in _EMPTY:
-                pieces.append((Open if token.kind == "open" else Close)(source, token.name))
-            else:
-                pieces.append(EmptyElement(source, "\n" if token.name == "br" else ""))
-        return pieces
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling(self.tags, xml=False)
+
+    def source(self, part: IcuText, begin: int, end: int) -> str:
+        """Return how a stretch of a text is written."""
+        source = part.source(begin, end)
+        return self._quoted(part.text[begin:end]) if source is None else source
+
+    def text(self, part: IcuText, begin: int, end: int, said: str) -> Iterator[Piece | _LineEnd]:
+        """Yield a stretch of a text, `said` with entities as their characters, in lines."""
+        if said != part.text[begin:end]:  # entities: its lines cannot be told apart by places
+            self.spellings.add(said, self.source(part, begin, end))
+            yield said
+            return
+        first = begin
+        for found in regex.finditer(r"\r?\n|$", said):
+            last = begin + found.start()
+            if last > first:
+                self.spellings.add(part.text[first:last], self.source(part, first, last))
+                yield part.text[first:last]
+            if found[0]:
+                yield _LineEnd(self.source(part, last, last + len(found[0])))
+            first = begin + found.end()
+
+    def tag(self, token: Token, source: str) -> Piece:
+        """Return a tag, which is written as `source`."""
+        if token.kind in ("open", "close") and token.name not in _EMPTY:
+            return (Open if token.kind == "open" else Close)(source, token.name)
+        return EmptyElement(source, "\n" if token.name == "br" else "")
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots."""
@@ -321,7 +402,7 @@ class _Form:
             elif (known := self.spellings.next(piece)) is not None:
                 template.append(known)
             else:
-                template.append(self._quoted(Spelling(self.tags, xml=False).of(piece) if self.tags else piece))
+                template.append(self._quoted(self._spelling.of(piece) if self.tags else piece))
         return template
 
     def _quoted(self, text: str) -> str:
