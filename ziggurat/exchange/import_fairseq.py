@@ -1,4 +1,4 @@
-"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.imported).
+"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.pickled).
 
 Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing.
 """
@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer, listing, read_listing
 from ziggurat.exchange.agreement import language_tokens
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
@@ -28,12 +28,14 @@ from ziggurat.exchange.imported import (
     ForeignModel,
     layer_from,
     positions_from,
+    read_file,
+    read_segmenter,
     take,
 )
 from ziggurat.exchange.pickled import Values, load_pickled, tensors_of
 from ziggurat.exchange.toolkits import refuse_checkpoint
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.system.small_files import JsonForm, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, shaped
 
 _BOS, _PAD, _EOS, _UNK = range(4)  # ids in every fairseq dictionary; the tokens of dict.txt follow
 _REFUSED: dict[str, Any] = {
@@ -85,7 +87,7 @@ def read_fairseq(
     shaped(options, _Options, f"{path}: its options have")
     if not dictionaries:
         raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
-    named_contents = [(file, _read(file)) for file in dictionaries]
+    named_contents = [(file, read_file(file)) for file in dictionaries]
     read = [_ids(content, file) for file, content in (named_contents[0], named_contents[-1])]
     ids = [found for found, _ in read]
     anatomy = _anatomy(options, tensors)
@@ -99,7 +101,7 @@ def read_fairseq(
             UserWarning,
             stacklevel=2,
         )
-    alone = [_segmenter(model) for model in models]
+    alone = [read_segmenter(model) for model in models]
     # Tokens that name languages are no pieces of the models: no text becomes one, a corpus's `tag` does.
     tags = language_tokens({**ids[0], **ids[1]}, alone) if alone else []
     segmenters = [SentencePieceTokenizer(model.model, tags=tags) for model in alone]
@@ -282,13 +284,6 @@ def _refuse_other_dictionaries(
         )
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return read_bounded(path, MAX_MODEL_BYTES)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-
-
 def _ids(dictionary: bytes, path: Path) -> tuple[dict[str, int], int]:
     """Return the ids by token, and their number: four control symbols, then the lines of the file, as fairseq counts.
 
@@ -317,13 +312,6 @@ def _listed(ids: Mapping[str, int]) -> VocabularyTokenizer:
     return VocabularyTokenizer(
         listing(token for token in ids if token and token not in ("<s>", "<pad>", "</s>", "<unk>"))
     )
-
-
-def _segmenter(model: Path) -> SentencePieceTokenizer:
-    try:
-        return SentencePieceTokenizer(_read(model))
-    except DataError as error:
-        raise DataError(str(error) if str(model) in str(error) else f"{model}: {error}") from None
 
 
 def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:

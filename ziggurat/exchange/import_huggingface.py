@@ -1,7 +1,7 @@
 """Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
 Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle
-(ziggurat.exchange.imported).
+(ziggurat.exchange.pickled).
 
 How transformers is told to search: its generation_config.json (of old models config.json), and what is ours of it.
 
@@ -22,7 +22,7 @@ from pydantic import BaseModel, Field, RootModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
+from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.exchange.imported import (
     ACTIVATIONS,
@@ -33,6 +33,7 @@ from ziggurat.exchange.imported import (
     TokenizerConfig,
     layer_from,
     positions_from,
+    read_segmenter,
     refuse_languages_apart,
     take,
     with_vocabularies,
@@ -40,7 +41,7 @@ from ziggurat.exchange.imported import (
 from ziggurat.exchange.pickled import load_pickled, tensors_of
 from ziggurat.system.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.system.files import check_folder
-from ziggurat.system.small_files import JsonForm, check_opens, inside, read_bounded, read_json
+from ziggurat.system.small_files import JsonForm, check_opens, inside, read_json
 
 _MAX_LENGTH = 20
 """Default of transformers for `max_length`. Nobody means it, so such a model keeps our default."""
@@ -180,7 +181,10 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     if config.model_type == "m2m_100":
         refuse_languages_apart(folder, source_ids, anatomy.encoder.embedding.shape[0], tokenizers.num_madeup_words)
     files = list(models) or [folder / "source.spm", folder / "target.spm"]
-    models_alone = [_tokenizer(file) for file in (files[0], files[-1])]
+    models_alone = [
+        read_segmenter(file, remedy="; name the SentencePiece model by `--sentencepiece`")
+        for file in (files[0], files[-1])
+    ]
     tags = tokenizers.tags(source_ids, models_alone)
     source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in models_alone)
     source, target = with_vocabularies(source, target, source_ids, target_ids)
@@ -321,17 +325,6 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _pickled(path: Path) -> dict[str, Tensor]:
     return tensors_of(path, load_pickled(path, "weights"))
-
-
-def _tokenizer(path: Path) -> SentencePieceTokenizer:
-    try:
-        content = read_bounded(path, MAX_MODEL_BYTES)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; name the SentencePiece model by `--sentencepiece`") from None
-    try:
-        return SentencePieceTokenizer(content)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 def _anatomy(config: _Config, tensors: Mapping[str, Tensor]) -> Anatomy:

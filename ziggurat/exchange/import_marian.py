@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer, listing
 from ziggurat.exchange.agreement import language_tokens
 from ziggurat.exchange.anatomy import (
@@ -32,10 +32,10 @@ from ziggurat.exchange.anatomy import (
     one_of,
     width_of,
 )
-from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, with_vocabularies
+from ziggurat.exchange.imported import ControlIds, ForeignModel, positions_from, read_segmenter, with_vocabularies
 from ziggurat.exchange.marian_files import Array, find_files, read_ids, read_weights
 from ziggurat.system.errors import DataError, ExportError, printable
-from ziggurat.system.small_files import JsonForm, read_bounded, shaped
+from ziggurat.system.small_files import JsonForm, shaped
 
 _EPSILON = 1e-6
 POSITIONS = 1024
@@ -298,7 +298,7 @@ def _sides(
     """Return the tokenizer and the other toolkit's ids of each side; one vocabulary gives one tokenizer."""
     files = (vocabularies[0], vocabularies[-1])
     if files[0].suffix == files[1].suffix == ".spm":
-        read = [_tokenizer(file, []) for file in files]
+        read = [read_segmenter(file) for file in files]
         ids = [{piece: number for number, piece in enumerate(_pieces(tokenizer))} for tokenizer in read]
         joint = read[0].model == read[1].model
         return (read[0], ids[0]), (read[0] if joint else read[1], ids[1])
@@ -306,20 +306,11 @@ def _sides(
     if not models:
         listed = [VocabularyTokenizer(listing(_spelt(ids))) for ids in (source_ids, target_ids)]
         return (listed[0], source_ids), (listed[0] if source_ids == target_ids else listed[1], target_ids)
-    alone = [_tokenizer(model, []) for model in (models[0], models[-1])]
+    alone = [read_segmenter(model) for model in (models[0], models[-1])]
     tags = language_tokens(source_ids, alone)
     source, target = (SentencePieceTokenizer(side.model, tags=tags) for side in alone)
     source, target = with_vocabularies(source, target, source_ids, target_ids)
     return (source, source_ids), (target, target_ids)
-
-
-def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:
-    try:
-        return SentencePieceTokenizer(read_bounded(path, MAX_MODEL_BYTES), tags=tags)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
-    except DataError as error:
-        raise DataError(str(error) if str(path) in str(error) else f"{path}: {error}") from None
 
 
 def _pieces(tokenizer: SentencePieceTokenizer) -> list[str]:

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from ziggurat.config import Experiment
 from ziggurat.config.kinds import Sharing
-from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabulary
+from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer, same_vocabulary
 from ziggurat.exchange.agreement import Unmatched, VocabularySide, language_tokens, unmatched
 from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
-from ziggurat.system.errors import ExportError, printable
-from ziggurat.system.small_files import JsonForm
+from ziggurat.system.errors import DataError, ExportError, printable
+from ziggurat.system.small_files import JsonForm, read_bounded
 
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
 
@@ -421,3 +421,22 @@ def _union(*lists: Iterable[str], without: Iterable[str]) -> list[str]:
     """Return every piece once, in the order of the lists; SentencePiece knows no empty piece."""
     left_out = {"", *without}
     return [piece for piece in dict.fromkeys(piece for pieces in lists for piece in pieces) if piece not in left_out]
+
+
+def read_file(path: Path, limit: int = MAX_MODEL_BYTES, *, remedy: str = "") -> bytes:
+    """Return the bytes of a file of a foreign model, at most `limit`. Raises DataError; `remedy`: where it is
+    missing.
+    """
+    try:
+        return read_bounded(path, limit)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file{remedy}") from None
+
+
+def read_segmenter(path: Path, *, remedy: str = "") -> SentencePieceTokenizer:
+    """Return the tokenizer of a SentencePiece model. Raises DataError naming the file."""
+    content = read_file(path, remedy=remedy)
+    try:
+        return SentencePieceTokenizer(content)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None

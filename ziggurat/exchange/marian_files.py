@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.data.subword import MAX_MODEL_BYTES
+from ziggurat.exchange.imported import read_file
 from ziggurat.system.errors import DataError, printable, refuse_passing
-from ziggurat.system.small_files import check_regular, inside, parse_json, read_bounded
+from ziggurat.system.small_files import check_regular, inside, parse_json
 from ziggurat.system.yaml_text import MAX_YAML_BYTES, parse_yaml
 
 Array = NDArray[Any]
@@ -78,7 +78,7 @@ def _array(content: bytes) -> Array:
 
 def _read_options(path: Path) -> dict[str, Any]:
     """Return the options in a YAML file of Marian's."""
-    return _mapping(_read(path, MAX_YAML_BYTES), str(path))
+    return _mapping(read_file(path, MAX_YAML_BYTES), str(path))
 
 
 def _mapping(text: bytes, name: str) -> dict[str, Any]:
@@ -86,13 +86,6 @@ def _mapping(text: bytes, name: str) -> dict[str, Any]:
         return parse_yaml(text.decode("utf-8"), name)[0]
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: not valid UTF-8 (byte {error.start}, from 0)") from None
-
-
-def _read(path: Path, limit: int = MAX_MODEL_BYTES) -> bytes:
-    try:
-        return read_bounded(path, limit)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file") from None
 
 
 def is_marian(path: Path) -> bool:
@@ -157,7 +150,7 @@ def read_ids(path: Path) -> dict[str, int]:
 
     Raises DataError naming the file and line.
     """
-    content = _read(path)
+    content = read_file(path)
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:

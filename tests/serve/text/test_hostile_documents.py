@@ -7,7 +7,7 @@ import json
 import random
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -299,3 +299,21 @@ def filled(name: str, text: str) -> bytes:
 def test_a_word_file_of_ten_thousand_paragraphs_is_read() -> None:
     content = docx(BODY * 300)
     assert members(read("a.docx", content)) == members(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "one"),
+    [
+        ("a.json", lambda n: json.dumps({"a": " \t" * n + "x"})),
+        ("a.json", lambda n: json.dumps({"a": "<b>" * n + "x<i>" * n + "{n,plural,other{a}}"})),
+        ("a.md", lambda n: "import " + " " * n + "x"),
+        ("a.md", lambda n: "word" + " " * n + "x"),
+        ("a.srt", lambda n: "1\n00:00:01,000 --> 00:00:02,000\n" + "<b>" * n + "x<b>" * n + "\n"),
+        ("a.srt", lambda n: "1\n00:00:01,000 --> 00:00:02,000\na" + " " * n + "b\n"),
+        ("a.srt", lambda n: "1" + "-" * n + "\n"),
+    ],
+)
+def test_long_runs_of_one_sign_come_back_and_hang_nothing(name: str, one: Callable[[int], str]) -> None:
+    """Where an expression is quadratic, each of these takes minutes."""
+    content = one(200_000 if "{n" not in one(1) and "<b>" not in one(1) else 20_000)
+    assert read(name, content.encode()).decode() == content

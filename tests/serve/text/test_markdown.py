@@ -300,3 +300,25 @@ def test_without_the_parser_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "mdit_py_plugins.footnote", None)
     with pytest.raises(ConfigError, match=r"`mdit_py_plugins.footnote`, .* pip install 'ziggurat-mt\[serve\]'"):
         translated("text\n", identity)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        ("| a<br>b | x |\n|---|---|\n| y | z |\n", "a\nb", "| A<br>B | X |\n|---|---|\n| Y | Z |\n"),
+        ("one<br/>two\n", "one\ntwo", "ONE<br/>TWO\n"),
+        ("[Home](a.md)[News](b.md)\n", "Home News", "[HOME](a.md)[NEWS](b.md)\n"),
+        ('- !!! note "Heed"\n      body\n', "Heed", '- !!! note "HEED"\n      BODY\n'),
+        ("1. ::: tip\n   Text\n   :::\n", "Text", "1. ::: tip\n   TEXT\n   :::\n"),
+        ("Hello <Foo bar={x > 1} /> world\n", "Hello  world", "HELLO <Foo bar={x > 1} /> WORLD\n"),
+    ],
+)  # fmt: skip
+def test_breaks_links_and_marks_in_items(text: str, asked: str, said: str) -> None:
+    seen: list[str] = []
+
+    def noted(sentences: list[str]) -> list[SentenceTranslation]:
+        seen.extend(sentences)
+        return upper(sentences)
+
+    assert translated(text, noted).upper() == said.upper()
+    assert [" ".join(sentence.split()) for sentence in seen][0] == " ".join(asked.split())

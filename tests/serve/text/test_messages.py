@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import regex
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -378,3 +379,44 @@ def test_a_file_of_another_kind_is_refused_with_what_it_is(name: str, content: b
 )  # fmt: skip
 def test_other_endings_of_known_formats(name: str, kind: str) -> None:
     assert document_kind(name).name == kind
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("File '{name}' was not found", "FILE '{name}' WAS NOT FOUND"),
+        ("'{{name}}' and '{0}'", "'{{name}}' AND '{0}'"),
+        ('{n, number} hits, see <a href="{url}">here</a> now', '{n, number} HITS, SEE <a href="{url}">HERE</a> NOW'),
+        ('{n, plural, one {<img src="{src}"> a file} other {the files}}',
+         '{n, plural, one {<img src="{src}"> A FILE} other {THE FILES}}'),
+        ("{n, plural, one {#day} other {#ms}}", "{n, plural, one {#DAY} other {#MS}}"),
+        ("Dear <<name>>, hello", "DEAR <<name>>, HELLO"),
+        ("The user <ann@example.org> wrote", "THE USER <ann@example.org> WROTE"),
+        ("<b>one</b> apple | <b>{n}</b> apples", "<b>ONE</b> APPLE | <b>{n}</b> APPLES"),
+        ("one &amp; a | two &amp; b", "ONE &amp; A | TWO &amp; B"),
+        ("see <link>the terms</link>", "SEE <link>THE TERMS</link>"),
+    ],
+)  # fmt: skip
+def test_placeholders_and_tags_come_through_where_they_stand(message: str, said: str) -> None:
+    outcome = run(document(json.dumps({"a": message}).encode(), "a.json", SETTINGS), upper)
+    assert json.loads(outcome.value)["a"].upper() == said.upper()
+    for kept in regex.findall(r"<<\w+>>|<[^<>]+>|\{\{?\w+\}?\}", said):
+        assert kept in json.loads(outcome.value)["a"]
+
+
+def test_plural_forms_are_translated_one_by_one_between_tags() -> None:
+    asked: list[str] = []
+
+    def noted(sentences: list[str]) -> list[SentenceTranslation]:
+        asked.extend(sentences)
+        return upper(sentences)
+
+    run(document(json.dumps({"a": "<b>one</b> apple | <b>some</b> apples"}).encode(), "a.json", SETTINGS), noted)
+    assert asked == ["one apple", "some apples"]
+
+
+@pytest.mark.parametrize("escape", [r"\xc3\xa9", r"\303\251", r"\xC3\xA9"])
+def test_bytes_of_a_letter_are_that_letter(escape: str) -> None:
+    content = f'msgid ""\nmsgstr "Content-Type: text/plain; charset=UTF-8\\n"\n\nmsgid "a {escape} b"\nmsgstr ""\n'
+    outcome = run(document(content.encode(), "a.po", SETTINGS), upper)
+    assert 'msgstr "A é B"' in outcome.value.decode()

@@ -167,6 +167,7 @@ _PLACEHOLDERS = r"""
   | %\d{1,3}\$[\#0\- +]?\d{0,4}(?:\.\d{1,4})?(?:hh|h|ll|l|L|z|j|t|q)?[a-zA-Z@]  # %1$s
   | %%[\w.]{1,40}%% | (?<![\w%])%[A-Za-z_]\w{1,40}%(?!\w)  # %%NAME%%, %NAME%
   | </?\d{1,3}\x20?/?>  # react-i18next's <0>
+  | <<[\w.\-\x20]{1,80}>>  # <<name>>
   | \$[A-Za-z_][\w@]{0,80}\$ | \$[A-Za-z_]\w{0,80}  # $NAME$, $NAME; $5 is money
   | \[\[[^\[\]\n]{1,80}\]\] | \[%[^\[\]\n]{1,200}%\] | \[X\d{1,6}X\]  # Weblate sends [X0X] for what it keeps
 """

@@ -111,7 +111,7 @@ def xliff(content: bytes, name: str, settings: Settings) -> SentenceRequests[Res
 
     def measured(place: int, text: str) -> str:
         """Return a target's content, which is told where it is longer than its unit allows."""
-        if len(unescape(_ANY_TAG.sub("", text))) > most[place]:
+        if len(unescape(_ANY_TAG.sub("", _CDATA.sub("", text)))) > most[place]:
             notices["too_long"] += 1
             places.setdefault("too_long", f"unit {printable(xml.tokens[place].attributes.get('id', '?'), 40)}")
         return text
@@ -176,6 +176,7 @@ def _with_segments(tokens: Sequence[Token], ends: dict[int, int], place: int, sa
 
 
 _ANY_TAG = regex.compile(r"<[^<>]*+>")
+_CDATA = regex.compile(r"<!\[CDATA\[|\]\]>")
 _HTML_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>")
 
 

@@ -91,7 +91,9 @@ def _utf8_declared(found: regex.Match[str]) -> str:
 # Times as players take them: blanks inside, any number of digits, no milliseconds, colons and points for commas.
 _TIME = r"\d++(?:\s*+[:.,;]\s*+\d++){1,4}+"
 _TIMES = regex.compile(rf"[\s\ufeff]*+{_TIME}\s*+-->\s*+{_TIME}(?:\s.*+|\D?+)")
-_ARROW = regex.compile(r"\s*+\d.*?(?:-+\s?>|[–—]>|→)\s*+\d.*+")  # of times that only the number before them tells
+_ARROW = regex.compile(
+    r"\s*+\d.*?(?:(?<!-)-++\s?>|[–—]>|→)\s*+\d.*+"
+)  # of times that only the number before them tells
 _NUMBER = regex.compile(r"\W*+\d++\W*+")
 _NO_CUE = ("NOTE", "STYLE", "REGION")
 _IMAGE = regex.compile(r"\S+\.(?:jpe?g|png|webp|gif|avif)(?:#\S*)?", flags=regex.IGNORECASE)
@@ -219,7 +221,7 @@ class _CueForm:
                     last, has_text = len(kept), False
                     kept.append(piece)
             elif isinstance(piece, str):
-                text = _LINE_END.sub(" ", piece)
+                text = _BLANKS.sub(lambda blanks: " " if _ENDS.search(blanks[0]) else blanks[0], piece)
                 text = text if self.is_web else text.replace("-->", "→")
                 has_text = has_text or bool(text.strip())
                 kept.append(text)
@@ -230,7 +232,8 @@ class _CueForm:
         return self.form.write(kept)
 
 
-_LINE_END = regex.compile(r"\s*[\n\r\v\f\x85\u2028\u2029]\s*")
+_BLANKS = regex.compile(r"\s++")
+_ENDS = regex.compile(r"[\n\r\v\f\x85\u2028\u2029]")
 _EMPTY_LINE = regex.compile(r"(?:^|(?<=\n)|(?<=\r)(?!\n))(?:\r\n|\n|\r)")
 
 
@@ -243,7 +246,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
     pieces: list[Piece] = []
     spellings = Spellings()
     form = _CueForm(MarkupForm("".join(lines), spellings) if entities else PlainForm(), is_web=entities)
-    begin = 0  # of the text's lines
+    begin, is_first = 0, True  # the first of the text's lines; whether none of its pieces is text so far
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
         if not body.strip():
@@ -253,11 +256,11 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
         for token in html_tokens(body):
             name = token.name.split(".")[0]
             if token.kind == "text":
-                is_first = not any(isinstance(piece, str) for piece in pieces)
                 for piece in _cue_text(token.raw, is_first=is_first):
                     if entities and isinstance(piece, str):
                         spellings.add(text := unescape(piece) or piece, piece)
                         piece = text
+                    is_first = is_first and not isinstance(piece, str)
                     pieces.append(piece)
             elif token.kind in ("open", "close") and name in _CUE_TAGS:
                 pieces.append(Open(token.raw, name) if token.kind == "open" else Close(token.raw, name))
@@ -268,7 +271,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> TemplateGroup:
         if not following.strip() or _SPEAKER.match(following):
             source = "".join(lines[begin : number + 1]).removesuffix(end) if end else "".join(lines[begin : number + 1])
             template += [TemplateGroup(filled(pieces, form), source=[source]), end]
-            pieces, begin = [], number + 1
+            pieces, begin, is_first = [], number + 1, True
         else:
             pieces.append(EmptyElement(end, "\n"))
     return TemplateGroup(template, finish=lambda text: _EMPTY_LINE.sub("", text))

@@ -25,8 +25,9 @@ from ziggurat.serve.text.sentences import Result, SentenceRequests
 from ziggurat.serve.text.tokens import html_tokens
 from ziggurat.system.errors import ConfigError
 
-# Behind the beginning of a line and the marks of quotations; `title` is translated.
-_MARKS = r"^[ \t>]*+"
+# Behind the beginning of a line and the marks of quotations and items; `title` is translated.
+_MARKS = r"^[ \t>]*+(?:(?:[-*+]|\d{1,9}[.)])[ ]++)?"
+_MARKS_OF_LINE = regex.compile(_MARKS)
 _ADMONITION = (
     "abstract|admonition|attention|bug|caution|danger|details|error|example|failure|hint|important|info|note|question|"
     "quote|seealso|spoiler|success|tip|todo|warning"
@@ -56,7 +57,8 @@ _KEPT = regex.compile(
 _FENCE = regex.compile(r"[ \t>]*+(?:[-*+][ ]++|\d{1,9}[.)][ ]++)?(`{3,}|~{3,})[ ]*+(.*)")
 _TEXT_FENCE = regex.compile(rf"\{{?(?:ad-)?(?i:{_ADMONITION})\}}?(?![\w\-])[ ]*+(?P<title>.*+)")
 _MODULE = regex.compile(
-    r"""import\s(?:[^\n]*\bfrom\s*)?["'][^"']+["'];?\s*$ | import\s+[\w$,*\s]*\{[^}"']*$ | import\s[^\n]*\sfrom\s+["']
+    r"""import\s++(?:[^\n"']{1,400}?\bfrom\s*+)?["'][^"'\n]++["'];?\s*+$ | import\s++[\w$,*\s]*+\{[^}"']*+$
+      | import\s++[^\n"']{1,400}?\sfrom\s++["']
       | export\s+(?:default\b|(?:const|let|var|function|async|class)\s|\*|\{)""",
     flags=regex.VERBOSE,
 )
@@ -115,10 +117,9 @@ def _after_blank(bodies: Sequence[str], number: int) -> bool:
 
 def _mark_line(number: int, line: str, marks: dict[int, tuple[int, int]], parsed: list[str]) -> None:
     """Note a line that is a mark of a site generator."""
-    stripped = line.lstrip(" \t>")
-    if stripped[:1] not in ":*!?=.{[-<@":
+    begin = _MARKS_OF_LINE.match(line).end()
+    if line[begin : begin + 1] not in set(":*!?=.{[-<@"):
         return
-    begin = len(line) - len(stripped)
     if found := _INDENTING.match(line):
         parsed[number] = f"{line[:begin]}* x".ljust(len(line))
     elif (found := _DIRECTIVE.match(line)) or (found := _KEPT.match(line)):

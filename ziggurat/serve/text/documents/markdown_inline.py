@@ -30,7 +30,7 @@ _INLINE = regex.compile(
       | (?P<auto><(?:https?|ftp|mailto):[^<>\s]{{1,500}}>)
       | (?P<kept><(?P<name>(?i:{"|".join(sorted(HTML.copied))})|[A-Za-z]{{1,10}}\b
             (?=[^<>]{{0,300}}(?:\btranslate=["']?no\b|\bnotranslate\b)))\b[^<>]{{0,300}}>.{{0,500}}?</(?P=name)\s*+>)
-      | (?P<tag></?[A-Za-z][^<>]{{0,500}}>)
+      | (?P<tag></?[A-Za-z](?:[^<>{{}}]|\{{[^{{}}\n]{{0,300}}+\}}|[{{}}]){{0,500}}+>)
       | (?P<math>\$\$[^$]{{1,1000}}\$\$|\$`[^`\n]{{1,300}}`\$
           |(?<![\w$\\])\${_FORMULA}(?=[^\s$])(?:[^$\\]|\\.){{1,300}}+(?<![\s])\$(?![\w$])
           |\\\\\(.{{1,500}}?\\\\\)|\\\\\[.{{1,1000}}?\\\\\]
@@ -46,7 +46,7 @@ _INLINE = regex.compile(
       | (?P<link>\[)
       | (?P<end>\](?:{_TARGET}|\[[^\[\]]{{1,200}}\]))
       | (?P<short>\](?:\[\])?)
-      | (?P<hard>(?:\x20{{2,}}|\\)\n)
+      | (?P<hard>(?:(?<!\x20)\x20{{2,}}+|\\)\n)
       | (?P<line>\n)
       | (?P<escape>\\[!-/:-@\[-`{{-~])
       | (?P<strong>\*\*|__|~~)
@@ -123,6 +123,8 @@ class _Run:
             span = self.text[found.start() : at]
             raw = regex.sub("\n", lambda _: next(self.ends), span)
             if kind == "link":
+                if self.pieces and isinstance(self.pieces[-1], Close) and self.pieces[-1].name == "[":
+                    self._add(EmptyElement("", " "))  # links beside each other are two texts
                 self.links.append((len(self.pieces), at))
                 self._add_text("[")
             elif kind in ("end", "short"):
@@ -228,9 +230,10 @@ def _mark(kind: str, raw: str) -> Piece:
     if kind == "kept":
         return Verbatim(raw, shown_text(list(html_tokens(raw))))
     tag = regex.match(r"</?([A-Za-z][^\s/>]*)", raw) if kind == "tag" else None
-    if tag is None or tag[1].lower() not in HTML.inline - HTML.void:
-        return EmptyElement(raw)
-    return Close(raw, tag[1].lower()) if raw.startswith("</") else Open(raw, tag[1].lower())
+    name = "" if tag is None else tag[1].lower()
+    if name not in HTML.inline - HTML.void:
+        return EmptyElement(raw, "\n" if name == "br" else "", is_seen=name in HTML.seen)
+    return Close(raw, name) if raw.startswith("</") else Open(raw, name)
 
 
 def _spellings(pieces: Sequence[Piece], sources: Sequence[str]) -> Spellings:

@@ -6,7 +6,7 @@ A message is read as what it shows itself to be: ICU's MessageFormat, HTML, or t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -22,14 +22,18 @@ from ziggurat.serve.text.splitting import BRANCHES
 from ziggurat.serve.text.tokens import BLOCKS, Token, html_tokens
 from ziggurat.system.errors import DataError, printable
 
-_TAG = regex.compile(r"</?[A-Za-z][^<>]{0,500}>|&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_TAG = regex.compile(r"(?<!<)</?(?P<name>[A-Za-z][\w:.\-]*+)(?:[\s/][^<>]{0,500})?>(?!>)")
+_ENTITY = regex.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # Lines, and the forms of a plural as Laravel and vue-i18n write them: `one apple | {n} apples`, `{0} none|[2,*] many`.
-_DIVIDED = regex.compile(r"(\r\n|\n|\r|[ \t]*+\|[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?)")
+_FORMS = r"(?<![ \t])[ \t]*+\|[ \t]*+(?:\[\d{1,9},(?:\d{1,9}|\*)\][ \t]*+)?"
+_DIVIDED = regex.compile(rf"(\r\n|\n|\r|{_FORMS})")
+_DIVIDED_FORMS = regex.compile(f"({_FORMS})")
 # Tags of react-i18next; Laravel's :name and links of vue-i18n, which in other texts are none.
 _NAMED = regex.compile(
     r"</?(?P<number>\d{1,3})[ ]?/?>"
     r"|(?<![\w:/])(?::[A-Za-z_]\w{0,60}(?![\w:])|@(?:\.\w{1,20})?:(?:[\w.\-]{0,80}\w|\([\w.\-]{1,80}\)))"
 )
+_ELEMENTS = HTML.inline | HTML.void | HTML.copied | HTML.seen | BLOCKS
 _OTHER_SYNTAX = regex.compile(r"\s*+\.(?:match|input|local)\s*+\{")  # MessageFormat 2
 
 
@@ -39,7 +43,7 @@ def message(text: str, options: Options, notices: Counter[str]) -> SentenceReque
     One in ICU's MessageFormat that cannot be parsed stays as it is, and is counted as `not_parsed`.
     """
     branches = BRANCHES.search(text) is not None
-    tags = _TAG.search(text) is not None
+    tags = _is_html(text)
     if branches or FORMATTED.search(text):
         try:
             parts = parse(text)
@@ -52,11 +56,45 @@ def message(text: str, options: Options, notices: Counter[str]) -> SentenceReque
         return text
     if tags:
         tokens = list(html_tokens(text))
-        return (yield from written(markup_template(tokens, _rules(tokens)), options, notices))
+        rules = _rules(tokens)
+        whole: Template = []
+        for form in _plural_forms(tokens):
+            whole += [form] if isinstance(form, str) else markup_template(form, rules)
+        return (yield from written(whole, options, notices))
     template: Template = []
     for number, part in enumerate(_DIVIDED.split(text)):
         template += [part] if number % 2 else filled(_named(part), PlainForm())
     return (yield from written(template, options, notices))
+
+
+def _is_html(text: str) -> bool:
+    """Return whether a message is HTML: it has entities, elements of HTML, or others with both of their tags.
+
+    `<<name>>` and an address in `<...>` are no tags.
+    """
+    if _ENTITY.search(text):
+        return True
+    names = {found["name"] for found in _TAG.finditer(text)}
+    return any(name.lower() in _ELEMENTS or (f"<{name}" in text and f"</{name}>" in text) for name in names)
+
+
+def _plural_forms(tokens: Sequence[Token]) -> Iterator[list[Token] | str]:
+    """Yield the forms between `|` outside of all elements, and what divides them."""
+    form: list[Token] = []
+    depth = 0
+    for token in tokens:
+        depth += (token.kind == "open" and token.name not in HTML.void) - (token.kind == "close")
+        if token.kind != "text" or depth > 0:
+            form.append(token)
+            continue
+        for number, part in enumerate(_DIVIDED_FORMS.split(token.raw)):
+            if number % 2:
+                yield form
+                yield part
+                form = []
+            elif part:
+                form += html_tokens(part)
+    yield form
 
 
 def _rules(tokens: Sequence[Token]) -> MarkupRules:
@@ -94,7 +132,8 @@ _ENTRY_LINE = regex.compile(
 )
 _MORE_LINE = regex.compile(rf"{_STRINGS}++")
 _STRING = regex.compile(r'"((?:[^"\\]++|\\.)*+)"')
-_ESCAPE = regex.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|(.))")
+# A letter beyond ASCII may be written as its bytes, one escape for each.
+_ESCAPE = regex.compile(r"(?:\\(?P<octal>[0-7]{1,3}))+|(?:\\x(?P<hex>[0-9A-Fa-f]{1,2}))+|\\(?P<sign>.)")
 _CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
 _Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {
@@ -207,13 +246,19 @@ def _entries(lines: list[str], name: str) -> list[_Entry]:
 def _unquoted(text: str) -> str:
     """Return what strings beside each other stand for."""
 
-    def letter(found: regex.Match[str]) -> str:
-        number = int(found[1], 8) if found[1] else int(found[2], 16) if found[2] else -1
-        if number >= 0:  # a byte
-            return chr(number) if 0 < number < 128 else found[0]
-        return _ESCAPES.get(found[3], found[0])
+    def letters(found: regex.Match[str]) -> str:
+        if found["sign"]:
+            return _ESCAPES.get(found["sign"], found[0])
+        octal, numbers = found.captures("octal"), found.captures("hex")
+        codes = [int(code, 8) for code in octal] if octal else [int(code, 16) for code in numbers]
+        if 0 in codes or max(codes) > 255:
+            return found[0]
+        try:
+            return bytes(codes).decode("utf-8")
+        except UnicodeDecodeError:
+            return found[0]
 
-    return _ESCAPE.sub(letter, "".join(_STRING.findall(text)))
+    return _ESCAPE.sub(letters, "".join(_STRING.findall(text)))
 
 
 def _quoted(text: str) -> list[str]:
