@@ -1,7 +1,4 @@
-"""Data section: the corpora, and how they are cleaned, segmented and mixed.
-
-Cleaning of training pairs: repair, filters with their thresholds, scores that other tools wrote.
-"""
+"""Data section: the corpora, and how they are cleaned, scored, segmented and mixed."""
 
 from __future__ import annotations
 

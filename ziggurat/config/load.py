@@ -1,8 +1,7 @@
 """Reading and writing configurations: strict YAML, overrides, and errors with file, line, key and nearest valid name.
 
-Reading and changing come first; the second half words what pydantic found wrong.
-
-Suggestions for keys that do not exist: what was probably meant, a key of the same section where there is one.
+First come suggestions for keys that do not exist (the key that was probably meant, or one of the same section), then
+reading and changing, then the wording of what pydantic found wrong.
 """
 
 from __future__ import annotations

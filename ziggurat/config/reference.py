@@ -1,8 +1,6 @@
-"""Reference of all configuration keys, generated from the field descriptions.
+"""Reference of all configuration keys, generated from the field descriptions, and the methods with their papers.
 
-`ziggurat explain`, docs/config.md; ziggurat.config.choices has the keys of a pipeline.
-
-The published methods that a configuration uses, each with its paper.
+`ziggurat explain` and docs/config.md show it; ziggurat.config.choices has the keys of a pipeline.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""The aligner: both directions trained on the same pairs, their symmetrised links, and the file it is kept in.
+"""The word aligner: both directions trained on the same pairs, their symmetrised links, and the file it is kept in.
 
-One direction of word alignment: the source's words generate the target's. Training by expectation maximisation.
-
-Words, as alignments count them: the rule by which text is split, with the place of each word.
-
-First of the modules on alignment, in order of use: words, links, model1, hmm, lexicon, direction, aligner, symmetry.
-
-Symmetrisation: one alignment from two, each of which links every word of its own side at most once.
-
-Links between words of a pair: the Pharaoh format that all aligners write, and the alignment error rate.
+In the order of the file: links between words of a pair (the Pharaoh format that all aligners write, and the alignment
+error rate); words as alignments count them; symmetrisation, one alignment from two, each of which links every word on
+one side at most once; one direction, in which the source's words generate the target's, trained by expectation
+maximisation (ziggurat.data.hmm); and the aligner of two directions.
 """
 
 from __future__ import annotations

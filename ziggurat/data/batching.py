@@ -1,14 +1,13 @@
 """The order of training data: batches of similar length, a pure function of (lengths, settings, seed, epoch).
 
-First of the batch modules (batching, collate, loader). An epoch is planned in two steps: `epoch_indices` chooses the
-pairs, `make_batches` groups and orders them. Lengths are in subword pieces as stored, without end-of-sentence; every
-budget adds one for it. A batch costs `sentences * max(padded source length, padded target length)` tokens (fairseq's
-rule). Everything is vectorised over pairs; the only loop is over batches, so 40 million pairs take half a minute.
+An epoch is planned in two steps: `epoch_indices` chooses the pairs, `make_batches` groups and orders them. Lengths are
+in subword pieces as stored, without end-of-sentence; every budget adds one for it. A batch costs `sentences *
+max(padded source length, padded target length)` tokens (fairseq's rule). Everything is vectorised over pairs; the only
+loop is over batches, so 40 million pairs take half a minute.
 
-The mix of corpora that each epoch draws, by stages or by weights.
-
-The stage of an epoch follows from the epochs at which the stages began. Where stages end after so many epochs these are
-known from the configuration; where one ends by early stopping, the run knows (ziggurat.train.checkpoint.RunProgress).
+Before these comes the mix of corpora that an epoch draws, by stages or by weights. The stage of an epoch follows from
+the epochs at which the stages began. Where stages end after so many epochs these are known from the configuration;
+where one ends by early stopping, the run knows (ziggurat.train.checkpoint.RunProgress).
 """
 
 from __future__ import annotations

@@ -267,7 +267,7 @@ class Corpus:
     """A few of the dropped pairs."""
 
     origin: list[dict[str, Any]] = field(default_factory=list)
-    """Public corpora that its files were fetched from (ziggurat.data.inputs), with their licences."""
+    """Public corpora that its files were fetched from, with their licences."""
 
     def entry(self, *, aligned: bool) -> dict[str, Any]:
         """Return its entry in the manifest; `aligned`: whether its split is to have word alignments."""

@@ -1,8 +1,6 @@
 """Lines of text: read from UTF-8 files in blocks, with the position of every fault, and normalised.
 
-First of the text modules, in order of use: lines, readers, clean, sides; then from text to ids: vocabulary,
-segmentation, subword, subword_training. The normalisation is the same for training and for translation, and so is
-what counts as a blank line: `is_blank`.
+The normalisation is the same for training and for translation, and so is what counts as a blank line: `is_blank`.
 """
 
 from __future__ import annotations

@@ -3,15 +3,12 @@
 BLEU: Papineni et al. 2002; chrF: Popović 2015; TER: Snover et al. 2006; signatures: Post 2018; confidence intervals:
 bootstrap resampling, Koehn 2004. All of them run in sacreBLEU, with its defaults, on detokenised text.
 
-Metrics as sums over sentences, so that sentences can be scored, grouped and resampled; and the words BLEU counts.
-
 A metric's statistics are one row of numbers per sentence. Their sum over a test set, or over any part or resampling of
 it, gives the score of that part. The numbers are n-gram counts for BLEU and chrF, edits and lengths for TER, and for
 metrics that are means over sentences the sentence's score and a one.
 
-BLEU on tokenised text, as many papers report it; not comparable with sacreBLEU, as the signature says.
-
-Both scores are those of multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
+BLEU on tokenised text, as many papers report it, is not comparable with sacreBLEU's, and its signature says so. Both of
+its forms are those of multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
 also follows tensor2tensor's utils/get_ende_bleu.sh for English-German, after Luong et al. 2015: Unicode punctuation is
 replaced (replace-unicode-punctuation.perl), and after tokenisation each hyphen between two non-blanks becomes a token,
 "rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises the score.

@@ -1,11 +1,9 @@
 """The estimate of what training costs: arithmetic per token, memory and time of an update.
 
-An update of the real model is simulated on tensors without values (simulation); a ledger counts its operators. Time
-follows from rates of this machine (machine).
-
-The batches of an update: those of the store, or of sentences as long as the corpus has, or of an assumed length.
-
-Arithmetic per token, counted while the real model runs: encoder, decoder, attention, output layer.
+An update of the real model is simulated on tensors without values (ziggurat.inspect.machine); a ledger counts its
+operators, and arithmetic per token is counted by encoder, decoder, attention and output layer. Time follows from rates
+of this machine. The batches of an update are those of the store, or of sentences as long as the corpus has, or of an
+assumed length.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The speed of this machine, which turns an estimate into seconds.
+"""The speed of this machine, which turns an estimate into seconds, and the simulation of an update.
 
 Rates of products, memory and calls are measured in a fraction of a second. Real layers are slower than these rates
 predict; a shallow copy of the model is timed to find by which factor. On a machine that other processes keep busy, the
-wall clock tells of them and not of the work: everything is then measured again by the processor time of our own thread.
+wall clock measures them rather than the work: everything is then measured again by the processor time of our own
+thread.
 
-The simulation of an update: the real model, loss and optimiser, run on tensors without values.
-
-No formula knows an architecture. A ledger counts the operators that run, so new kinds of layers are covered as well.
+The simulation runs the real model, loss and optimiser on tensors without values. No formula knows an architecture: a
+ledger counts the operators that run, so new kinds of layers are covered as well.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The server as an ASGI application: its paths, and errors as answers.
+"""The server as an ASGI application: its paths, the middlewares around each request, figures for Prometheus.
 
-What lies around every request: its name and figures, limits of its body, internal errors, and the server's end.
-
-Figures of a server for Prometheus.
+The middlewares name, count and limit requests, turn errors into answers, and end the server.
 """
 
 from __future__ import annotations

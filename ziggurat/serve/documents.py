@@ -1,9 +1,7 @@
 """Documents that a server translates: a queue of files, their progress, and results that are kept for a while.
 
-What a client sends lies in a folder of the server's own under a random name. Nothing that a client says becomes part of
-a path, and a client that has the random name, which cannot be guessed, may have the document.
-
-One document: what is known of it, and how it is translated.
+What a client sends lies in a folder of the server under a random name. Nothing that a client says becomes part of a
+path, and a client that has the random name, which cannot be guessed, may have the document.
 """
 
 from __future__ import annotations

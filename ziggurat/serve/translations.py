@@ -1,7 +1,4 @@
-"""Services behind every interface of a server: translations of texts, the language of a text, who may ask.
-
-Detection of the language of a text, among those that a server translates.
-"""
+"""Services behind every interface of a server: translations of texts, detection of languages, who may ask."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Figures of a run while it trains: logged, recorded and shown in a bar.
-
-The updates of one record: their sums, and the figures that the record and its line of the log give.
-"""
+"""Figures of a run while it trains: summed over the updates of a record, logged, recorded and shown in a bar."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The folder of a run: made with its configuration, and opened again to resume.
+"""The folder of a run: made with its configuration, opened again to resume, and locked for one job.
 
 In the order of the file: refusals before a run is made; making it; reopening it, where the configuration must be that
-of its checkpoints except for a few keys; and `environment.json`, the versions and hardware of its latest start.
-
-The right of one job to train in the folder of a run: a lock, and the name of the job, kept for its next start.
+of its checkpoints except for a few keys; `environment.json`, the versions and hardware of its latest start; and the
+lock, with the name of the job that is kept for its next start.
 """
 
 from __future__ import annotations

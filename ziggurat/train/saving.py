@@ -1,11 +1,7 @@
-"""Saving while training: a thread writes the checkpoints of a run, one at a time.
+"""Saving while training: checkpoints are written in a thread, one at a time, and kept, deleted or set aside.
 
-Retention: checkpoints of a run are kept, deleted or set aside; leftovers of killed processes are removed.
-
-The check, beside training, that the store is whole.
-
-Comparing a large store with its checksums can take minutes, so training does not wait for it; but no weights that have
-seen the data are written to disk before the check is over.
+No weights are written before the check of the store is over: comparing a large store with its checksums can take
+minutes, so training does not wait for it. Leftovers of killed processes are removed.
 """
 
 from __future__ import annotations

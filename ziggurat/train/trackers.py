@@ -1,9 +1,7 @@
 """Experiment trackers that receive a run's figures, each in a separate thread.
 
 `open_trackers` starts those that a configuration asks for. `Listener` runs one of them in a thread, so that it can
-neither stop nor delay the run.
-
-The interface of experiment trackers, their files inside a run, and heat maps as images.
+neither stop nor delay the run. First come their interface, their files inside a run, and heat maps as images.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Validation: loss, BLEU and chrF of the model on the dev set, during training.
+"""Validation: loss, BLEU and chrF of the model on the dev set, for each direction and over all, during training.
 
-It can be interrupted before every batch and every step of the search, so that a signal is heeded at once; nothing of an
-interrupted validation is kept.
-
-The directions of translation of a dev set, and what a validation finds, for each of them and over all.
-
-Losses on the dev set: of target tokens and, with guided alignment, of the taught head.
+Losses are of target tokens and, with guided alignment, of the taught head. A validation can be interrupted before every
+batch and every step of the search, so that a signal is heeded at once; nothing of an interrupted one is kept.
 """
 
 from __future__ import annotations

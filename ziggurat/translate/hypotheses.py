@@ -1,15 +1,13 @@
-"""Hypotheses: the results of a search, the steps that they are read from, and the best tokens of a step.
+"""Hypotheses: the results of a search, the steps that they are read from, and their assembly into translations.
 
 No step of a search copies what came before it. Each leaves its candidates in the `Trellis` (a token, the beam that it
 extends, scores) and says which of them became beams. A result is a position and a candidate there; the candidate's beam
 names the candidate before it, and so on back to the first token.
 
+`Assembler` turns ids into text and joins the parts of a line. On the way unknown tokens are replaced, alignments get
+their pieces, and samples are ranked by minimum Bayes risk: the one most like all of them first (Eikema and Aziz 2020).
+
 Shapes: N live sentences at a step, C candidates of each, K beams, S source.
-
-Assembly of translations from the hypotheses of a search: ids become text, and parts of a line are joined.
-
-On the way unknown tokens are replaced, alignments get their pieces, and samples are ranked by minimum Bayes risk: the
-one most like all of them first (Eikema and Aziz 2020).
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
 `Scorer` (hypotheses of token ids) -> `Assembler` (text). `load_translator` opens the models.
 
-Translation by worker processes side by side, each with a copy of the model and a share of the CPU threads.
-
-Each window of lines goes to one worker as a whole; the translations come back in order.
+`open_workers` opens several processes, each with a copy of the model and a share of the CPU threads. Each window of
+lines goes to one of them as a whole; the translations come back in order.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""From the files of corpora to a file for each language: fetched, taken out of archives, read, written, recorded.
-
-Files appear whole or not at all. The record of their origin has their fingerprints, and whatever reads it compares
-them; so nothing is done where they are there already, and a set that a kill left incomplete is written again.
-
-What is to be fetched: the corpora of names, and the data that a recipe or configuration names.
+"""Corpora and test sets as files of pairs: what names and recipes ask for, fetched, read, written and recorded.
 
 A recipe names files such as `data/wmt14-en-de/train.en.zst`; the registry says under `folders` what `train` of the
 folder `wmt14-en-de` is made of. What cannot be fetched is told, with where it comes from.
+
+Files appear whole or not at all. The record of their origin has their fingerprints, and every reader compares them; so
+nothing is done where they are there already, and a set that a kill left incomplete is written again.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The registry: where corpora lie, how they are laid out, under which licence; and the data of recipes' folders.
 
 A name is a pattern such as `europarl/v7/{a}-{b}`; `europarl/v7/de-en` fills it, and with it addresses and members of
-archives. ziggurat/corpora/fetch/corpora.yaml is the built-in registry; files of the user's own are laid over it.
-
-The pairs of languages that an entry of the registry has, and those that are meant by codes of another kind.
-
-What the registry says of corpora and of recipes' folders: the keys of ziggurat/corpora/fetch/corpora.yaml.
+archives. An entry also says which pairs of languages it has, and which codes it uses for them.
+ziggurat/corpora/fetch/corpora.yaml is the built-in registry; files of the user are laid over it.
 """
 
 from __future__ import annotations

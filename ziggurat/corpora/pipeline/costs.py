@@ -1,9 +1,8 @@
 """Costs that the steps of a pipeline are expected to have, before they begin, and the share that is done of them.
 
 Training is estimated as `ziggurat inspect` does: an update is simulated, and this machine's speed measured. Translating
-follows from the same arithmetic. Steps on text go by rates that were measured once.
-
-CorpusSizes of text that the steps work on: counted where it is there, else bounds by what it is made from.
+follows from the same arithmetic. Steps on text go by rates that were measured once, and by the sizes of the text:
+counted where it is there, else bounded by what it is made from.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -142,15 +142,26 @@ def lines_of(files: Iterable[Path]) -> LineCount | None:
     total, rough = 0.0, False
     for path in files:
         try:
-            size = os.path.getsize(path)
+            status = os.stat(path)
         except OSError:
             return None
+        size = status.st_size
         packed = compression_of(path) is not None
         if packed or size > _COUNTED:
             total, rough = total + size * (_PACKED if packed else 1) / _BYTES_PER_LINE, True
         else:
-            total += path.read_bytes().count(b"\n")
+            total += _counted(path, size, status.st_mtime_ns)
     return LineCount(round(total), rough=rough)
+
+
+@lru_cache
+def _counted(path: Path, size: int, modified: int) -> int:
+    """Return the line ends of a file; several steps ask for the same one, which may be large."""
+    count = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            count += block.count(b"\n")
+    return count
 
 
 def _rows_of(path: Path) -> LineCount | None:

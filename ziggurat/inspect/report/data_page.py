@@ -1,12 +1,8 @@
 """The report on a store as one HTML file without scripts that fetches nothing.
 
-The content of a report on a store: counts of each corpus, lengths, scripts, languages, what was dropped, test sets.
-
-All of it comes from the store: its manifest, the examples of dropped pairs, and a sample of its pairs.
-
-The facts about each corpus of a store: its counts, and the scripts and languages of a sample of its pairs.
-
-Figures of a report on a store: how long its sentences are, and how the lengths of the two sides compare.
+Everything in it comes from the store: its manifest, the examples of dropped pairs, and a sample of its pairs. It has
+the counts of each corpus, lengths of sentences and how those of the two sides compare, scripts, languages, what was
+dropped, and test sets.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Requests and answers of all paths, declared once: requests are read by it, and `GET /spec` tells it (OpenAPI 3.1).
 
-Whoever answers a request sees the declared fields alone, so that no path takes what /spec does not say.
-
-The interfaces that a server has, and how each says that something is wrong.
-
-JSON Schemas (2020-12) of what paths take and answer, in few words.
+An operation sees the declared fields alone, so no path takes what /spec does not say. First come JSON Schemas (2020-12)
+in few words, then the interfaces that a server has with the form of their errors, then operations.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Documents over HTTP: LibreTranslate's paths, and our own with progress.
 
-Files in requests and answers: names that are no paths, and documents that no browser shows as a page.
+Names in requests become no paths, and no browser shows a document that is answered as a page.
 """
 
 from __future__ import annotations

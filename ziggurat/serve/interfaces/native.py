@@ -1,7 +1,4 @@
-"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries (docs/serve.md).
-
-Answers of the server's own interface: sentences, alternatives, scores, links, terms.
-"""
+"""The server's own interface: n-best lists, alignments, scores, prefixes and glossaries (docs/serve.md)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""HTML, and XML whose text is written in the same way: tags that break sentences, tags inside of them, copied elements.
+"""Markup as templates of paragraphs: HTML, and XML whose text is written in the same way.
 
-The rules are Bergamot's where it has any: an element that is not among the inline ones breaks a sentence.
+Some tags break sentences, others stand inside of them, some elements are copied. The rules are Bergamot's where it has
+any: an element that is not among the inline ones breaks a sentence.
 
-Templates: a document with its paragraphs taken out, into which their translations are written.
-
-A template is a list of strings, which are written as they are, and slots. What a mark carries (`raw`) may be a template
-itself: a tag with an attribute that is translated, a footnote in the middle of a sentence.
+A template is a list of strings, which are written as they are, and slots for the translations of paragraphs. What a
+mark carries (`raw`) may be a template itself: a tag with an attribute that is translated, a footnote in the middle of a
+sentence.
 """
 
 from __future__ import annotations

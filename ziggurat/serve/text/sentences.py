@@ -1,15 +1,11 @@
-"""One sentence: asked for as a whole, checked, and where something got lost asked for again in another form.
-
-The forms, in order: the sentence as it is; without the stretches that must come through (which are put back by the
-alignment); each segment between marks and such stretches by itself. Every fall-back is counted.
-
-Words and signs of a translation, what they are linked to, and where between them something belongs.
-
-Works: text that is to be translated, as generators which ask for translations of sentences and are sent them.
+"""Sentences of a text: asked for by generators, checked, and asked for again where something got lost.
 
 Nothing in this package calls a translator. A work yields a list of sentences, is sent back their translations in the
-same order, may ask again (a retry, a fall-back), and returns its outcome. So one caller can translate sentence by
-sentence (`run`), and a server can put the sentences of many requests into one search.
+same order, may ask again, and returns its result. So one caller can translate sentence by sentence (`run`), and a
+server can put the sentences of many requests into one search.
+
+A sentence is asked for in up to three forms: as it is; without the stretches that must come through (which are put back
+by the alignment); each segment between marks and such stretches by itself. Every fall-back is counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Archives (zip) of documents: read within limits, and written again member by member in their order.
+"""Settings of every kind of document, and archives (zip) of documents.
 
-Settings of every kind of document: how text is cut, its languages, the limits for files of strangers.
+Settings are how text is cut, its languages, and the limits for files of strangers. Archives are read within these
+limits, and written again member by member in their order.
 """
 
 from __future__ import annotations
