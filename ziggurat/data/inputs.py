@@ -328,11 +328,9 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
             "data.train: no corpus; give at least one with `source` and `target`, or `path`", key="data.train"
         )
     found = []
-    for split, corpora in (("train", config.train), ("dev", config.dev)):
-        for number, corpus in enumerate(corpora):
-            key = f"data.{split}.{number}"
-            with about(key):
-                found.append(_found(split, key, corpus, config.languages_of(corpus)))
+    for split, key, corpus in config.corpora():
+        with about(key):
+            found.append(_found(split, key, corpus, config.languages_of(corpus)))
     return found
 
 

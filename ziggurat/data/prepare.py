@@ -23,7 +23,7 @@ import xxhash
 from ziggurat.config.data import DataConfig
 from ziggurat.config.rules.unused import unread_files
 from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
-from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, set_name, total_overlap
+from ziggurat.data.cleaning.comparisons import Comparisons, held_out_label, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
 from ziggurat.data.inputs import (
@@ -54,7 +54,7 @@ from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy
 from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
 from ziggurat.system.processes import usable_cpus
 from ziggurat.system.staging import TEMPORARY, Staging, building, sweep, tidy
-from ziggurat.system.yaml_text import shown
+from ziggurat.system.yaml_text import keys_of, shown
 
 
 def sample_sentences(
@@ -332,7 +332,7 @@ def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Prob
     found = []
     for text in texts:
         reason, drops, way_out = text.partition(" `data.filters.held_out: ")
-        named = (*keys, *map(set_name, corpora))
+        named = (*keys, *map(held_out_label, corpora))
         found.append(Problem("", reason, f"{drops}{way_out}".lstrip(), "warning", named))
     return found
 
@@ -372,7 +372,7 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
         f"{store}: was prepared from other settings or files: {shown(changed, 4)}. Set data.store to another folder, "
         "or rebuild it with `--force`",
         key="data.store",
-        named=[Remedy.REBUILD, *(line.split()[0].rstrip(":") for line in changed)],
+        named=[Remedy.REBUILD, *keys_of(changed)],
     )
 
 

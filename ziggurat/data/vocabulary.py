@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.data import DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.config.languages import language_name
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import DataError, Problem, Remedy, printable
@@ -330,14 +330,14 @@ def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
     """
     notices, languages = [], language_tags(known)
     ambiguous = len(languages) > 1
-    if ambiguous and (untagged := [key for key, corpus in _corpora(config) if corpus.tag is None]):
+    if ambiguous and (untagged := [key for _, key, corpus in config.corpora() if corpus.tag is None]):
         why = "no `tag`, although the vocabulary has tags of several languages, so nothing tells the model which one to"
         can = f"`tag` can be {', '.join(languages)}"
         notices.append(
             Problem(untagged[0], f"{shown(untagged, 10)}: {why} write", can, severity="warning", named=(*untagged,))
         )
     targets: dict[str | None, dict[str, str]] = {}  # tag -> language of targets -> the first of its corpora
-    for key, corpus in _corpora(config):
+    for _, key, corpus in config.corpora():
         language = config.languages_of(corpus)[1]
         if language != _SEVERAL and not (ambiguous and corpus.tag is None):
             targets.setdefault(corpus.tag, {}).setdefault(language, key)
@@ -351,9 +351,3 @@ def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
             )
             notices.append(Problem(next(iter(first.values())), said, severity="warning", named=(*first.values(),)))
     return notices
-
-
-def _corpora(config: DataConfig) -> Iterator[tuple[str, CorpusConfig]]:
-    """Yield each corpus with its key, such as `data.train.0`."""
-    for split, corpora in (("train", config.train), ("dev", config.dev)):
-        yield from ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))

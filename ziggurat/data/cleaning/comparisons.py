@@ -126,7 +126,7 @@ def _given(array: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
     return array
 
 
-def set_name(corpus: Corpus) -> str:
+def held_out_label(corpus: Corpus) -> str:
     """Return what a development corpus is called among the held-out sets."""
     return f"{corpus.key} ({corpus.reader.name})"
 
@@ -136,7 +136,7 @@ def _held_out_sets(config: DataConfig, corpora: Sequence[Corpus]) -> HeldOut:
     for corpus in corpora:
         if corpus.split == "dev":
             languages = config.languages_of(corpus.config)
-            found.add_pairs(set_name(corpus), _normalised(corpus, config.unicode), languages)
+            found.add_pairs(held_out_label(corpus), _normalised(corpus, config.unicode), languages)
     for number, pattern in enumerate(config.held_out):
         for path in find_files(pattern, f"data.held_out.{number}"):
             found.add_lines(str(path), _lines(path, config.unicode))
@@ -168,7 +168,7 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Probl
 
     `corpora`: those of both splits.
     """
-    of_pairs = {set_name(corpus) for corpus in corpora if corpus.split == "dev"}
+    of_pairs = {held_out_label(corpus) for corpus in corpora if corpus.split == "dev"}
     training = [corpus for corpus in corpora if corpus.split == "train"]
     notices = []
     for rule, notice in (("keep", overlap_notice), ("pairs", _notice_of_sides)):
@@ -202,7 +202,6 @@ def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | 
 
 
 def _contamination(name: str, said: str, way_out: str) -> Problem:
-    """Return the warning on what training shares with the set `name`, a label of a corpus (`set_name`) or a file."""
     return Problem("data.filters.held_out", f"{CONTAMINATION} {said}", way_out, "warning", (name,))
 
 
