@@ -1,9 +1,7 @@
-"""The word aligner: both directions trained on the same pairs, their symmetrised links, and the file it is kept in.
+"""The word aligner: both directions trained on the same pairs (ziggurat.data.hmm), and their symmetrised links.
 
-In the order of the file: links between words of a pair (the Pharaoh format that all aligners write, and the alignment
-error rate); words as alignments count them; symmetrisation, one alignment from two, each of which links every word on
-one side at most once; one direction, in which the source's words generate the target's, trained by expectation
-maximisation (ziggurat.data.hmm); and the aligner of two directions.
+Before it stand links between words of a pair, in the Pharaoh format that all aligners write, and words as alignments
+count them.
 """
 
 from __future__ import annotations
@@ -53,13 +51,7 @@ class TrainingOptions(NamedTuple):
 
 
 class Direction:
-    """A trained direction.
-
-    Args:
-        lexicon: translation probabilities.
-        jumps: weights of jumps.
-        empty: probability of the empty word.
-    """
+    """A trained direction: translation probabilities, weights of jumps, and the probability of the empty word."""
 
     def __init__(self, lexicon: Lexicon, jumps: Jumps, empty: float) -> None:
         self.lexicon = lexicon
@@ -108,14 +100,10 @@ def train_direction(
     options: TrainingOptions,
     report: Callable[[int, float], None] = lambda iteration, likelihood: None,
 ) -> Direction:
-    """Return a direction trained on these pairs: IBM Model 1, then the HMM.
+    """Return a direction trained on these pairs, all of whose ids are known: IBM Model 1, then the HMM.
 
-    Args:
-        sources: all ids known.
-        targets: the same.
-        sizes: number of source and of target words.
-        options: iterations, probability of the empty word.
-        report: called with the number of each finished iteration of the HMM, from 1, and the log-likelihood before it.
+    `sizes` are the numbers of source and of target words. `report` is called with the number of each finished iteration
+    of the HMM, from 1, and the log-likelihood before it.
     """
     rows = translation_table(sources, targets, *sizes, iterations=options.model1_iterations)
     direction = Direction(Lexicon.of_rows(rows, *sizes), Jumps.initial(), options.empty)
@@ -342,10 +330,8 @@ _DIRECTIONS = ("forward", "backward")
 class Aligner:
     """A trained word aligner.
 
-    Args:
-        rule: how it splits text into words.
-        words: the words of source and target in the order of their numbers, lower-cased.
-        directions: source to target, target to source.
+    `rule` says how it splits text into words, `words` has those of source and target in the order of their numbers,
+    lower-cased, and `directions` are source to target and target to source.
     """
 
     def __init__(
@@ -367,15 +353,8 @@ class Aligner:
         """Return an aligner trained on pairs of texts, read once; it takes about 1 kB of memory for a pair of 10 words.
 
         Pairs with an empty side or more than TRAINING_WORDS words on one are left out. The two directions run in two
-        threads, without influence on the result.
-
-        Args:
-            pairs: source and target texts.
-            rule: how they are split into words.
-            options: None: the defaults.
-            report: called after each iteration of the HMM: direction, its number, log-likelihood before it in nats.
-
-        Raises DataError when no pair is left.
+        threads, without influence on the result. `report` is called after each iteration of the HMM: direction, its
+        number, log-likelihood before it in nats. Raises DataError when no pair is left.
         """
         numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
         sides: tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]] = ([], [])
@@ -483,7 +462,6 @@ def _part(tensors: dict[str, NDArray[Any]], name: str, dtype: type, size: int | 
 
 
 def _direction(tensors: dict[str, NDArray[Any]], name: str, source_size: int, target_size: int) -> Direction:
-    """Return a direction of the file. Raises ValueError for numbers that none has."""
     keys = _part(tensors, f"{name}.keys", np.int64)
     probabilities = _part(tensors, f"{name}.probabilities", np.float64, len(keys))
     sizes = {"between": 2 * JUMPS + 1, "first": JUMPS, "last": JUMPS}

@@ -1,13 +1,9 @@
 """The order of training data: batches of similar length, a pure function of (lengths, settings, seed, epoch).
 
-An epoch is planned in two steps: `epoch_indices` chooses the pairs, `make_batches` groups and orders them. Lengths are
-in subword pieces as stored, without end-of-sentence; every budget adds one for it. A batch costs `sentences *
-max(padded source length, padded target length)` tokens (fairseq's rule). Everything is vectorised over pairs; the only
-loop is over batches, so 40 million pairs take half a minute.
-
-Before these comes the mix of corpora that an epoch draws, by stages or by weights. The stage of an epoch follows from
-the epochs at which the stages began. Where stages end after so many epochs these are known from the configuration;
-where one ends by early stopping, the run knows (ziggurat.train.checkpoint.RunProgress).
+An epoch is planned in two steps: `epoch_indices` (or `CorpusMix`, where there are stages) chooses the pairs,
+`make_batches` groups and orders them. Lengths are in subword pieces as stored, without end-of-sentence; every budget
+adds one for it. A batch costs `sentences * max(padded source length, padded target length)` tokens (fairseq's rule).
+Everything is vectorised over pairs; the only loop is over batches, so 40 million pairs take half a minute.
 """
 
 from __future__ import annotations
@@ -31,21 +27,13 @@ Lengths = NDArray[np.int32]  # half the memory of int64, which matters for 40 mi
 
 
 def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: float, seed: int, epoch: int) -> Indices:
-    """Choose the pairs of one epoch, as many as there are pairs.
+    """Return the indices of the pairs of one epoch, as many as there are pairs, corpus by corpus.
 
     Corpus c gets a share proportional to `(n_c * w_c) ** (1 / temperature)`. Its pairs come from an endless sequence of
     shuffled copies of the corpus, which is cut into epochs. After any number of epochs, the numbers of draws of two
     pairs of a corpus therefore differ by at most one. With equal weights and temperature 1 every pair comes exactly
-    once per epoch.
-
-    Args:
-        corpora: `[pairs]` number of each pair's corpus, from 0.
-        weights: one weight per corpus, above 0.
-        temperature: above 0; larger values even out corpora of different size.
-        seed: any number from 0.
-        epoch: from 0.
-
-    Returns: `[pairs]` indices of pairs, corpus by corpus (make_batches puts them in order).
+    once per epoch. `corpora` is the number of each pair's corpus, from 0, `[pairs]`, and `weights` has one per corpus,
+    above 0.
     """
     sizes = np.bincount(corpora, minlength=len(weights))
     if len(corpora) == 0:
@@ -55,15 +43,13 @@ def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: floa
 
 
 def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> Indices:
-    """Take the next pairs of each corpus from its endless sequence of shuffled copies.
+    """Return the next pairs of each corpus from its endless sequence of shuffled copies, as indices, corpus by corpus.
 
     Args:
         corpora: `[pairs]` number of each pair's corpus, from 0.
         positions: `[corpora]` pairs of each corpus taken before.
         quotas: `[corpora]` pairs to take; 0 of a corpus without any.
         seed: any number from 0.
-
-    Returns: indices of pairs, corpus by corpus.
     """
     sizes = np.bincount(corpora, minlength=len(quotas))
     parts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -115,7 +101,7 @@ def make_batches(
     seed: int,
     epoch: int,
 ) -> list[Indices]:
-    """Put the pairs of an epoch into batches of similar length, in random order.
+    """Return the pairs of an epoch in batches of similar length, in random order: one array of indices per batch.
 
     The choice among equally long pairs and the order of the batches depend on `seed` and `epoch`. A batch, padded to
     its longest source and target, each rounded up to `length_multiple`, costs `sentences * max(source, target)`, at
@@ -131,8 +117,7 @@ def make_batches(
         seed: any number from 0.
         epoch: from 0.
 
-    Returns: one array of indices per batch; together they are `indices`.
-    Raises: DataError when a pair is longer than `max_tokens` (check_fits).
+    Raises DataError when a pair is longer than `max_tokens` (check_fits).
     """
     # Mixed first, since the sort is stable: pairs of equal lengths meet other ones in every epoch.
     mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
@@ -219,15 +204,10 @@ def _cut(cost: Lengths, max_tokens: int, max_sentences: int | None) -> list[int]
 def check_fits(
     source_lengths: Integers, target_lengths: Integers, *, max_tokens: int, length_multiple: int = 1
 ) -> None:
-    """Check that every pair fits into a batch by itself.
+    """Raise DataError unless every pair fits into a batch by itself, naming the longest and the settings to change.
 
-    Args:
-        source_lengths: `[pairs]` pieces, end-of-sentence not counted.
-        target_lengths: `[pairs]` likewise.
-        max_tokens: budget of a batch.
-        length_multiple: padded lengths are rounded up to a multiple of this.
-
-    Raises: DataError naming the longest pair and the settings to change.
+    Lengths are `[pairs]` pieces, end-of-sentence not counted; padded ones are rounded up to a multiple of
+    `length_multiple`.
     """
     if len(source_lengths) == 0:
         return
@@ -270,7 +250,6 @@ def _generator(seed: int, epoch: int, purpose: _Purpose, *more: int) -> np.rando
 
 
 def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple: int) -> tuple[Lengths, Lengths]:
-    """Return the padded source and target length of each pair by itself, end-of-sentence included."""
     # Widened first: lengths may be stored in 16 bits, where 65,535 + 1 is 0.
     source, target = (side.astype(np.int32, copy=False) for side in (source_lengths, target_lengths))
     return round_up(source + 1, length_multiple), round_up(target + 1, length_multiple)
@@ -300,15 +279,11 @@ def _ended(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> bool:
 
 
 class CorpusMix:
-    """Chooses the pairs of each epoch.
+    """Chooses the pairs of each epoch, by stages or by weights.
 
-    Args:
-        table: the training pairs.
-        stages: `data.stages`; without any, the weights of the table's corpora and `temperature` say how they are mixed.
-        temperature: `data.sampling_temperature`.
-        seed: `training.seed`.
-
-    Raises DataError: a stage names a corpus that the store lacks, has twice, or has no pairs of.
+    `stages` are `data.stages`; without any, the weights of the table's corpora and `temperature`
+    (`data.sampling_temperature`) say how these are mixed. Raises DataError: a stage names a corpus that the store
+    lacks, has twice, or has no pairs of.
     """
 
     def __init__(self, table: PairTable, stages: Sequence[StageConfig], temperature: float, seed: int) -> None:

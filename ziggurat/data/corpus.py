@@ -116,7 +116,6 @@ def _reopened(path: str) -> Store:
 
 @contextlib.contextmanager
 def _described_in(path: Path) -> Iterator[None]:
-    """Turn errors from a nonsensical manifest into a DataError that names it."""
     # Only possible in forged manifests: others have a checksum of themselves.
     try:
         yield
@@ -187,8 +186,6 @@ class _Table(JsonForm):
 
 
 class _Part(JsonForm):
-    """A public corpus in the files of another: what of it readers rely on."""
-
     name: str
     licence: str
     changed: list[str] = Field(default_factory=list)

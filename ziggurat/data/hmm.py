@@ -118,10 +118,8 @@ class Posteriors(NamedTuple):
 def posteriors(emissions: Emissions, jumps: Jumps, empty: float) -> Posteriors:
     """Return the posterior probabilities of a batch by the forward-backward algorithm.
 
-    Args:
-        emissions: translation probabilities, all above 0.
-        jumps: weights of jumps.
-        empty: p0, probability of the empty word, above 0 and below 1.
+    Translation probabilities are all above 0, and `empty`, the probability p0 of the empty word, is above 0 and below
+    1.
     """
     words, nothing, lengths = emissions
     batch, longest, source = words.shape
@@ -199,15 +197,7 @@ def translation_table(
 
     p(target | source) = prod_j sum_i t(target_j | source_i) / (length + 1), where i also runs over an empty piece that
     is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
-    occurs in no source has an empty row.
-
-    Args:
-        sources: ids of each pair, [pairs] arrays.
-        targets: the same for the other side.
-        source_size: number of ids.
-        target_size: the same for the other side.
-        iterations: at least 1.
-        kept: most target pieces of a row between iterations.
+    occurs in no source has an empty row. `kept` is the most target pieces of a row between iterations.
     """
     # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
     # source piece keeps only its `kept` best entries.

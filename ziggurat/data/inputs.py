@@ -1,13 +1,8 @@
 """Inputs of `prepare`: the corpora, found, counted and checked before anything is trained or encoded.
 
-First of the modules that make a store (inputs, prepare, encoding; table, corpus, store_checks). Three parts:
-
-1. The record of a file's origin, NAME.fetched.json beside it, written by `fetch` and kept in the store's manifest:
-   format, name, languages, pairs, parts (corpora with licence, addresses, checksums), files (name -> {bytes,
-   xxh3_128}), and a checksum of all this.
-2. Sides that look swapped or equal, by the Bhattacharyya coefficient of their character trigrams (Cavnar and Trenkle
-   1994): 1 for equal distributions, 0 where they share no trigram. No language has to be identified.
-3. Counting, the first of the three passes over the files.
+NAME.fetched.json beside a corpus file is the record of its origin, written by `fetch` and kept in the store's manifest.
+Sides that look swapped or equal are found by the Bhattacharyya coefficient of their character trigrams (Cavnar and
+Trenkle 1994): 1 for equal distributions, 0 where they share no trigram. No language has to be identified.
 """
 
 from __future__ import annotations
@@ -99,7 +94,6 @@ class SideSample:
 
 
 def _looks_swapped(first: tuple[Trigrams, Trigrams], second: tuple[Trigrams, Trigrams]) -> bool:
-    """Return True if `second`'s (source, target) clearly resemble (target, source) of `first`."""
     straight = first[0].likeness(second[0]) + first[1].likeness(second[1])
     crossed = first[0].likeness(second[1]) + first[1].likeness(second[0])
     return _is_meaningful(crossed / 2, *first, *second) and crossed > _CLEARLY * straight
@@ -348,7 +342,6 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
 
 
 def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:
-    """Return a corpus with the files of its scores and word alignments, if it names any."""
     reader = CorpusReader.of(config, key, languages)
     corpus = Corpus(split, key, config, reader, languages, scores=find_scores(config, key, reader))
     if config.alignment is None:

@@ -203,7 +203,6 @@ def _fill(items: Iterator[Item], queue: Queue[Item | _Failure], stop: Event) -> 
 
 
 def _end(queue: Queue[Any], stop: Event, thread: Thread) -> None:
-    """End the thread."""
     stop.set()
     while True:  # emptying the queue unblocks a waiting `put`, after which the thread sees `stop`
         try:
@@ -300,7 +299,6 @@ class Loader:
         self._planned: tuple[tuple[int, Starts], list[NDArray[np.int64]]] | None = None
 
     def _pair_modifiers(self, data: DataConfig) -> list[PairModifier | None]:
-        """Return the modifiers of each stage."""
         longest = min(self._longest, data.filters.max_pieces or self._longest)
         languages = data.source_language, data.target_language
         configs = [data.stage_modifiers(stage) for stage in range(max(1, len(data.stages)))]

@@ -1,15 +1,11 @@
 """Modified pairs on their way into a batch: which are drawn, how long they are planned to be, and their ids and links.
 
 On one store a pair is modified as a function of (seed, epoch, its index) alone, so that any process draws the same, at
-any time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
+any time. Text is decoded from the stored ids, for the few pairs that are drawn, and segmented again.
 
-A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
-pairs like it; one that becomes longer stays as it was, and so does one that gets a
-piece which the vocabulary does not know. Batches then never exceed their budget.
-
-That length is predicted without the text. Each modifier is tried on a sample of pairs: where it changes every word, the
-new length is predicted from the pieces of the pair, by what the modifier makes of each piece alone; else from their
-number.
+A batch is planned before that: a drawn pair with the length that its modifiers give to most pairs like it. One that
+becomes longer, or gets a piece which the vocabulary does not know, stays as it was, so batches never exceed their
+budget. To predict lengths, each modifier is tried on a sample of pairs.
 """
 
 from __future__ import annotations
@@ -57,13 +53,9 @@ def _predicted_lengths(
     sample: Sequence[EditablePair],
     tokenizers: Sequence[Tokenizer],
 ) -> list[PredictedLength]:
-    """Return what predicts the length of either side after a modifier.
+    """Return what predicts the length of either side after `modify`, which is tried on the sample.
 
-    Args:
-        modify: changes a pair, as a function of the pair and a number.
-        every_word: it changes words, whatever words they are; the length is then predicted by pieces.
-        sample: pairs to try it on; they stay as they are.
-        tokenizers: of both sides.
+    `every_word`: it changes words, whatever words they are; the length is then predicted by pieces.
     """
     modified = [pair.copy() for pair in sample]
     for number, pair in enumerate(modified):
@@ -81,7 +73,6 @@ def _predicted_lengths(
 def _fitted(
     by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]
 ) -> PredictedLength:
-    """Return the length that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
     tried = []
     for factor in (1.0, float(new.sum() / max(1.0, float(sums.sum())))):
         beyond = new - factor * sums
@@ -100,7 +91,6 @@ def _by_piece(modify: Callable[[EditablePair, int], None], side: int, tokenizer:
 
 
 def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.float64]:
-    """Return the sum of `values` over the ids of each sentence."""
     together = np.concatenate([np.zeros(1), np.cumsum(values[np.concatenate([np.zeros(0, np.int32), *sentences])])])
     ends = np.cumsum([len(ids) for ids in sentences], dtype=np.int64)
     return np.diff(together[np.concatenate([np.zeros(1, np.int64), ends])])
@@ -128,8 +118,6 @@ class ModifiedPairs(NamedTuple):
 
 
 class _Draw(NamedTuple):
-    """The modifiers drawn for some pairs."""
-
     hits: NDArray[np.int64]
     """[modifiers, pairs] number of the first word to change; -1: the pair is not drawn."""
     partners: Indices
@@ -139,15 +127,7 @@ class _Draw(NamedTuple):
 
 
 class PairModifier:
-    """The modifiers of one stage of training.
-
-    Args:
-        config: which, and how often.
-        table: the training pairs.
-        tokenizers: of both sides.
-        languages: their codes.
-        seed: `training.seed`.
-        longest: most pieces of a modified pair on either side.
+    """The modifiers of one stage of training; a modified pair has at most `longest` pieces on either side.
 
     Raises DataError: text that is segmented already, or a table without the word alignments that a modifier needs.
     """
@@ -287,7 +267,6 @@ class PairModifier:
         return partners
 
     def _drawn(self, indices: Indices, epoch: int) -> _Draw:
-        """Return what is drawn for the pairs at `indices` in an epoch."""
         hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
         both = (self._table.source_lengths, self._table.target_lengths)
         stored = [lengths[indices].astype(np.int64) for lengths in both]
@@ -314,20 +293,16 @@ class PairModifier:
         return _Draw(hits, partners, (source, target))
 
     def _sampled(self) -> list[EditablePair]:
-        """Return pairs from all over the table."""
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
     def _predict(self, name: str) -> list[PredictedLength]:
-        """Return what predicts the length of either side after a modifier."""
-
         def modify(pair: EditablePair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
 
         return _predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
 
     def _tag(self, source: Ids) -> Ids:
-        """Return the corpus's tag in front of a source, if there is one."""
         return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]
 
     def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[EditablePair | None]:

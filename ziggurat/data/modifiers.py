@@ -1,10 +1,8 @@
 """The modifiers of a sentence pair: what each changes, as edits that keep its word alignment right.
 
 Each takes the pair, its section of the configuration, a generator and the number of the first word to change, counted
-among those that it may change; one that works on whole sentences ignores that.
-
-In the order of the file: edits, where links follow from replacements alone, in one place, so that no modifier can get
-them wrong; typing errors of nine kinds, those of OpusTrainer's package `typo`; the modifiers.
+among those that it may change; one that works on whole sentences ignores that. Links follow from edits alone, in one
+place. Typing errors are those of OpusTrainer's package `typo`.
 """
 
 from __future__ import annotations
@@ -156,7 +154,6 @@ _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Kh
 
 @cache
 def _near() -> dict[str, str]:
-    """Return the keys around each key, for small letters and digits."""
     found: dict[str, str] = {}
     for keyboard in _KEYBOARDS:
         for number, row in enumerate(keyboard):
@@ -188,14 +185,12 @@ def _neighbour(character: str, rng: Random) -> str:
 
 
 def _look_alike(character: str, rng: Random) -> str:
-    """Return a character that looks like another one; "" where none is known."""
     base = unicodedata.normalize("NFD", character)[0]
     others = _alike().get(character, "") + (base if base != character else "")
     return rng.choice(others) if others else ""
 
 
 def _place(pattern: regex.Pattern[str], text: str, rng: Random) -> int | None:
-    """Return the place of one match of a pattern; None where there is none."""
     places = [match.start() for match in pattern.finditer(text, overlapped=True)]
     return rng.choice(places) if places else None
 
@@ -293,8 +288,6 @@ _END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
 
 @cache
 def _alphabets() -> list[str]:
-    """Return the characters of each script."""
-
     def usable(character: str) -> bool:
         return unicodedata.category(character)[0] in "LNPS" and unicodedata.is_normalized("NFKC", character)
 
@@ -425,7 +418,6 @@ def _inline(pair: EditablePair, config: InlineConfig, rng: Random, first: int, l
 
 
 def _words_in(text: str, span: Span) -> list[Span]:
-    """Return the words between blanks of a part of a text."""
     return [_shifted(word, span[0]) for word in word_spans(text[slice(*span)], "blanks")]
 
 

@@ -62,7 +62,6 @@ def nested_hint(names: Sequence[str], fields: Mapping[str, Sequence[str]]) -> st
 
 
 def _texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
-    """Return the texts in column `name` of `batch`; null is an empty text."""
     steps = [name] if name in batch.schema.names else name.split(".")
     column = batch.column(steps[0])
     for step in steps[1:]:

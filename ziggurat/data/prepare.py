@@ -68,17 +68,9 @@ def sample_sentences(
 
     A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
     corpus as far as it has them. Pairs that the filters drop are left out, except those that they compare with others:
-    duplicates stay.
+    duplicates stay. `side` is `source`, `target`, or `joint` for both.
 
-    Args:
-        corpora: training corpora with their counts.
-        config: the data section.
-        side: `source`, `target`, or `joint` for both.
-        progress: called with the number of pairs read.
-        scorers: the pair scores, where a filter goes by them.
-
-    Raises:
-        DataError: the filters leave none of the sampled pairs.
+    Raises DataError: the filters leave none of the sampled pairs.
     """
     cleaners = cleaners_of(config, corpora, scorers)
     counts: Counter[str] = Counter()
@@ -228,7 +220,6 @@ class PrepareReport:
 def _report_of(
     store: str, manifest: Mapping[str, Any], notices: Sequence[Problem], *, reused: bool, seconds: float
 ) -> PrepareReport:
-    """Return the report on the store that `manifest` describes."""
     names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
     return PrepareReport(
         store=store,
@@ -263,10 +254,6 @@ _MANY_CORPORA = 100  # from here on there is only one example for each reason
 
 class Inputs:
     """The corpora of a configuration, and all that a store of them depends on; the files are watched from now on.
-
-    Args:
-        config: the `data` section.
-        progress: called with (phase, done, total or None).
 
     Raises ConfigError for files of vocabularies that are named but not read, and as `find_corpora` and `provenance` do.
     """
@@ -304,9 +291,7 @@ def prepare(
         inputs: those of `config`, where they are known already.
         parts: parts of the store; None: all is done here.
 
-    Raises:
-        ConfigError: settings that cannot be met.
-        DataError: unusable inputs, or another store in the way.
+    Raises ConfigError for settings that cannot be met, DataError for unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
     threads, progress = threads or usable_cpus(), progress or (lambda phase, done, total: None)
@@ -440,7 +425,7 @@ def _build(
 def _shown(
     blocks: Iterator[EncodedBlock], phase: str, corpora: Sequence[Corpus], progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Yield `blocks`, and show how many of the pairs of `corpora` they are of: a large merge takes long."""
+    """Yield `blocks`, and show how many pairs they are of: a large merge takes long."""
     done, total = 0, sum(corpus.read for corpus in corpora)
     for block in blocks:
         yield block
@@ -449,7 +434,6 @@ def _shown(
 
 
 def _write_examples(directory: Path, corpora: Sequence[Corpus]) -> None:
-    """Write examples of what was dropped of each corpus, where anything was."""
     if any(corpus.dropped for corpus in corpora):
         most = 5 if len(corpora) < _MANY_CORPORA else 1
         examples = [corpus.examples.listed(most) for corpus in corpora]
@@ -458,13 +442,11 @@ def _write_examples(directory: Path, corpora: Sequence[Corpus]) -> None:
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return sizes and checksums of everything written so far."""
     paths = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
     return {path.name: {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)} for path in paths}
 
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Write `manifest` with the store's fingerprint."""
     # Besides the files, weights and tags of the corpora decide about training; names, paths and examples do not.
     files = {name: entry for name, entry in manifest["files"].items() if name != CLEANING}
     decisive = [files, [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]]]

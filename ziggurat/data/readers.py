@@ -77,14 +77,11 @@ class CorpusReader:
     def of(cls, config: CorpusConfig, key: str, languages: tuple[str, str]) -> CorpusReader:
         """Find the files of `config`.
 
-        Args:
-            config: the corpus.
-            key: its key in the configuration, such as `data.train.0`, for messages.
-            languages: codes of source and target language: the default columns of JSON lines and Parquet.
+        `key` is that of the corpus, such as `data.train.0`, for messages; `languages` are the codes of source and
+        target, the default columns of JSON lines and Parquet.
 
-        Raises:
-            ConfigError: impossible format or columns.
-            DataError: missing files, or different numbers of files on the two sides.
+        Raises ConfigError for an impossible format or columns, DataError for missing files, or different numbers of
+        files on the two sides.
         """
         name = config.name or Path(config.path or config.source or "").name
         if config.path is not None:
@@ -380,12 +377,7 @@ def _found(score: ScoreConfig, key: str, reader: CorpusReader) -> ScoreColumn:
 
 
 class ScoreStream:
-    """The scores of a corpus, read along with its pairs: which of them are beyond a limit?
-
-    Args:
-        columns: its scores.
-        reader: its reader, whose `part` says which part the last block came from.
-    """
+    """The scores of a corpus, read along with its pairs: which of them are beyond a limit?"""
 
     def __init__(self, columns: Sequence[ScoreColumn], reader: CorpusReader) -> None:
         self._columns, self._reader = columns, reader

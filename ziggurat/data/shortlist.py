@@ -60,14 +60,8 @@ def estimate_shortlist(
 
     A source piece allows its `best` likeliest target pieces that have a probability of at least `floor`, and the target
     piece with the same spelling. Every sentence allows the `frequent` most frequent target pieces, end-of-sentence, the
-    unknown piece, and pieces that stand for bytes.
-
-    Args:
-        store: prepared pairs.
-        pairs: most pairs to read, evenly spread over the store; memory grows with them.
-        best: see above.
-        frequent: see above.
-        floor: see above.
+    unknown piece, and pieces that stand for bytes. At most `pairs` are read, evenly spread over the store; memory grows
+    with them.
 
     Raises DataError for a store without training pairs.
     """

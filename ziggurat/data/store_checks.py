@@ -21,16 +21,12 @@ from ziggurat.system.files import find_files, fingerprint
 
 
 class Verification:
-    """Comparison of a store's training pairs with their checksums, in a thread that starts now.
+    """Comparison of a store's training pairs with their checksums, in a thread that starts now; the store was just
+    opened.
 
     Training may go on meanwhile, but must save no weights before `wait` has returned without an error. Reading and
-    hashing run outside Python's lock, at 2 to 10 GB a second from memory.
-
-    Args:
-        store: a store just opened, whose training pairs have not been read.
-        patience: seconds to wait for the end here; most stores are done by then.
-
-    Raises DataError naming the file if damage was found within that time.
+    hashing run outside Python's lock, at 2 to 10 GB a second from memory. For up to `patience` seconds the end is
+    waited for here, which most stores reach; raises DataError naming the file if damage was found within that time.
     """
 
     def __init__(self, store: Store, patience: float = 1.0) -> None:
@@ -236,7 +232,6 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def _absolute(path: str) -> str:
-    """Return `path` as find_files takes it."""
     return os.path.abspath(os.path.expanduser(path))
 
 
@@ -261,7 +256,6 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _score_settings(score: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dumped score column without the place of its file."""
     return {key: value for key, value in score.items() if key != "path"} | {"external": score["path"] is not None}
 
 

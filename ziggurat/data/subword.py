@@ -1,12 +1,8 @@
 """Text to subword ids and back: the tokenizer protocol, SentencePiece, and the vocabulary files of a store or model.
 
-The other tokenizer, for text that is already segmented, is in ziggurat.data.vocabulary; models are trained in
-ziggurat.data.subword_training.
-
-Random segmentations of a sentence as a function of (text, seed): BPE-dropout and unigram sampling.
-
-SentencePiece has both methods, but draws from thread-local generators that cannot be reseeded, so a resumed run could
-not repeat what an uninterrupted one draws.
+Random segmentations of a sentence are a function of (text, seed), by BPE-dropout or unigram sampling. SentencePiece has
+both, but draws from thread-local generators that cannot be reseeded, so a resumed run could not repeat what an
+uninterrupted one draws. The other tokenizer, for segmented text, is in ziggurat.data.vocabulary.
 """
 
 from __future__ import annotations
@@ -69,7 +65,6 @@ class BpeDropout:
         return self._to_ids(self._merge(symbols, random.Random(seed), regularisation.alpha))
 
     def _merge(self, symbols: list[str], generator: random.Random, alpha: float) -> list[str]:
-        """Merge neighbours, best first, dropping each candidate with probability `alpha`."""
         # A doubly linked list over the symbols: a merged symbol stays at its left end, the right end becomes empty.
         left = list(range(-1, len(symbols) - 1))
         right = [*range(1, len(symbols)), -1]
@@ -143,7 +138,6 @@ class UnigramSampler:
 
 
 def _make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
-    """Return the sampler for the model's kind."""
     try:  # SentencePiece does not tell the kind, but has n-best segmentation for unigram models only
         processor.nbest_encode("a", nbest_size=2, out_type=int)
     except RuntimeError:

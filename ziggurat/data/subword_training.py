@@ -1,7 +1,4 @@
-"""Training of SentencePiece models, and loading of the existing tokenizers that a configuration names.
-
-Random samples of the corpora: for subword models, and for the pair score, which is learned from one.
-"""
+"""Training of SentencePiece models and of the pair score on random samples of the corpora, and existing tokenizers."""
 
 from __future__ import annotations
 
@@ -165,7 +162,6 @@ def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[
 
 
 def _of_folder(folder: Path, target: str | None, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Return both tokenizers of a folder. Raises ConfigError unless they fit the configuration."""
     if target is not None:
         raise ConfigError(
             f"data.subword.target_model: leave it out; {folder} has the vocabularies of both sides",
@@ -243,7 +239,6 @@ def read_pair_scores(folder: Path, config: DataConfig) -> Scorers:
 
 
 def _pair_score_files(config: DataConfig) -> dict[tuple[str, str], str]:
-    """Return the name of the file with the pair score of each direction."""
     directions = dict.fromkeys(map(config.languages_of, config.train))
     return {languages: f"pair-score-{number}" for number, languages in enumerate(directions)}
 
@@ -258,15 +253,8 @@ def sampled_blocks(
 ) -> Iterator[PairBlock]:
     """Yield the pairs of a random sample that the filters leave, mended, in file order, in constant memory.
 
-    The choice is a function of the counts alone.
-
-    Args:
-        corpora: with their counts.
-        cleaners: of each corpus.
-        shares: pairs to draw from each.
-        form: Unicode form.
-        counts: of dropped pairs, to be added to.
-        progress: called with the number of pairs read.
+    The choice is a function of the counts alone. `shares` are the pairs to draw from each corpus; dropped pairs are
+    added to `counts`.
     """
     generator = np.random.default_rng(_SAMPLE_SEED)
     done, total = 0, sum(corpus.read for corpus in corpora)

@@ -5,9 +5,7 @@ train-00000.arrow ...       record batches: source, target (lists of int32 ids),
 train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
 train-corpora.npy           uint16 [pairs]: number of each pair's corpus
 
-One Arrow file of a store, memory-mapped; its checksum is compared before it is parsed, its offsets are checked too.
-
-Arrow trusts the offsets in a file: one beyond its buffer is a crash, not an error.
+Arrow trusts the offsets in a file, where one beyond its buffer is a crash and no error: they are checked.
 """
 
 from __future__ import annotations
@@ -29,6 +27,9 @@ from numpy.typing import ArrayLike, NDArray
 from ziggurat.data.vocabulary import PieceCounts
 from ziggurat.system.errors import DataError, Problem, Remedy, printable, refuse_passing
 from ziggurat.system.files import is_intact
+
+Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Lists of numbers: all of them, concatenated, and the length of each list."""
 
 _SIDES = ("source", "target")
 _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)
@@ -110,11 +111,7 @@ class ArrowShard:
         return [ShardBatch(self.path, batch) for batch in batches], starts
 
     def _refuse_other_columns(self, batches: Sequence[pa.RecordBatch]) -> None:
-        wanted = {name: pa.list_(pa.int32()) for name in _SIDES}
-        if self._has_text:
-            wanted |= {f"{name}_text": pa.large_string() for name in _SIDES}
-        if self._has_links:
-            wanted["links"] = pa.list_(pa.int32())
+        wanted = dict(_types(self._has_text, self._has_links))
         for batch in batches:
             try:
                 types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
@@ -138,12 +135,12 @@ class ShardBatch:
         self._batch = batch
 
     @cached_property
-    def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    def sides(self) -> list[Lists]:
         """(offsets [pairs + 1], ids [pieces]) of source and target."""
         return [self._lists(name) for name in _SIDES]
 
     @cached_property
-    def _links(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _links(self) -> Lists:
         return self._lists("links")
 
     def links(self, row: int) -> NDArray[np.int32]:
@@ -154,7 +151,7 @@ class ShardBatch:
             raise refuse_damaged(self.path, "a word alignment that is none")
         return numbers.reshape(-1, 4)
 
-    def _lists(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _lists(self, name: str) -> Lists:
         """Return offsets [pairs + 1] and values of a column; offsets never decrease and stay within the values."""
         column = self._batch.column(name)
         try:
@@ -192,6 +189,13 @@ class ShardBatch:
             raise refuse_damaged(self.path, f"offsets of {name} run backwards")
 
 
+def _types(has_text: bool, has_links: bool) -> list[tuple[str, pa.DataType]]:
+    """Return names and types of the columns of a table."""
+    ids = pa.list_(pa.int32())
+    texts = [(f"{side}_text", pa.large_string()) for side in _SIDES] if has_text else []
+    return [*((side, ids) for side in _SIDES), *texts, *([("links", ids)] if has_links else [])]
+
+
 def refuse_damaged(path: Path, what: object) -> DataError:
     """Return the error to raise for a damaged file of a store, with the way out."""
     said = printable(re.sub(r"\s+", " ", str(what)), 200)
@@ -218,14 +222,8 @@ class TableWriter:
     ) -> None:
         self._directory, self._split, self._shard_pairs = directory, split, shard_pairs
         self._has_text, self._has_links = has_text, has_links
-        ids = pa.list_(pa.int32())
-        fields = [("source", ids), ("target", ids)]
-        fields += [("source_text", pa.large_string()), ("target_text", pa.large_string())] if has_text else []
-        fields += [("links", ids)] if has_links else []
-        self._schema = pa.schema(fields)
-        self._lengths = [
-            _ArrayWriter(directory / f"{split}-{s}-lengths.npy", _LENGTH_TYPE) for s in ("source", "target")
-        ]
+        self._schema = pa.schema(_types(has_text, has_links))
+        self._lengths = [_ArrayWriter(directory / f"{split}-{s}-lengths.npy", _LENGTH_TYPE) for s in _SIDES]
         self._corpora = _ArrayWriter(directory / f"{split}-corpora.npy", _CORPUS_TYPE)
         self._file: BinaryIO | None = None
         self._writer: Any = None
@@ -236,30 +234,26 @@ class TableWriter:
     def write(
         self,
         corpus: int,
-        source: tuple[NDArray[np.int32], NDArray[np.int32]],
-        target: tuple[NDArray[np.int32], NDArray[np.int32]],
+        source: Lists,
+        target: Lists,
         texts: tuple[Sequence[str], Sequence[str]] | None = None,
-        links: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
+        links: Lists | None = None,
     ) -> None:
-        """Append pairs of corpus number `corpus`.
+        """Append pairs of the corpus of this number within the split: the ids of both sides.
 
-        Args:
-            corpus: number of the corpus within the split.
-            source: the concatenated ids [pieces] and the lengths [pairs].
-            target: the same for the other side.
-            texts: both sides as text [pairs]; required if and only if the table has text.
-            links: the concatenated links and their lengths, four numbers a link; if and only if the table has links.
+        `texts` are both sides as text [pairs], required if and only if the table has text, and `links` the word
+        alignments, four numbers a link, if and only if it has links.
         """
         pairs = len(source[1])
         if not pairs:
             return
-        columns = [_list_array(*source), _list_array(*target)]
+        columns = [list_array(*source), list_array(*target)]
         if self._has_text:
             assert texts is not None
             columns += [pa.array(side, pa.large_string()) for side in texts]
         if self._has_links:
             assert links is not None
-            columns.append(_list_array(*links))
+            columns.append(list_array(*links))
         if self._writer is None:
             name = f"{self._split}-{len(self._shards):05d}.arrow"
             self._file = (self._directory / name).open("wb")
@@ -296,7 +290,8 @@ class TableWriter:
         }
 
 
-def _list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListArray:
+def list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListArray:
+    """Return `Lists` as an array of Arrow."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids, pa.int32()))
@@ -327,7 +322,6 @@ class _ArrayWriter:
 
 
 def _sync(file: BinaryIO) -> None:
-    """Write the content of `file` to the disk and close it."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -339,8 +333,8 @@ class PairTable:
     Args:
         directory: folder of the store.
         split: `train` or `dev`.
-        entry: the table's entry in the manifest.
-        corpora: the manifest's entries of the split's corpora.
+        entry: the table's, in the manifest.
+        corpora: entries of the split's corpora there.
         checksums: fingerprints of its files, by name: each shard is compared before it is first parsed.
         vocabulary: number of source and target ids.
 
@@ -361,7 +355,7 @@ class PairTable:
         """True if the table has text, so that `texts` can be called."""
         self.has_links = bool(entry.get("has_links", False))
         """True if the table has word alignments, so that `links` can be called."""
-        lengths = [directory / f"{split}-{side}-lengths.npy" for side in ("source", "target")]
+        lengths = [directory / f"{split}-{side}-lengths.npy" for side in _SIDES]
         self.source_lengths = _mapped(lengths[0], entry["pairs"], _LENGTH_TYPE)
         """Pieces of each source, int32 [pairs], tag included, eos not."""
         self.target_lengths = _mapped(lengths[1], entry["pairs"], _LENGTH_TYPE)
@@ -424,7 +418,7 @@ class PairTable:
 
     def _check(self, side: int, ids: list[NDArray[np.int32]], lengths: NDArray[Any], found: list[ShardBatch]) -> None:
         """Raise DataError unless `ids` have these lengths and are in the vocabulary: the model could not say why."""
-        name = ("source", "target")[side]
+        name = _SIDES[side]
         for row in np.flatnonzero(np.fromiter(map(len, ids), np.int64, len(ids)) != lengths)[:1]:
             raise refuse_damaged(found[row].path, f"a {name} of {len(ids[row])} pieces instead of {lengths[row]}")
         if self._vocabulary is None or not ids:
@@ -460,7 +454,6 @@ class PairTable:
 
 
 def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a `.npy` file of the expected shape and type. Raises DataError for a damaged one."""
     if not pairs:
         return np.zeros(0, dtype)
     try:

@@ -1,9 +1,7 @@
-"""Vocabularies: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
+"""Vocabularies of plain lists of tokens, for text that is already segmented; tags, and pieces that are hardly ever
+seen.
 
 Text that has tags or pieces in it already is known by its marks: `leading_tag`, `segmentation_mark`.
-
-The tokenizer for text that is already segmented (subword-nmt) exists to reproduce published set-ups; its protocol is in
-ziggurat.data.subword.
 """
 
 from __future__ import annotations
@@ -135,7 +133,6 @@ def listing(tokens: Iterable[str]) -> bytes:
 
 
 def _once(content: bytes) -> list[str]:
-    """Return the listed tokens in order, each once."""
     first_line: dict[str, int] = {}
     for number, token, replaces in read_listing(content):
         if not token:
@@ -173,10 +170,7 @@ def rare_notices(
 ) -> list[Problem]:
     """Return a warning for each vocabulary trained for this store most of whose pieces occur less than 10 times.
 
-    Args:
-        config: section `data.subword`.
-        sizes: numbers of source and target pieces.
-        counts: those of both sides' training text.
+    `sizes` are the numbers of source and target pieces, `counts` those of both sides' training text.
     """
     if config.kind not in ("bpe", "unigram"):
         return []
@@ -300,10 +294,7 @@ def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk:
 def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterator[tuple[str, str]]:
     """Yield kind and message of each sign that a line is not what a model reads: a tag as text, pieces.
 
-    Args:
-        text: of the line.
-        known: tags of the model.
-        segmented: whether the model reads text that is cut into pieces.
+    `known` are the model's tags; `segmented`: whether it reads text that is cut into pieces.
     """
     if (tag := leading_tag(text, known)) is not None:
         own = f"this model's tags are {printable(', '.join(known), 200)}" if known else "this model has no tags"
@@ -322,11 +313,8 @@ def several_languages(known: Iterable[str]) -> str:
 def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
     """Return warnings on corpora whose sources do not tell a model which language it is to write.
 
-    They have no tag beside tags of several languages, or one tag (or none) with targets of several languages.
-
-    Args:
-        config: the data section.
-        known: tags of the source vocabulary.
+    They have no tag beside tags of several languages, or one tag (or none) with targets of several languages. `known`
+    are the tags of the source vocabulary.
     """
     notices, languages = [], language_tags(known)
     ambiguous = len(languages) > 1

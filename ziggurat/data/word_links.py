@@ -1,10 +1,7 @@
 """Word alignments of corpora on their way into a store: read from files or made by an aligner, then traced to units.
 
-Word alignments on pieces: where words and pieces lie in a text, so that links between words become links of pieces.
-
-Both are measured in units: characters other than blanks for SentencePiece, pieces for text that is already segmented.
-The store keeps each link as two spans of units, which say nothing of pieces: they hold for every segmentation of the
-text, those that training samples included.
+A unit is a character other than a blank for SentencePiece, a piece for text that is already segmented. The store keeps
+each link as two spans of units, which hold for every segmentation of the text, those that training samples included.
 """
 
 from __future__ import annotations
@@ -82,11 +79,8 @@ class WordCounter:
     def units(self, line: str, text: str) -> tuple[list[tuple[int, int]], int]:
         """Return the units of each word of a line, (first, end), and the number of units of the line.
 
-        Args:
-            line: unchanged from the file.
-            text: the same, normalised.
-
-        Where words and blanks, each normalised alone, differ from the line normalised as a whole, there are no words.
+        `text` is the line, normalised. Where words and blanks, each normalised alone, differ from the line normalised
+        as a whole, there are no words.
         """
         if self._segmented:
             ends = self._ends(line)
@@ -165,12 +159,9 @@ class PieceUnits:
     def find(
         self, sentences: Sequence[NDArray[np.int32]], rows: NDArray[np.int64], spans: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first piece and end of those that share a unit with each span.
+        """Return first piece and end of those that share a unit with each span, whose sentences are `rows` [n].
 
-        Args:
-            sentences: ids of a batch, without unknown pieces where there are spans.
-            rows: [n] sentence of each span.
-            spans: [n, 2] first unit and end.
+        `spans` are [n, 2], first unit and end; sentences that have any are without unknown pieces.
         """
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         ids = np.concatenate([np.zeros(0, np.int64), *sentences])
@@ -196,7 +187,6 @@ _NONE = 1
 
 
 def _of_piece(piece: str) -> tuple[int, int]:
-    """Return size and shift of a SentencePiece piece."""
     if found := _BYTE.fullmatch(piece):
         return (0, -1) if 0x80 <= int(found[1], 16) < 0xC0 else (1, 0)
     return len(piece.replace(_BLANK_MARK, "")), 0
@@ -210,12 +200,7 @@ def link_spans(
 
 
 class LinkMapper:
-    """Makes the links that a store keeps into links of pieces.
-
-    Args:
-        source: tokenizer of the source side.
-        target: tokenizer of the target side.
-    """
+    """Makes the links that a store keeps into links of pieces."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.units = (PieceUnits(source), PieceUnits(target))
@@ -240,10 +225,8 @@ class LinkMapper:
     ) -> PieceLinks:
         """Return the links of a batch: every piece of a word to every piece of the words it is linked to.
 
-        Args:
-            links: of each pair, [links, 4]: units of the source word, then of the target word.
-            sources: ids of each pair, tag included.
-            targets: ids of each pair.
+        `links` are those of each pair, [links, 4]: units of the source word, then of the target word. Sources have
+        their tags.
 
         Raises DataError: a link reaches beyond the text of its pair.
         """
@@ -334,7 +317,6 @@ def _cell(line: str, column: int, path: Path, number: int) -> str:
 
 
 def _next_lines(stream: LineStream, count: int) -> list[str]:
-    """Return the next `count` lines, or fewer at the end of the file."""
     lines: list[str] = []
     while len(lines) < count and (available := stream.available()):
         lines += stream.take(min(available, count - len(lines)))
@@ -372,13 +354,7 @@ def train_aligner(
 ) -> HmmLinks:
     """Return an aligner trained on at most `most` pairs of several corpora, evenly spread over them.
 
-    Args:
-        readers: each corpus with its number of pairs.
-        words: of the two sides.
-        most: see above.
-        how: symmetrisation.
-
-    Raises DataError when no pair can be trained on.
+    Each reader comes with its number of pairs. Raises DataError when no pair can be trained on.
     """
     blocks = (block for reader, _ in readers for block in reader.blocks())
     pairs = spread_pairs(blocks, sum(count for _, count in readers), most)
@@ -407,12 +383,7 @@ class TracedLinks(NamedTuple):
 
 
 class LinkTracer:
-    """Traces links from words to what the store keeps.
-
-    Args:
-        words: of both sides.
-        tokenizers: of both sides.
-    """
+    """Traces links from words to what the store keeps."""
 
     def __init__(self, words: Sides, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
         self._words = words
@@ -423,11 +394,8 @@ class LinkTracer:
     ) -> list[TracedLinks]:
         """Return the links of the pairs that are left of a block.
 
-        Args:
-            links: of all pairs that were read; None: they have none.
-            lines: both sides of all pairs as they stand in the file.
-            kept: mask of the pairs that are left.
-            texts: both sides of those, normalised.
+        `links` are those of all pairs that were read, None for none, and `lines` both sides of these as they stand in
+        the file; `kept` is the mask of the pairs that are left, and `texts` both sides of those, normalised.
         """
         if links is None:
             return [TracedLinks([], (0, 0))] * len(texts[0])

@@ -106,7 +106,6 @@ def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
-    """Raise DataError unless the first bytes fit the ending of the file's name."""
     actual = next((suffix for suffix, magic in _MAGIC.items() if head.startswith(magic)), None)
     if actual == compression:
         return
@@ -117,7 +116,6 @@ def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
 
 
 def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
-    """Yield `blocks`. Raises DataError once they exceed MAX_RATIO times the bytes read from `file`."""
     unpacked = 0
     for block in blocks:
         unpacked += len(block)
@@ -130,7 +128,6 @@ def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterat
 
 
 def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[bytes]:
-    """Yield the decompressed blocks of all members of `file`. Raises DataError."""
     try:
         yield from _zstd(file) if compression == ".zst" else _members(file, _DECOMPRESSORS[compression])
     except EOFError:
@@ -217,8 +214,6 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
 
 
 class _Blocks(io.RawIOBase):
-    """Raw stream over the blocks of a file, for io.BufferedReader."""
-
     def __init__(self, path: Path, compression: str | None) -> None:
         self._blocks = byte_blocks(path, compression)
         self._rest = memoryview(b"")
@@ -238,7 +233,6 @@ class _Blocks(io.RawIOBase):
 
 
 def _unpack(path: Path, file: BinaryIO) -> None:
-    """Write the content of `path` to the temporary `file`. Raises DataError before its disk is full."""
     folder = tempfile.gettempdir()
     too_large = f"{path}: does not fit into {folder}, where it is unpacked; set TMPDIR to a larger disk, or {_UNPACK}"
     unchecked = 0  # bytes that may be written before the room is checked again

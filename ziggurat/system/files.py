@@ -1,15 +1,12 @@
 """Files: finding them by pattern, writes that appear whole or not at all, checksums, and folders of a wrong kind.
 
-ziggurat.system.staging writes folders that appear whole or not at all. Checksums of a folder's files are written last,
-and compared by every reader before it parses a file:
+Checksums of a folder's files are written last, and compared by every reader before it parses a file, since parsers of
+other projects may crash on damaged files or silently read wrong numbers from them:
 
-checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content of
-                 config.yaml, so that an edit can be named), checksum (of all this)
+    checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content
+                     of config.yaml, so that an edit can be named), checksum (of all this)
 
-Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files or silently read wrong
-numbers from them. A folder without checksums.json, written by another program, is opened unchecked.
-
-A folder given in place of another kind is recognised, so that the error message can name what reads it.
+A folder without checksums.json, written by another program, is opened unchecked.
 """
 
 from __future__ import annotations
@@ -134,7 +131,6 @@ def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
 
 
 def _umask() -> int:
-    """Return the process's file mode mask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -276,13 +272,11 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _is_entry(name: str, entry: Mapping[str, Any]) -> bool:
-    """Return True if an entry of the list is well-formed and names a file in the folder itself."""
     inside = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
     return inside and type(entry["bytes"]) is int and isinstance(entry["xxh3_128"], str)
 
 
 def _check(path: Path, document: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless the size and content of `path` are those in the list."""
     entry, again = document["files"][path.name], f"; {printable(str(document['again']), 400)}"
     try:
         size = os.stat(path).st_size
@@ -387,7 +381,6 @@ def is_store(path: Path) -> bool:
 
 
 def _exported(path: Path) -> str | None:
-    """Recognise a folder that `ziggurat export` wrote."""
     fields = _fields(path / "export.json", "target", "model")
     if fields is None or fields[0] not in _READ_BY:
         return None
@@ -395,7 +388,6 @@ def _exported(path: Path) -> str | None:
 
 
 def _foreign(path: Path) -> str | None:
-    """Recognise a folder that another toolkit wrote."""
     if _fields(path / "config.json", "model_type"):
         return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
     if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():

@@ -1,19 +1,14 @@
 """Worker processes and threads: a pool that never outlives its parent, and OpenMP's threads on a busy machine.
 
-This module does not import PyTorch. A new process imports it before it can watch its parent, and would live on for
-seconds, unwatched, while it imports PyTorch.
+PyTorch is not imported here: a new process imports this module before it can watch its parent.
 
-After each operation that torch splits among threads, the threads meet at a barrier. GNU's OpenMP (libgomp, in torch's
-wheels for Linux) lets them spin there for some milliseconds before they sleep. On an idle machine that is best, since
-the next operation follows within microseconds. Where another process wants one of the cores it is fatal: a spinning
-thread occupies the core that the thread it waits for needs, and training becomes ten times slower
-(benchmarks/README.md). Sleeping at once costs small models a quarter of their speed on an idle machine. So neither fits
-all cases, and the environment variables that choose between them are read only once, when the library is loaded.
-
-libgomp itself spins only for microseconds when the process has more OpenMP threads than there are CPUs (libgomp's
-config/linux/wait.h: gomp_throttled_spin_count_var). `share_cores` uses that rule: while other processes keep the
-machine busy, it holds a team of idle threads. They compute nothing, so results do not change. LLVM's and Intel's OpenMP
-(KMP_BLOCKTIME) yield by the same rule.
+After each operation that torch splits among threads, the threads meet at a barrier, where GNU's OpenMP (libgomp) lets
+them spin for some milliseconds before they sleep: best on an idle machine, but where another process wants a core, a
+spinning thread occupies the one that the thread it waits for needs, and training becomes ten times slower
+(benchmarks/README.md). The environment variables that choose are read only once, when the library is loaded. libgomp
+spins only for microseconds when the process has more OpenMP threads than there are CPUs (its config/linux/wait.h:
+gomp_throttled_spin_count_var): while others keep the machine busy, `share_cores` holds a team of idle threads, which
+compute nothing. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
 """
 
 from __future__ import annotations
@@ -153,19 +148,12 @@ def usable_cpus() -> int:
 
 
 class _Times(NamedTuple):
-    """CPU seconds used on our CPUs by all other processes (`others`), up to the time `clock`."""
-
     clock: float
     others: float
 
 
 class CoreContention:
-    """Detector of other processes that want the cores of our threads, from samples of CPU times.
-
-    Args:
-        threads: threads that share an operation.
-        cpus: CPUs that this process may use.
-    """
+    """Detector of other processes that want the cores of our threads, from samples of CPU times."""
 
     def __init__(self, threads: int, cpus: int) -> None:
         self.threads, self.cpus = threads, cpus
@@ -199,8 +187,6 @@ def share_cores(threads: int) -> None:
 
 
 class _Watch(NamedTuple):
-    """The watching thread's detector, and the process it belongs to."""
-
     pid: int
     crowd: CoreContention
 

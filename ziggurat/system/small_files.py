@@ -127,13 +127,7 @@ def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -
 def read_bounded(
     path: Path, limit: int = MAX_BYTES, *, error: type[ZigguratError] = DataError, piped: bool = False
 ) -> bytes:
-    """Return the content of a file of at most `limit` bytes.
-
-    Args:
-        path: a regular file.
-        limit: most bytes.
-        error: class of the errors.
-        piped: whether `path` may also be a pipe or device.
+    """Return the content of a regular file of at most `limit` bytes; `piped`: it may also be a pipe or device.
 
     Raises FileNotFoundError when there is no file, `error` for everything else.
     """
@@ -174,7 +168,6 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
 
 
 def _is_deeper(document: Any, limit: int) -> bool:
-    """Return True if lists and objects are nested more than `limit` deep."""
     layer = [document]  # level by level: a recursive function would itself overflow the stack
     for _ in range(limit + 1):
         containers = [part for part in layer if isinstance(part, dict | list)]

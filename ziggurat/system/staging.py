@@ -1,18 +1,12 @@
 """Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
 
-The operations for the rest of the package: `building` writes a folder, `recover` and `tidy` repair what a killed
-process left, `discard` deletes, `sweep` removes temporary files and folders.
-
 A file on its way to NAME is called `.NAME.<8 letters>.tmp` and locked (flock) while its writer lives: the kernel
-releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow
-the same pattern. One process builds the next content beside a folder, which gets its name when all is on disk.
-
-While NAME is built, `.NAME.building.tmp` lies beside it:
+releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow the
+same pattern: while NAME is built, `.NAME.building.tmp` lies beside it:
 
     lock    held by the building process; a file, since on NFS the lock of a folder does not reach other machines
     new/    the future NAME
-    old/    the former NAME, until new/ has taken its place. This is the whole journal: if there is no NAME, old/ is
-            put back
+    old/    the former NAME, until new/ has taken its place. If there is no NAME, old/ is put back
     gone/   the former NAME, being deleted
 
 `.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder;
@@ -70,12 +64,8 @@ def lock_missing(path: Path, error: OSError) -> DataError:
 def locked(file: Path, how: int, busy: str) -> Iterator[None]:
     """Context that holds the lock of a file, made where it is missing; not of a folder, which NFS locks on one machine.
 
-    Args:
-        file: the file.
-        how: LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is an error, else it is waited for.
-        busy: what the error then says.
-
-    Raises DataError: another process holds it, or the file system has no locks.
+    `how` is LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is a DataError, `busy`, else it is waited
+    for. Raises DataError also where the file system has no locks.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:

@@ -127,7 +127,6 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def _is_ours(handler: object) -> bool:
-    """Return whether a signal has its default action or a handler of this package."""
     return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("ziggurat.")
 
 

@@ -84,12 +84,8 @@ class Examples:
 class Cleaner:
     """The filters of a corpus; a dropped pair is counted under the first filter that applies.
 
-    Args:
-        filters: of the corpus.
-        languages: codes of source and target.
-        scorer: the pair score, where it is trained already.
-
-    Raises ConfigError: an unknown script or language, or a package that is not installed.
+    `scorer` is the pair score, where it is trained already. Raises ConfigError: an unknown script or language, or a
+    package that is not installed.
     """
 
     def __init__(
@@ -126,14 +122,10 @@ class Cleaner:
         unwanted: Mask | None = None,
         examples: Examples | None = None,
     ) -> tuple[list[str], list[str], Mask]:
-        """Return the remaining pairs and their mask over the block [pairs].
+        """Return the remaining pairs of a block, mended before, and their mask over the block [pairs].
 
-        Args:
-            source: of the block, mended.
-            target: the same.
-            counts: of dropped pairs by reason, to be added to.
-            unwanted: mask of pairs to be dropped for a score that another tool gave them.
-            examples: sees the dropped pairs.
+        Dropped pairs are added to `counts` by reason, and `examples` sees them. `unwanted` is the mask of pairs to be
+        dropped for a score that another tool gave them.
         """
         kept = np.ones(len(source), np.bool_)
         left = source, target
@@ -153,7 +145,6 @@ def _drop(
     counts: Counter[str],
     examples: Examples | None,
 ) -> tuple[tuple[list[str], list[str]], Mask]:
-    """Return `pairs` without those of the mask `drop`, and `kept`, the mask over the whole block, without them."""
     dropped = int(drop.sum())
     if not dropped:
         return pairs, kept
@@ -180,10 +171,6 @@ def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None
 
 def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[str, Predicate]]:
     """Return the filters of a pair alone, with their reasons; their order decides under which one a pair is counted.
-
-    Args:
-        filters: the configuration.
-        languages: codes of source and target.
 
     Raises ConfigError: see Cleaner.
     """
@@ -229,7 +216,6 @@ def _addresses(find: Callable[[str], Counter[str]], sign: str) -> Predicate:
 
 
 def _each(test: Callable[[str, str], bool]) -> Predicate:
-    """Return the predicate that asks `test` of each pair."""
     return lambda source, target: np.fromiter(map(test, source, target), np.bool_, len(source))
 
 

@@ -47,11 +47,7 @@ class PairHashes(NamedTuple):
 
 
 class TraceMaker:
-    """Makes the traces of blocks.
-
-    Args:
-        config: the data section.
-    """
+    """Makes the traces of blocks."""
 
     def __init__(self, config: DataConfig) -> None:
         found = [filters.near_duplicates for filters in map(config.filters_of, config.train)]
@@ -69,12 +65,8 @@ class TraceMaker:
 
 
 class Comparisons:
-    """The filters with what they remember of the pairs so far.
-
-    Args:
-        config: the data section.
-        near: None: near-duplicates are not looked for.
-        held_out: sets that no training pair should be in.
+    """The filters with what they remember of the pairs so far; None: near-duplicates, or pairs held out, are not looked
+    for.
     """
 
     def __init__(self, config: DataConfig, near: NearDuplicates | None = None, held_out: HeldOut | None = None) -> None:
@@ -181,11 +173,7 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Probl
 def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> Problem | None:
     """Return a warning on what training pairs share with the set `name`; None where it is next to nothing.
 
-    Args:
-        name: of the set.
-        found: what they share.
-        of_pairs: whether it is a set of pairs.
-        way_out: how such pairs are dropped; None: by `data.filters.held_out`.
+    `of_pairs`: whether it is a set of pairs. `way_out`: how such pairs are dropped; None: by `data.filters.held_out`.
     """
     if not found.pairs and found.found < _many(found):
         return None
@@ -206,7 +194,6 @@ def _contamination(name: str, said: str, way_out: str) -> Problem:
 
 
 def _notice_of_sides(name: str, found: Overlap, *, of_pairs: bool) -> Problem | None:
-    """Return a warning on pairs that stay with one side in a set, after those with both have been dropped."""
     _, left = found.staying("pairs")
     # An everyday sentence ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
     if min(left, found.found) < _many(found):
@@ -224,5 +211,4 @@ def _sentences_of(name: str, found: Overlap, of_pairs: bool) -> str:
 
 
 def _many(found: Overlap) -> float:
-    """Return from how many sentences on a set's overlap is worth a notice."""
     return max(1, MANY * found.sentences)

@@ -1,10 +1,9 @@
-"""Sentences of development and test sets that training pairs have too, case, punctuation and blanks aside.
+"""Sentences of development and test sets that training pairs have too, and near-duplicates among training pairs.
 
-Near-duplicates by sketches: MinHash (Broder 1997) in bands, remembered in a table of fixed size.
-
-A pair is the set of the sequences of four characters of its two sides. For a random hash the least value over the
-sequences is the same in two sets with the probability of their Jaccard similarity s. A band combines `rows` such
-values: equal with probability s^rows. A pair is a near-duplicate if two of its BANDS bands were seen before.
+Near-duplicates are found by MinHash (Broder 1997) in bands. A pair is the set of the sequences of four characters of
+its two sides. For a random hash the least value over the sequences is the same in two sets with the probability of
+their Jaccard similarity s. A band combines `rows` such values: equal with probability s^rows. A pair is a
+near-duplicate if two of its BANDS bands were seen before.
 """
 
 from __future__ import annotations
@@ -136,11 +135,7 @@ def _bands(values: Keys, starts: NDArray[np.int64], rows: int) -> Keys:
 
 
 class NearDuplicates:
-    """The bands of the pairs so far, in a table that does not grow: two bytes for a band, the newest in each place.
-
-    Args:
-        memory: bytes.
-    """
+    """The bands of the pairs so far, two bytes for each and the newest in each place, in a table of `memory` bytes."""
 
     def __init__(self, memory: int) -> None:
         self._places = memory // (2 * BANDS)
@@ -253,9 +248,8 @@ class HeldOut:
     def look(self, hashes: Hashes, languages: Languages | None = None) -> tuple[Mask, Mask]:
         """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
 
-        Args:
-            hashes: of both sides of each pair, [pairs, 2], by `side_hashes`.
-            languages: codes of source and target; None: not known, all sentences are compared.
+        `hashes` are of both sides of each pair, [pairs, 2], by `side_hashes`; without `languages`, all sentences are
+        compared.
         """
         both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         # First in all sets at once: few pairs have a sentence of any, and there may be many sets.
@@ -266,7 +260,6 @@ class HeldOut:
         return both, either
 
     def _looked(self, hashes: Hashes, languages: Languages | None) -> tuple[Mask, Mask]:
-        """Do what `look` says, set by set."""
         both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         looked = {name: known.look(hashes, languages) for name, known in self._sets.items()}
         in_lines = np.zeros_like(hashes, np.bool_)
@@ -321,11 +314,7 @@ def _main(languages: Languages) -> Languages:
 
 
 class SentenceSet:
-    """Hashes of sentences, with those that were found.
-
-    Args:
-        blocks: hashes of the sentences (`sentence_hashes`), in blocks.
-    """
+    """Hashes of sentences (`sentence_hashes`), with those that were found."""
 
     def __init__(self, blocks: Iterable[Hashes]) -> None:
         hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *blocks]))

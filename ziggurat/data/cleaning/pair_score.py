@@ -69,9 +69,7 @@ class CorpusStatistics(NamedTuple):
 class WordOrder:
     """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?
 
-    Args:
-        words: count of each word, int64 [words].
-        pairs: count of each hash of two neighbouring words, int32 [_BIGRAMS].
+    `words` are counts of each word, int64 [words], `pairs` of each hash of two neighbouring words, int32 [_BIGRAMS].
     """
 
     def __init__(self, words: NDArray[np.int64], pairs: NDArray[np.int32]) -> None:
@@ -111,9 +109,7 @@ class WordOrder:
 
 
 class HalfModel(NamedTuple):
-    """The model learned from one half of the corpus: lexicons of both directions, and the order of words on both
-    sides.
-    """
+    """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
 
     lexicons: tuple[Lexicon, Lexicon]
     order: tuple[WordOrder, WordOrder]
@@ -466,7 +462,6 @@ def _sides(
     ids: Sequence[Sequence[NDArray[np.int32]]],
     chosen: NDArray[np.int64],
 ) -> PairTokens:
-    """Return the chosen pairs as the features see them."""
     texts = [[greek_questions(side[n]) for n in chosen] for side in (sources, targets)]
     bags = [[set(side[n]) for n in chosen] for side in split]
     common = [len(a & b) / min(len(a), len(b)) for a, b in zip(*bags, strict=True)]
@@ -492,7 +487,6 @@ def _sort(mark: str) -> int | str:
 
 
 def _expanded(found: Floats, scale: Floats) -> Floats:
-    """Return scaled features, their squares and a column of ones."""
     scaled = np.clip((found - scale[0]) / scale[1], -5.0, 5.0)
     return np.concatenate([scaled, scaled**2, np.ones((len(found), 1))], 1)
 
