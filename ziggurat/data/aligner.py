@@ -15,8 +15,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import regex
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ziggurat.config.data import Symmetrisation
 from ziggurat.data.hmm import (
@@ -29,8 +27,8 @@ from ziggurat.data.hmm import (
     posteriors,
     translation_table,
 )
-from ziggurat.system.errors import DataError, printable, refuse_passing
-from ziggurat.system.small_files import check_opens, check_regular, with_sorted_header
+from ziggurat.system.errors import DataError, printable
+from ziggurat.system.small_files import arrays_content, check_regular, read_arrays
 
 Sentences = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the model does not know."""
@@ -259,61 +257,31 @@ _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1,
 def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symmetrisation) -> set[Link]:
     """Return one alignment from that of source to target and that of target to source, both as (source, target)."""
     one, other = set(forward), set(backward)
-    if how == "intersection":
-        return one & other
-    if how == "union":
-        return one | other
-    grown = _Grown(one & other)
-    grown.grow(one | other)
+    links, union = one & other, one | other
+    if how in ("intersection", "union"):
+        return links if how == "intersection" else union
+    sources, targets = {source for source, _ in links}, {target for _, target in links}
+
+    def add_if(enough: Callable[[tuple[bool, bool]], bool], link: Link) -> None:
+        """Add a link where `enough` (any or all) of its two words have none yet."""
+        if link not in links and enough((link[0] not in sources, link[1] not in targets)):
+            links.add(link)
+            sources.add(link[0])
+            targets.add(link[1])
+
+    # In the order of the words, and seeing at once what was added, as Moses does: the result depends on it.
+    before = -1
+    while len(links) != before:
+        before = len(links)
+        for source, target in sorted(union):
+            if (source, target) in links:
+                for down, right in _NEIGHBOURS:
+                    if (beside := (source + down, target + right)) in union:
+                        add_if(any, beside)
     if how != "grow-diag":
-        allowed = grown.either_free if how == "grow-diag-final" else grown.both_free
-        for links in (one, other):
-            grown.finish(links, allowed)
-    return grown.links
-
-
-class _Grown:
-    """An alignment that grows."""
-
-    def __init__(self, links: set[Link]) -> None:
-        self.links = links
-        self._sources = {source for source, _ in links}
-        self._targets = {target for _, target in links}
-
-    def either_free(self, link: Link) -> bool:
-        """Return True if one of the two words has no link yet."""
-        return link[0] not in self._sources or link[1] not in self._targets
-
-    def both_free(self, link: Link) -> bool:
-        """Return True if neither of the two words has a link yet."""
-        return link[0] not in self._sources and link[1] not in self._targets
-
-    def grow(self, union: set[Link]) -> None:
-        """Add links of `union` beside those that are there, until none can be added."""
-        # In the order of the words, and seeing at once what was added, as Moses does: the result depends on it.
-        before = -1
-        while len(self.links) != before:
-            before = len(self.links)
-            for link in sorted(union):
-                if link in self.links:
-                    self._grow_from(link, union)
-
-    def _grow_from(self, link: Link, union: set[Link]) -> None:
-        for down, right in _NEIGHBOURS:
-            beside = link[0] + down, link[1] + right
-            if beside in union and beside not in self.links and self.either_free(beside):
-                self._add(beside)
-
-    def finish(self, links: set[Link], allowed: Callable[[Link], bool]) -> None:
-        """Add those of `links` that are `allowed` when their turn comes, in the order of the words."""
-        for link in sorted(links):
-            if link not in self.links and allowed(link):
-                self._add(link)
-
-    def _add(self, link: Link) -> None:
-        self.links.add(link)
-        self._sources.add(link[0])
-        self._targets.add(link[1])
+        for link in (*sorted(one), *sorted(other)):
+            add_if(any if how == "grow-diag-final" else all, link)
+    return links
 
 
 MOST_WORDS = 1000
@@ -420,7 +388,7 @@ class Aligner:
             tensors[f"{name}.probabilities"] = direction.lexicon.probabilities
             tensors |= {f"{name}.{part}": weights for part, weights in direction.jumps._asdict().items()}
             tensors[f"{name}.empty"] = np.array([direction.empty])
-        return with_sorted_header(save(tensors, {"format": _FORMAT, "rule": self.rule}))
+        return arrays_content(tensors, {"format": _FORMAT, "rule": self.rule})
 
 
 def read_aligner(path: Path | str) -> Aligner:
@@ -428,27 +396,20 @@ def read_aligner(path: Path | str) -> Aligner:
 
     Raises DataError when it is missing, damaged, or of another format.
     """
+    path = Path(path)
     try:
-        if check_regular(Path(path)) > _MOST_BYTES:
+        if check_regular(path) > _MOST_BYTES:
             raise DataError(f"{path}: too large for an aligner of `ziggurat align --save-model`")
-        check_opens(path)
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_arrays(path, _FORMAT, "aligner", "train it again")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; `ziggurat align ... --save-model {path}` writes one") from None
-    except (SafetensorError, OSError) as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: damaged, or no aligner ({error}); train it again") from None
-    rule = next((rule for rule in _RULES if rule == metadata.get("rule")), None)
-    if metadata.get("format") != _FORMAT or rule is None:
-        raise DataError(f"{path}: no aligner that this version of ziggurat reads ({_FORMAT}); train it again")
     try:
+        rule = next(rule for rule in _RULES if rule == metadata.get("rule"))
         words = [bytes(_part(tensors, f"{side}_words", np.uint8)).decode() for side in ("source", "target")]
         sides = [text.split("\n") for text in words]
         forward = _direction(tensors, "forward", len(sides[0]), len(sides[1]))
         backward = _direction(tensors, "backward", len(sides[1]), len(sides[0]))
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, StopIteration) as error:
         raise DataError(f"{path}: damaged ({error}); train it again") from None
     return Aligner(rule, (sides[0], sides[1]), (forward, backward))
 

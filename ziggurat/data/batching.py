@@ -121,7 +121,14 @@ def make_batches(
     """
     # Mixed first, since the sort is stable: pairs of equal lengths meet other ones in every epoch.
     mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
-    batches = _ordered_batches(mixed, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)
+    batches = sorted_batches(
+        source_lengths,
+        target_lengths,
+        max_tokens=max_tokens,
+        max_sentences=max_sentences,
+        length_multiple=length_multiple,
+        indices=mixed,
+    )
     return [batches[i] for i in _generator(seed, epoch, _Purpose.BATCH_ORDER).permutation(len(batches))]
 
 
@@ -132,23 +139,14 @@ def sorted_batches(
     max_tokens: int,
     max_sentences: int | None = None,
     length_multiple: int = 1,
+    indices: Indices | None = None,
 ) -> list[Indices]:
-    """Put all pairs into batches of similar length, shortest first, without randomness (validation, scoring).
+    """Return pairs in batches of similar length, shortest first, without randomness (validation, scoring).
 
-    Arguments, cost and errors are those of make_batches; to batch by the source alone, pass its lengths twice.
+    Arguments, cost and errors are those of make_batches; `indices` are the pairs, None: all. To batch by the source
+    alone, pass its lengths twice.
     """
-    everything = np.arange(len(source_lengths))
-    return _ordered_batches(everything, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)
-
-
-def _ordered_batches(
-    indices: Indices,
-    source_lengths: Integers,
-    target_lengths: Integers,
-    max_tokens: int,
-    max_sentences: int | None,
-    length_multiple: int,
-) -> list[Indices]:
+    indices = np.arange(len(source_lengths)) if indices is None else indices
     if len(indices) == 0:
         return []
     source, target = _padded(source_lengths[indices], target_lengths[indices], length_multiple)

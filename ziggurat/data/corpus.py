@@ -62,8 +62,7 @@ class Store:
         they are first parsed, or all in the background (ziggurat.data.store_checks.Verification). A process reads each
         file only once for this.
 
-        Raises:
-            DataError: no store, one of another format version, or one with missing or damaged files.
+        Raises DataError: no store, one of another format version, or one with missing or damaged files.
         """
         path = Path(path).expanduser()
         recover(path)
@@ -80,8 +79,7 @@ class Store:
     def verify(self) -> None:
         """Compare every file with its checksum.
 
-        Raises:
-            DataError: names the first damaged file.
+        Raises DataError: names the first damaged file.
         """
         for name, entry in self.manifest["files"].items():
             _check_content(self.path / name, entry["xxh3_128"])

@@ -319,8 +319,7 @@ def encode_corpora(
     While one block is segmented (on `threads` threads, outside Python's lock), the next is read and cleaned, and the
     one before is with the caller.
 
-    Raises:
-        DataError: a file changed since it was counted.
+    Raises DataError: a file changed since it was counted.
     """
     encoder = PairEncoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)

@@ -27,7 +27,7 @@ from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter, train_aligner, words_of
+from ziggurat.data.word_links import AlignmentFiles, HmmLinks, Sides, WordCounter, train_aligner, words_of
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, about
 from ziggurat.system.files import content_checksum, find_files, has_checksum, write_atomically
@@ -224,7 +224,7 @@ _COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
 
 @dataclass
 class Corpus:
-    """One corpus of one split, with counts of what happened to its pairs."""
+    """One corpus of one split, with counts of what happened to its pairs: read, kept, dropped by reason, and so on."""
 
     split: str
     key: str
@@ -232,34 +232,25 @@ class Corpus:
     config: CorpusConfig
     reader: CorpusReader
     languages: tuple[str, str] = ("", "")
-    """Codes of source and target."""
     read: int = 0
-    """Pairs in the files."""
     read_of: Counter[int] = field(default_factory=Counter)
     """Pairs in each of the reader's files (or pairs of files), by its number there."""
     kept: int = 0
-    """Pairs in the store."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Pairs dropped, by reason."""
     sides: SideSample = field(default_factory=SideSample)
-    """Sample of its two sides."""
     signs: CorpusSigns = field(default_factory=CorpusSigns)
-    """Signs that its text is not what it seems."""
     alignments: AlignmentFiles | None = None
-    """Files with its word alignments."""
     maker: HmmLinks | None = None
     """Makes its word alignments, where there are no files."""
     aligned: int = 0
     """Pairs in the store that have word alignments."""
     scores: list[ScoreColumn] = field(default_factory=list)
-    """Scores that other tools gave its pairs."""
     repaired: int = 0
     """Pairs whose text was mended."""
     overlap: dict[str, Overlap] = field(default_factory=dict)
     """Sentences that its pairs share with development and test sets, by set."""
     examples: Examples = field(default_factory=Examples)
     """A few of the dropped pairs."""
-
     origin: list[dict[str, Any]] = field(default_factory=list)
     """Public corpora that its files were fetched from, with their licences."""
 
@@ -283,39 +274,29 @@ class Corpus:
         }
 
     def blocks(
-        self, words: tuple[WordCounter, WordCounter]
+        self, words: Sides | None = None
     ) -> Iterator[tuple[PairBlock, list[list[Link]] | None, NDArray[np.bool_] | None]]:
         """Yield its blocks with the links of each pair and the mask of those that a score rules out, None for neither.
 
-        Raises DataError as its reader does, and for faults of the other files.
+        Without `words`, which links count, there are no links. Raises DataError as its reader does, and for faults of
+        the other files.
         """
         stream = ScoreStream(self.scores, self.reader)
-        for block, links in self._aligned_blocks(words):
-            yield block, links, stream.unwanted(len(block[0]))
-        stream.end()
-
-    def _aligned_blocks(
-        self, words: tuple[WordCounter, WordCounter]
-    ) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
-        if self.alignments is not None:
-            yield from self.alignments.blocks(self.reader, words)
-            return
-        for block in self.reader.blocks():
-            yield block, None if self.maker is None else self.maker.links(block, words)
-
-    def scored_blocks(self) -> Iterator[tuple[PairBlock, NDArray[np.bool_] | None]]:
-        """Yield its blocks with the mask of the pairs that a score rules out, None without scores."""
-        stream = ScoreStream(self.scores, self.reader)
-        for block in self.reader.blocks():
-            yield block, stream.unwanted(len(block[0]))
+        if words is not None and self.alignments is not None:
+            for block, links in self.alignments.blocks(self.reader, words):
+                yield block, links, stream.unwanted(len(block[0]))
+        else:
+            maker = self.maker if words is not None else None
+            for block in self.reader.blocks():
+                made = maker.links(block, words) if maker and words else None
+                yield block, made, stream.unwanted(len(block[0]))
         stream.end()
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:
     """Return all corpora with their files found: training, then development.
 
-    Raises:
-        ConfigError, DataError: see `CorpusReader.of`; no training corpus.
+    Raises ConfigError, DataError: see `CorpusReader.of`; no training corpus.
     """
     if not config.train:
         raise ConfigError(
@@ -357,15 +338,12 @@ def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str
     return corpus
 
 
-def count_pairs(
-    corpora: Sequence[Corpus], progress: Progress, words: tuple[WordCounter, WordCounter] | None = None
-) -> None:
+def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | None = None) -> None:
     """Read everything once, so that unusable files are refused before anything is trained or encoded.
 
     `words` are those of the two sides that word alignments count; None: by the usual rule.
 
-    Raises:
-        DataError: a fault in a file (encoding, alignment, columns, compression), or a corpus without pairs.
+    Raises DataError: a fault in a file (encoding, alignment, columns, compression), or a corpus without pairs.
     """
     done = 0
     for corpus in corpora:
@@ -407,10 +385,11 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]
     notices = []
     training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
     for corpus in corpora:
-        if corpus.sides.equal > _COPIES * corpus.sides.lines:
+        sides = corpus.sides
+        if sides.equal > _COPIES * sides.lines:
             same = (
-                f"{corpus.key}: {corpus.sides.equal:,} of {corpus.sides.lines:,} pairs looked at have the same text on "
-                "both sides: is the source also given as target? (`data.filters.identical` drops such pairs)"
+                f"{corpus.key}: {sides.equal:,} of {sides.lines:,} pairs looked at have the same text on both sides: "
+                "is the source also given as target? (`data.filters.identical` drops such pairs)"
             )
             notices.append(Problem(corpus.key, same, severity="warning", named=("data.filters.identical",)))
             continue

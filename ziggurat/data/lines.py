@@ -168,23 +168,11 @@ def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
         # No character composes with a line feed or decomposes to one, so the lines stay the same.
         if not unicodedata.is_normalized(name, joined):
             joined, changed = unicodedata.normalize(name, joined), True
-    if _has_spare_blanks(joined):
+    spare = ("  ", "\t", "\r", " \n", "\n ")
+    if any(blanks in joined for blanks in spare) or joined.startswith(" ") or joined.endswith(" "):
         joined = joined.replace("\t", " ").replace("\r", " ")
         while "  " in joined:  # each round halves the runs of blanks; many times faster than a regular expression
             joined = joined.replace("  ", " ")
         joined = joined.replace(" \n", "\n").replace("\n ", "\n").strip(" ")
         changed = True
     return joined.split("\n") if changed else list(texts)
-
-
-def _has_spare_blanks(joined: str) -> bool:
-    """Return True if any line has a tab, a carriage return, two blanks in a row, or a blank at either end."""
-    return (
-        "  " in joined
-        or "\t" in joined
-        or "\r" in joined
-        or " \n" in joined
-        or "\n " in joined
-        or joined.startswith(" ")
-        or joined.endswith(" ")
-    )

@@ -114,17 +114,14 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
     cleaners_of(config, training)  # before the long passes: a package may be missing, a script unknown
     tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
     subword = config.subword
-    if subword.kind in ("existing", "vocabulary"):
-        # Before the long passes, since errors here are cheap to find.
-        tokenizers = existing_tokenizers(subword, config.unicode, tags)
-        count_pairs(corpora, progress, words_of(config, tokenizers))
-        scorers = train_pair_scores(training, config, progress)
-    else:
-        count_pairs(corpora, progress, words_of(config, None))
-        scorers = train_pair_scores(training, config, progress)
-        tokenizers = train_tokenizers(
-            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
-        )
+    # Existing ones before the long passes, since errors here are cheap to find.
+    existing = subword.kind in ("existing", "vocabulary")
+    known = existing_tokenizers(subword, config.unicode, tags) if existing else None
+    count_pairs(corpora, progress, words_of(config, known))
+    scorers = train_pair_scores(training, config, progress)
+    tokenizers = known or train_tokenizers(
+        subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
+    )
     save_tokenizers(directory, *tokenizers)
     align_corpora(corpora, config, tokenizers, progress)
     signs = [(corpus.key, corpus.signs) for corpus in corpora]
@@ -141,17 +138,13 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """Counts of one corpus: pairs read, kept and dropped, and corrections."""
+    """Counts of one corpus of a split: pairs in its files, kept in the store, dropped by reason, and corrections."""
 
     split: str
-    """`train` or `dev`."""
     name: str
     read: int
-    """Pairs in the files."""
     kept: int
-    """Pairs in the store."""
     dropped: dict[str, int]
-    """Pairs dropped, by reason."""
     carriage_returns: int
     """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
@@ -311,22 +304,20 @@ def prepare(
 
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
     """Return notices that a manifest keeps as text as the problems that they were."""
-    keys = ["data.filters.held_out", "data.filters.identical", "data.subword.vocabulary_size"]
-    keys += ["data.subword.kind", "data.unicode"]
-    keys += ["data.subword.target_vocabulary_size", Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora)]
+    keys = ["filters.held_out", "filters.identical", "subword.vocabulary_size", "subword.kind", "unicode"]
+    named = [f"data.{key}" for key in (*keys, "subword.target_vocabulary_size")]
+    named += [Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora), *map(held_out_label, corpora)]
     found = []
     for text in texts:
         reason, drops, way_out = text.partition(" `data.filters.held_out: ")
-        named = (*keys, *map(held_out_label, corpora))
-        found.append(Problem("", reason, f"{drops}{way_out}".lstrip(), "warning", named))
+        found.append(Problem("", reason, f"{drops}{way_out}".lstrip(), "warning", (*named,)))
     return found
 
 
 def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
     """Return the manifest of an intact store of the same settings, or None if a store must be built.
 
-    Raises:
-        DataError: something else is in the way.
+    Raises DataError: something else is in the way.
     """
     if not store.exists():
         return None

@@ -114,8 +114,7 @@ class CorpusReader:
     def blocks(self) -> Iterator[PairBlock]:
         """Yield aligned blocks in file order; `notes` counts the corrections of this pass.
 
-        Raises:
-            DataError: any fault of a file, with its name and line.
+        Raises DataError: any fault of a file, with its name and line.
         """
         self.notes = ReadNotes()
         for number, part in enumerate(self.files):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ziggurat.data.hmm import Row, translation_table
 from ziggurat.data.subword import Tokenizer
-from ziggurat.system.errors import ConfigError, DataError, refuse_passing
+from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.small_files import check_opens, with_sorted_header
+from ziggurat.system.small_files import arrays_content, read_arrays
 
 if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
     from ziggurat.data.corpus import Store
@@ -87,7 +84,7 @@ def shortlist_bytes(table: ShortlistTable) -> bytes:
     """Return the content of a shortlist's file, a safetensors file."""
     source, target = table.vocabularies
     metadata = {"format": _FORMAT, "source_vocabulary": source, "target_vocabulary": target}
-    return with_sorted_header(save({"candidates": table.candidates, "always": table.always}, metadata))
+    return arrays_content({"candidates": table.candidates, "always": table.always}, metadata)
 
 
 def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
@@ -103,16 +100,7 @@ def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> Sh
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path}: no such file; this makes a shortlist: `ziggurat shortlist STORE -o {path}`")
-    try:
-        check_opens(path)
-        with safe_open(path, framework="numpy") as file:
-            metadata: Mapping[str, str] = file.metadata() or {}
-            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: damaged, or no shortlist ({error}); make it again") from None
-    if metadata.get("format") != _FORMAT:
-        raise DataError(f"{path}: no shortlist that this version of ziggurat reads ({_FORMAT}); make it again")
+    metadata, tensors = read_arrays(path, _FORMAT, "shortlist", "make it again")
     vocabularies = (metadata.get("source_vocabulary", ""), metadata.get("target_vocabulary", ""))
     table = ShortlistTable(tensors.get("candidates", _NOTHING), tensors.get("always", _NOTHING), vocabularies)
     table.check(source, target, path)

@@ -164,33 +164,20 @@ _ESCAPED = re.compile(f"{_ESCAPE}(.?)", flags=re.DOTALL)
 class Tokenizer(Protocol):
     """Tokenizer of one side. Ids run from 0 to `size - 1`; no text can produce the id of a control symbol or tag."""
 
-    @property
-    def size(self) -> int:
-        """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
-
-    @property
-    def pad(self) -> int:
-        """Id of padding."""
-
-    @property
-    def unk(self) -> int:
-        """Id of the unknown piece, for text that the vocabulary cannot spell."""
-
-    @property
-    def bos(self) -> int:
-        """Id of begin-of-sentence."""
-
-    @property
-    def eos(self) -> int:
-        """Id of end-of-sentence."""
-
-    @property
-    def tags(self) -> Mapping[str, int]:
-        """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
-
-    @property
-    def unicode(self) -> UnicodeForm:
-        """Normalisation of text before it is segmented."""
+    size: int
+    """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
+    pad: int
+    """Id of padding."""
+    unk: int
+    """Id of the unknown piece, for text that the vocabulary cannot spell."""
+    bos: int
+    """Id of begin-of-sentence."""
+    eos: int
+    """Id of end-of-sentence."""
+    tags: Mapping[str, int]
+    """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
+    unicode: UnicodeForm
+    """Normalisation of text before it is segmented."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Normalise and segment each text; no bos, no eos."""
@@ -218,8 +205,7 @@ class SentencePieceTokenizer:
         unicode: normalisation of text before the model sees it.
         tags: tokens that only `prepare` and the translator set; text cannot produce them.
 
-    Raises:
-        DataError: `model` is not a SentencePiece model.
+    Raises DataError: `model` is not a SentencePiece model.
     """
 
     def __init__(self, model: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
@@ -336,9 +322,8 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
 def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
     """Return the source and target tokenizer of a store, run or model directory: the same object if they are joint.
 
-    Raises:
-        DataError: missing or damaged files, or another format version.
-        CheckpointError: a file differs from its checksum.
+    Raises DataError: missing or damaged files, or another format version; CheckpointError: a file differs from its
+    checksum.
     """
     directory = Path(directory)
     described = _description(directory)

@@ -45,8 +45,7 @@ def train_tokenizers(
 ) -> tuple[Tokenizer, Tokenizer]:
     """Train one model for both sides, or one each (`kind: bpe` or `unigram`); deterministic.
 
-    Raises:
-        DataError: SentencePiece cannot make a vocabulary of this size.
+    Raises DataError: SentencePiece cannot make a vocabulary of this size.
     """
     size = config.vocabulary_size
     if config.joint:
@@ -144,9 +143,8 @@ def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[
 
     The folder of a model, run or store stands for its vocabularies, tags included.
 
-    Raises:
-        DataError: a file is missing, or is not a model or vocabulary.
-        ConfigError: a folder's vocabularies lack some of `tags`, or have another normalisation than `unicode`.
+    Raises DataError: a file is missing, or is not a model or vocabulary; ConfigError: a folder's vocabularies lack some
+    of `tags`, or have another normalisation than `unicode`.
     """
     kind = "model" if config.kind == "existing" else "vocabulary"
     source = config.source_model if kind == "model" else config.source_vocabulary
@@ -260,7 +258,7 @@ def sampled_blocks(
     done, total = 0, sum(corpus.read for corpus in corpora)
     for corpus, cleaner, share in zip(corpora, cleaners, shares, strict=True):
         picks = SampledPositions(generator, corpus.read, share)
-        for (source, target), unwanted in corpus.scored_blocks():
+        for (source, target), _, unwanted in corpus.blocks():
             picked = picks.take(len(source))
             sides = [list(compress(texts, picked)) for texts in (source, target)]
             first, second, _ = cleaner.mended(sides[0], sides[1], form)

@@ -53,14 +53,8 @@ def _allow_open_files(more: int) -> None:
 class ArrowShard:
     """One Arrow file, mapped when this object is created and parsed on first use.
 
-    A mapped file stays the same for this process when another store takes its place.
-
-    Args:
-        path: the file.
-        pairs: number of pairs in it.
-        has_text: whether it has the text columns.
-        checksum: its fingerprint; None: not known.
-        has_links: whether it has the column of word alignments.
+    A mapped file stays the same for this process when another store takes its place. `checksum` is its fingerprint,
+    None where it is not known.
 
     Attributes:
         checked_elsewhere: whether other code compares the fingerprint (ziggurat.data.store_checks.Verification), and
@@ -335,7 +329,7 @@ class PairTable:
         split: `train` or `dev`.
         entry: the table's, in the manifest.
         corpora: entries of the split's corpora there.
-        checksums: fingerprints of its files, by name: each shard is compared before it is first parsed.
+        checksums: fingerprints of files by name: each shard is compared before it is first parsed.
         vocabulary: number of source and target ids.
 
     Raises DataError: a file is missing or damaged, or differs from its description in the manifest.
@@ -399,11 +393,10 @@ class PairTable:
     def pairs(self, indices: ArrayLike) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]:
         """Return the ids of the pairs at `indices` [n], in that order, as read-only views of the mapped files.
 
-        Returns:
-            Sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the source.
+        Returns sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the
+        source.
 
-        Raises:
-            DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those stored.
+        Raises DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those stored.
         """
         sources, targets = [], []
         found = list(self._locate(indices))
@@ -441,8 +434,7 @@ class PairTable:
         Training pairs: the normalised text that was segmented. Development pairs: the target as in the file, since it
         is the reference of scores (pre-segmented text with `@@ ` joined).
 
-        Raises:
-            DataError: the table was written without text, or a shard is damaged.
+        Raises DataError: the table was written without text, or a shard is damaged.
         """
         if not self.has_text:
             raise DataError(

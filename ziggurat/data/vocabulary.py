@@ -34,8 +34,7 @@ class VocabularyTokenizer:
         unicode: normalisation of text before it is looked up.
         tags: tokens that only `prepare` and the translator set; text cannot produce them.
 
-    Raises:
-        DataError: not UTF-8, an empty line, or a token listed twice; names the line.
+    Raises DataError: not UTF-8, an empty line, or a token listed twice; names the line.
     """
 
     def __init__(self, content: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:

@@ -282,14 +282,8 @@ class AlignmentFiles(NamedTuple):
             reader.part = number
             if reader.row_columns is not None and self.column is not None:  # rows of the corpus's own file
                 for numbers, rows, *sides in reader.wide_rows(path, notes):
-                    cells, places = [row[self.column] for row in rows], [f"{path}, line {n}" for n in numbers]
-                    yield (
-                        (sides[0], sides[1]),
-                        [
-                            parse_links(cell, words[0].count(source), words[1].count(target), place)
-                            for cell, source, target, place in zip(cells, *sides, places, strict=True)
-                        ],
-                    )
+                    block = sides[0], sides[1]
+                    yield block, _parsed([row[self.column] for row in rows], block, words, path, numbers)
                 continue
             one, stream = replace(reader, files=[part]), LineStream(path)
             for block in (blocks := one.blocks()):
@@ -300,7 +294,7 @@ class AlignmentFiles(NamedTuple):
                     raise _unlike(path, stream.lines, one, pairs)
                 if self.column is not None:
                     lines = [_cell(line, self.column, path, n) for n, line in enumerate(lines, first + 1)]
-                yield block, _parsed(lines, block, words, path, first)
+                yield block, _parsed(lines, block, words, path, range(first + 1, first + 1 + len(lines)))
             pairs = stream.lines
             if stream.drain() != pairs:
                 raise _unlike(path, stream.lines, one, pairs)
@@ -323,10 +317,12 @@ def _next_lines(stream: LineStream, count: int) -> list[str]:
     return lines
 
 
-def _parsed(lines: Sequence[str], block: PairBlock, words: Sides, path: Path, first: int) -> list[list[Link]]:
+def _parsed(
+    cells: Sequence[str], block: PairBlock, words: Sides, path: Path, numbers: Sequence[int]
+) -> list[list[Link]]:
     return [
-        parse_links(line, words[0].count(source), words[1].count(target), f"{path}, line {number}")
-        for number, (line, source, target) in enumerate(zip(lines, *block, strict=True), start=first + 1)
+        parse_links(cell, words[0].count(source), words[1].count(target), f"{path}, line {number}")
+        for cell, source, target, number in zip(cells, *block, numbers, strict=True)
     ]
 
 

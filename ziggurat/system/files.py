@@ -46,9 +46,8 @@ def find_files(pattern: str, key: str) -> list[Path]:
 
     `key` is the configuration key of the pattern, for messages.
 
-    Raises:
-        DataError: no file, something that is not a regular file, or one file both compressed and not, which would be
-            read twice.
+    Raises DataError: no file, something that is not a regular file, or one file both compressed and not, which would be
+    read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):

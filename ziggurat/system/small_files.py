@@ -275,8 +275,34 @@ def json_safe(value: Any) -> Any:
     return [json_safe(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def with_sorted_header(content: bytes) -> bytes:
-    """Return a safetensors file with its header sorted, since the library's order of metadata is random."""
+def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return metadata and numpy arrays of a safetensors file whose metadata give its `format` as `form`.
+
+    Raises FileNotFoundError when there is no file; DataError, which calls it `what` and ends with `again`, the way out,
+    when it is damaged or of another format.
+    """
+    from safetensors import SafetensorError, safe_open  # it imports numpy, which errors need not wait for
+
+    try:
+        check_opens(path)
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
+        refuse_passing(path, error)
+        raise DataError(f"{path}: damaged, or no {what} ({error}); {again}") from None
+    if metadata.get("format") != form:
+        raise DataError(f"{path}: no {what} that this version of ziggurat reads ({form}); {again}")
+    return metadata, arrays
+
+
+def arrays_content(arrays: Mapping[str, Any], metadata: dict[str, str]) -> bytes:
+    """Return numpy arrays as a safetensors file, the same bytes every time: the library's order of metadata is not."""
+    from safetensors.numpy import save
+
+    content: bytes = save(dict(arrays), metadata)
     end = 8 + int.from_bytes(content[:8], "little")  # the header, as JSON, follows its length in 8 bytes
     text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned

@@ -367,8 +367,7 @@ def building(target: Path) -> Iterator[Path]:
     The content is on the disk before the folder gets its name. After an error nothing of it is left, and `target` is
     unchanged.
 
-    Raises:
-        DataError: another process is building the same folder, or it cannot be created or put in place.
+    Raises DataError: another process is building the same folder, or it cannot be created or put in place.
     """
     with written_whole(target):
         try:

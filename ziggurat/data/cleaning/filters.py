@@ -101,8 +101,7 @@ def wrong_script(
 def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
     """Return a pattern for letters in a row of `scripts`: one Unicode script name, or several joined by `+`.
 
-    Raises:
-        ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
+    Raises ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
     """
     try:
         names = "".join(rf"\p{{Script={name}}}" for name in scripts.split("+"))

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ziggurat.data.aligner import split_words
 from ziggurat.data.cleaning.filters import greek_questions
 from ziggurat.data.hmm import Lexicon, translation_table
 from ziggurat.system.errors import DataError
-from ziggurat.system.small_files import check_regular, with_sorted_header
+from ziggurat.system.small_files import arrays_content, read_arrays
 
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]
@@ -351,7 +349,7 @@ class PairScorer:
             tensors[f"usual_{name}"] = np.array(getattr(self._corpus, name))
         for number, half in enumerate(self._halves):
             tensors |= {f"{number}.{name}": array for name, array in half.arrays().items()}
-        return with_sorted_header(save(tensors, {"format": _FORMAT}))
+        return arrays_content(tensors, {"format": _FORMAT})
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
         """Return the features of pairs of the even or odd half, by what the other half has learned."""
@@ -373,18 +371,14 @@ class PairScorer:
 def read_pair_score(path: Path) -> PairScorer:
     """Read the file that PairScorer.content made. Raises DataError where it is damaged or missing."""
     try:
-        check_regular(path)
-        with safe_open(path, framework="numpy") as file:
-            if (file.metadata() or {}).get("format") != _FORMAT:
-                raise DataError(f"{path}: not a pair score of this version of ziggurat; remove it and run this again")
-            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _, tensors = read_arrays(path, _FORMAT, "pair score", "remove it and run this again")
         texts = (bytes(tensors[f"{side}_words"]).decode() for side in _SIDES)
         source, target = ({word: n for n, word in enumerate(text.split("\n") if text else [])} for text in texts)
         sizes = len(source), len(target)
         usual = [tuple(tensors[f"usual_{name}"].tolist()) for name in ("words", "characters")]
         parts = [{k[2:]: v for k, v in tensors.items() if k.startswith(f"{n}.")} for n in (0, 1)]
         halves = HalfModel.of_arrays(parts[0], sizes), HalfModel.of_arrays(parts[1], sizes)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
     return PairScorer((source, target), CorpusStatistics(sizes, *usual), halves, tensors["scale"], tensors["weights"])
 
