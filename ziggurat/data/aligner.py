@@ -33,8 +33,7 @@ from ziggurat.system.small_files import arrays_content, check_regular, read_arra
 Sentences = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the model does not know."""
 
-_CELLS = 1 << 18
-"""Most pairs of words in a batch; it bounds the memory: a batch takes about 100 bytes for each."""
+_CELLS = 1 << 18  # most pairs of words in a batch; it bounds the memory: a batch takes about 100 bytes for each
 
 
 class TrainingOptions(NamedTuple):
@@ -43,7 +42,6 @@ class TrainingOptions(NamedTuple):
     model1_iterations: int = 5
     """Iterations of IBM Model 1, which the HMM starts from."""
     hmm_iterations: int = 5
-    """Iterations of the HMM."""
     empty: float = 0.2
     """Probability that a word comes from the empty word, which stands for no word of the other side."""
 
@@ -121,7 +119,6 @@ class _Batch(NamedTuple):
     target: NDArray[np.int64]
     """[B, J] ids, -1 behind the end."""
     lengths: NDArray[np.int64]
-    """[B] words of each target."""
     present: NDArray[np.bool_]
     """[B, J], True where there is a target word."""
 
@@ -286,8 +283,7 @@ def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symme
 
 MOST_WORDS = 1000
 """A pair with more words on a side is not aligned: time grows with the square of one side times the other."""
-_TRAINING_WORDS = 200
-"""A pair with more words on a side is not trained on."""
+_TRAINING_WORDS = 200  # a pair with more words on a side is not trained on
 
 _FORMAT = "ziggurat-aligner-1"
 _MOST_BYTES = 1 << 34

@@ -195,7 +195,6 @@ LEXICON = BabelLexicon()
 SOURCE_LANGUAGE = "qlo"
 """Code of Low Babel; ISO 639-2 keeps qaa to qtz for private use."""
 TARGET_LANGUAGE = "qhi"
-"""Code of High Babel."""
 
 SHORTEST, LONGEST = 4, 20  # words of a source sentence
 

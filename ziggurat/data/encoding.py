@@ -199,7 +199,6 @@ class PairEncoder:
         scorers: Scorers | None = None,
     ) -> None:
         self.words = words_of(config, tokenizers)
-        """Words of both sides that alignments count."""
         self._tokenizers, self._threads, self._training = tokenizers, threads, split == "train"
         self._cleaner = BlockCleaner(config, split, scorers)
         self._tracer = LinkTracer(self.words, tokenizers) if config.aligned(split) else None
@@ -255,7 +254,6 @@ class CleanedBlock(_Counted):
     reference: list[str]
     """Target texts as they will be stored."""
     links: list[TracedLinks] | None = None
-    """Links of each pair, if the table has links."""
 
     def select(self, stay: NDArray[np.bool_]) -> CleanedBlock:
         """Return the pairs of the mask `stay` [pairs]."""

@@ -280,12 +280,9 @@ def _normalised(ids: NDArray[np.int64], values: Floats, kept: int) -> Row:
     return Row(ids, values / total)
 
 
-_UNSEEN = 1e-9
-"""Probability of a pair of words that the table does not have."""
-_LEAST = 1e-12
-"""Least probability of one that it has: seen, but never likely."""
-_CONCENTRATION = 0.01
-"""Of the Dirichlet prior on each source word's translations; small: few of them."""
+_UNSEEN = 1e-9  # probability of a pair of words that the table does not have
+_LEAST = 1e-12  # least probability of one that it has: seen, but never likely
+_CONCENTRATION = 0.01  # of each source word's Dirichlet prior; small: few translations
 
 
 class Lexicon:

@@ -81,7 +81,6 @@ class SideSample:
         self.trigrams = (Trigrams(), Trigrams())
         self.lines = 0
         self.equal = 0
-        """Sampled lines that are the same on both sides."""
 
     def see(self, source: Sequence[str], target: Sequence[str]) -> None:
         """Sample the first lines of a block."""
@@ -246,11 +245,9 @@ class Corpus:
     """Pairs in the store that have word alignments."""
     scores: list[ScoreColumn] = field(default_factory=list)
     repaired: int = 0
-    """Pairs whose text was mended."""
     overlap: dict[str, Overlap] = field(default_factory=dict)
     """Sentences that its pairs share with development and test sets, by set."""
     examples: Examples = field(default_factory=Examples)
-    """A few of the dropped pairs."""
     origin: list[dict[str, Any]] = field(default_factory=list)
     """Public corpora that its files were fetched from, with their licences."""
 

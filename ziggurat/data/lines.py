@@ -36,13 +36,9 @@ class LineStream:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = 0
-        """Lines taken so far."""
         self.carriage_returns = 0
-        """Lines so far that ended in CR LF."""
         self.byte_order_mark = False
-        """True if the file began with a byte order mark."""
         self.last_line_empty = False
-        """True if the last line taken was empty."""
         self._source = byte_blocks(path)
         self._buffer = b""
         self._start = 0  # index in the buffer of the first byte not taken yet

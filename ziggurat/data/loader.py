@@ -47,7 +47,6 @@ class Batch:
     source: torch.Tensor
     """`[batch, S]` int64: ids, end-of-sentence, padding."""
     source_mask: torch.Tensor
-    """`[batch, S]` bool."""
     target_in: torch.Tensor
     """`[batch, T]` int64, the decoder's input: begin-of-sentence, ids, padding."""
     target_out: torch.Tensor
@@ -59,7 +58,6 @@ class Batch:
     source_tokens: int
     """Source tokens, end-of-sentence included, padding not; kept here so that no device has to be asked."""
     target_tokens: int
-    """Target tokens, likewise."""
     link_places: torch.Tensor | None = None
     """`[links]` int64: word alignments on pieces, as indices into the flattened attention `[batch, T, S]`, ascending;
     None where the batch has none."""
@@ -229,7 +227,6 @@ class Group(NamedTuple):
     """This process's part of the `accumulate` batches. At least one, an idle one where there are fewer batches than
     processes; fewer than usual at the end of an epoch, more where sampled segmentations had to be split."""
     state_after: LoaderState
-    """Position in the data after this update."""
     epoch_batches: int | None = None
     """Batches of this update's epoch, in all processes together; None: not counted."""
 

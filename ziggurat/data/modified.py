@@ -98,12 +98,10 @@ def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.f
 
 Indices = NDArray[np.int64]
 
-_SAMPLE = 128
-"""Pairs on which a modifier is tried, to predict lengths."""
+_SAMPLE = 128  # pairs on which a modifier is tried, to predict lengths
 _EVERY_WORD = ("upper_case", "title_case")
 """Modifiers that change every word, so that the new length of a pair depends on its words."""
-_CHUNK = 1 << 20
-"""Pairs planned at a time, to bound memory."""
+_CHUNK = 1 << 20  # pairs planned at a time, to bound memory
 
 
 class ModifiedPairs(NamedTuple):

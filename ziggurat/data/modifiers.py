@@ -141,8 +141,7 @@ _KEYBOARDS = (
 )
 _ALIKE = ("0Oo", "1lI", "2Z", "5S", "6b", "8B", "9gq", "uv", "ceo", "nm", "hb", "ij")
 """Characters that look alike."""
-_CYRILLIC_ALIKE = ("a\u0430", "e\u0435", "o\u043e", "p\u0440", "c\u0441", "x\u0445")
-"""Latin and Cyrillic ones."""
+_CYRILLIC_ALIKE = ("a\u0430", "e\u0435", "o\u043e", "p\u0440", "c\u0441", "x\u0445")  # Latin and Cyrillic ones
 
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _NEIGHBOURS = regex.compile(r"[\p{L}\p{N}]{2}", flags=regex.V1)

@@ -88,7 +88,6 @@ class Trained(NamedTuple):
 
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[Problem]
-    """Suspicious findings."""
     scorers: Scorers
     """The pair scores that filters go by."""
 
@@ -146,9 +145,7 @@ class CorpusReport:
     kept: int
     dropped: dict[str, int]
     carriage_returns: int
-    """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
-    """Files with a byte order mark, which was removed."""
     short_rows: int = 0
     """Rows of a TSV file that had too few columns (`row_columns`) and were left out."""
     aligned: int | None = None
@@ -173,7 +170,6 @@ class PrepareReport:
     """Ids of the source side, control symbols and tags included."""
     target_vocabulary: int
     joint_vocabulary: bool
-    """True if both sides share one vocabulary."""
     source_pieces: int
     """Pieces of all training sources, the tags of their corpora included."""
     target_pieces: int

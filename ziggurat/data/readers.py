@@ -41,9 +41,7 @@ class ReadNotes:
     """Counts of small faults that a reader corrects by itself; reported once per corpus."""
 
     carriage_returns: int = 0
-    """Lines that ended in CR LF instead of LF."""
     byte_order_marks: int = 0
-    """Files that began with a byte order mark."""
     short_rows: int = 0
     """Rows that had too few columns and were left out."""
 
@@ -285,7 +283,6 @@ class ScoreColumn(NamedTuple):
     """A score of a corpus, with its limits."""
 
     key: str
-    """Key in the configuration, such as `data.train.0.scores.1`."""
     paths: Sequence[Path]
     """A file for each part of the corpus."""
     kind: str

@@ -36,7 +36,6 @@ class ShortlistTable:
     candidates: NDArray[np.int32]
     """[S, k] target ids of each source id; shorter rows are padded with T."""
     always: NDArray[np.int32]
-    """Target ids allowed in every sentence."""
     vocabularies: tuple[str, str]
     """Fingerprints of the two vocabularies."""
 

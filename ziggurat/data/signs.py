@@ -56,10 +56,8 @@ class SideSigns:
     lines: int = 0
     segmented: Sign = field(default_factory=Sign)
     tags: set[str] = field(default_factory=set)
-    """Some of the tags that lines begin with."""
     tagged: Sign = field(default_factory=Sign)
     decomposed: Sign = field(default_factory=Sign)
-    """Lines that are not in NFC."""
     composed: bool = False
     """True if any line has letters that NFD would take apart."""
 

@@ -26,8 +26,7 @@ from ziggurat.system.errors import DataError, Problem, Remedy, other_format
 from ziggurat.system.files import check_file, write_atomically
 from ziggurat.system.small_files import JsonForm, inside, parse_json, read_bounded, shaped
 
-_UNKNOWN_PENALTY = 10.0
-"""SentencePiece scores an unknown character this much below its worst piece."""
+_UNKNOWN_PENALTY = 10.0  # SentencePiece scores an unknown character this much below its worst piece
 
 
 class BpeDropout:
@@ -146,7 +145,6 @@ def _make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
 
 
 VOCABULARY_FORMAT = 1
-"""Version of `vocabulary.json`."""
 
 MAX_MODEL_BYTES = 1 << 25
 """Largest SentencePiece model or vocabulary file, 32 MiB: seven times the size of NLLB's with 256,000 pieces."""
@@ -167,13 +165,10 @@ class Tokenizer(Protocol):
     size: int
     """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
     pad: int
-    """Id of padding."""
     unk: int
     """Id of the unknown piece, for text that the vocabulary cannot spell."""
     bos: int
-    """Id of begin-of-sentence."""
     eos: int
-    """Id of end-of-sentence."""
     tags: Mapping[str, int]
     """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
     unicode: UnicodeForm

@@ -346,9 +346,7 @@ class PairTable:
         vocabulary: tuple[int, int] | None = None,
     ) -> None:
         self.has_text = bool(entry["has_text"])
-        """True if the table has text, so that `texts` can be called."""
         self.has_links = bool(entry.get("has_links", False))
-        """True if the table has word alignments, so that `links` can be called."""
         lengths = [directory / f"{split}-{side}-lengths.npy" for side in _SIDES]
         self.source_lengths = _mapped(lengths[0], entry["pairs"], _LENGTH_TYPE)
         """Pieces of each source, int32 [pairs], tag included, eos not."""

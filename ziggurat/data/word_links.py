@@ -119,9 +119,7 @@ class PieceLinks(NamedTuple):
     """Links between pieces of a batch, [n] each: sorted by pair, target and source, each once."""
 
     row: NDArray[np.int64]
-    """Number of the pair."""
     target: NDArray[np.int64]
-    """Number of the target piece."""
     source: NDArray[np.int64]
     """Number of the source piece; a tag counts."""
 
@@ -181,8 +179,7 @@ class PieceUnits:
         return begin - offsets, np.maximum(begin, end) - offsets
 
 
-_UNKNOWN = -(1 << 40)
-"""Size of the unknown piece: below 0 by more than any sentence has units."""
+_UNKNOWN = -(1 << 40)  # size of the unknown piece: below 0 by more than any sentence has units
 _NONE = 1
 
 
@@ -256,7 +253,6 @@ TRAINING_PAIRS = 1_000_000
 """Pairs that an aligner is trained on at most, unless told otherwise; its memory grows with them."""
 
 Sides = tuple[WordCounter, WordCounter]
-"""Words of source and target lines."""
 
 
 def words_of(config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer] | None) -> Sides:

@@ -28,7 +28,6 @@ MAX_BYTES = 1 << 24
 pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of objects and lists."""
 
 MAX_POINTER_BYTES = 1024
 """Most bytes of a pointer file, by the specification of Git LFS."""

@@ -197,8 +197,7 @@ class HashSet:
         return known
 
 
-_WORDS = 12
-"""Numbers up to this one are often written as words."""
+_WORDS = 12  # numbers up to this one are often written as words
 
 # Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits that have no
 # value there. A digit is looked for first, and then what stands before it: `re` finds that in less than half the time.

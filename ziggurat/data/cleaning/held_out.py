@@ -223,7 +223,6 @@ class HeldOut:
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
         self._any: SentenceSet | None = None
-        """All sets together; None: they changed since."""
 
     def __bool__(self) -> bool:
         return bool(self._sets)

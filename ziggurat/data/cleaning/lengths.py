@@ -19,10 +19,8 @@ from ziggurat.data.lines import INVISIBLE
 
 Lengths = NDArray[np.int64]
 
-_TENTHS = 10
-"""Weight of a letter of Latin, Cyrillic, Greek, Arabic and all that is not in a table below."""
-_WORD = 50
-"""Weight of a word: five letters."""
+_TENTHS = 10  # weight of a letter of Latin, Cyrillic, Greek, Arabic and all that is not in a table below
+_WORD = 50  # weight of a word: five letters
 _UNSPACED = {
     29: ("2e80-2fd5 3005 3007 3021-3029 3038-303b 3400-4dbf 4e00-9fff f900-faff 17000-18d8f 20000-3fffd",),  # Han
     14: ("3041-3096 309d-309f 30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9d 1b000-1b16f",),  # kana

@@ -34,10 +34,8 @@ FEATURES = (*(f"{name}, {way}" for way in ("forward", "backward") for name in _D
 """Names of the columns of `features`."""
 
 _WAYS = ("forward", "backward")
-_FLOOR = 1e-6
-"""Least probability of a word given the other side, so that one strange word does not decide."""
-_COVERED = 0.1
-"""t(f | e) from which a word counts as the translation of another."""
+_FLOOR = 1e-6  # least probability of a word given the other side, so that one strange word does not decide
+_COVERED = 0.1  # t(f | e) from which a word counts as the translation of another
 _KEPT = 100  # translations of a word
 _ITERATIONS = 4  # of IBM Model 1
 _BIGRAMS = 1 << 21  # counts of neighbouring words, by hash
@@ -47,9 +45,7 @@ class PairTokens(NamedTuple):
     """Pairs as the features see them."""
 
     words: tuple[Tokens, Tokens]
-    """Word ids of both sides."""
     characters: tuple[Floats, Floats]
-    """Characters of both sides, [pairs]."""
     copied: Floats
     """Share of the words of both sides that are on the other too, [pairs]."""
     marks: tuple[NDArray[np.bool_], NDArray[np.bool_]]
