@@ -190,14 +190,9 @@ def format_links(links: Iterable[Link]) -> str:
 
 
 def parse_links(line: str, source_words: int | None, target_words: int | None, place: str) -> list[Link]:
-    """Return the links of a line in the order in which they stand there; a repeated one counts once.
+    """Return the links of a line such as `0-0 1-2` in the order in which they stand there; a repeated one counts once.
 
-    Args:
-        line: `0-0 1-2`; an empty line has no links.
-        source_words: number of source words, above every number on the left; None: not known.
-        target_words: the same for the right.
-        place: file and line, for messages.
-
+    `source_words` and `target_words` are the numbers of words of both sides, None: not known; `place` is file and line.
     Raises DataError: something other than numbers joined by `-`, or a word that the sentence does not have.
     """
     text = line.strip(" \t")
@@ -228,12 +223,9 @@ class AlignmentScore(NamedTuple):
 def error_rate(
     found: Sequence[Collection[Link]], sure: Sequence[Collection[Link]], possible: Sequence[Collection[Link]]
 ) -> AlignmentScore:
-    """Return the agreement of the alignments `found` with gold ones, over all pairs together.
+    """Return the agreement of the alignments `found` (A) with gold ones, over all pairs together.
 
-    Args:
-        found: a, links of each pair.
-        sure: S, links that must be there.
-        possible: P, links that may be there; those of S count as possible, whether they are listed or not.
+    `sure` (S) are links that must be there, `possible` (P) those that may be there; those of S count as possible, too.
     """
     links = gold = right = allowed = 0
     for a, s, p in zip(map(set, found), map(set, sure), map(set, possible), strict=True):
@@ -245,8 +237,6 @@ def error_rate(
         recall=right / gold if gold else 1.0,
     )
 
-
-SYMMETRISATIONS: tuple[Symmetrisation, ...] = get_args(Symmetrisation)
 
 _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
@@ -45,11 +44,8 @@ def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: floa
 def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> Indices:
     """Return the next pairs of each corpus from its endless sequence of shuffled copies, as indices, corpus by corpus.
 
-    Args:
-        corpora: `[pairs]` number of each pair's corpus, from 0.
-        positions: `[corpora]` pairs of each corpus taken before.
-        quotas: `[corpora]` pairs to take; 0 of a corpus without any.
-        seed: any number from 0.
+    `corpora` has the number of each pair's corpus, from 0, `[pairs]`; `positions` and `quotas`, `[corpora]`, are the
+    pairs of each that were taken before and those to take, 0 of a corpus without any.
     """
     sizes = np.bincount(corpora, minlength=len(quotas))
     parts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -64,7 +60,7 @@ def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> I
             copy, offset = divmod(position, size)
             taken = min(size - offset, end - position)
             if taken < size:
-                shuffled = _generator(seed, copy, _Purpose.REMAINDER, corpus).permutation(members)
+                shuffled = _generator(seed, copy, _REMAINDER, corpus).permutation(members)
                 parts.append(shuffled[offset : offset + taken])
             else:  # a whole copy needs no shuffling: make_batches mixes the pairs anyway
                 parts.append(members)
@@ -105,7 +101,7 @@ def make_batches(
 
     The choice among equally long pairs and the order of the batches depend on `seed` and `epoch`. A batch, padded to
     its longest source and target, each rounded up to `length_multiple`, costs `sentences * max(source, target)`, at
-    most `max_tokens`.
+    most `max_tokens`. A larger `length_multiple` means fewer distinct shapes and more padding.
 
     Args:
         indices: `[drawn]` pairs of this epoch (epoch_indices); repeated ones stay repeated.
@@ -113,14 +109,14 @@ def make_batches(
         target_lengths: `[pairs]` likewise.
         max_tokens: budget of a batch.
         max_sentences: most pairs in a batch; None: no limit.
-        length_multiple: see above; larger values mean fewer distinct shapes and more padding.
+        length_multiple: see above.
         seed: any number from 0.
         epoch: from 0.
 
     Raises DataError when a pair is longer than `max_tokens` (check_fits).
     """
     # Mixed first, since the sort is stable: pairs of equal lengths meet other ones in every epoch.
-    mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
+    mixed = _generator(seed, epoch, _TIES).permutation(indices)
     batches = sorted_batches(
         source_lengths,
         target_lengths,
@@ -129,7 +125,7 @@ def make_batches(
         length_multiple=length_multiple,
         indices=mixed,
     )
-    return [batches[i] for i in _generator(seed, epoch, _Purpose.BATCH_ORDER).permutation(len(batches))]
+    return [batches[i] for i in _generator(seed, epoch, _BATCH_ORDER).permutation(len(batches))]
 
 
 def sorted_batches(
@@ -231,20 +227,14 @@ def round_up(lengths: Integers, multiple: int) -> Lengths:
     return -(-lengths.astype(np.int32, copy=False) // multiple) * multiple
 
 
-class _Purpose(IntEnum):
-    """Use of a random stream, to keep the streams of one (seed, epoch) apart.
-
-    The numbers must not change: they seed the order of the data, which a resumed run has to repeat.
-    """
-
-    REMAINDER = 0
-    TIES = 1
-    BATCH_ORDER = 2
+# Uses of random streams, to keep those of one (seed, epoch) apart. The numbers must not change: they seed the order of
+# the data, which a resumed run has to repeat.
+_REMAINDER, _TIES, _BATCH_ORDER = range(3)
 
 
-def _generator(seed: int, epoch: int, purpose: _Purpose, *more: int) -> np.random.Generator:
+def _generator(seed: int, epoch: int, purpose: int, *more: int) -> np.random.Generator:
     # PCG64 by name, since default_rng may become another one; SeedSequence keeps (1, 2) and (2, 1) apart.
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, int(purpose), *more))))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose, *more))))
 
 
 def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple: int) -> tuple[Lengths, Lengths]:

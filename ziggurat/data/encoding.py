@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ziggurat.config.data import DataConfig
 from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
-from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes, TraceMaker
+from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes, compared_hashes
 from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.readers import PairBlock
@@ -59,13 +59,9 @@ class _Counted:
 
 @dataclass(frozen=True)
 class EncodedBlock(_Counted):
-    """Segmented pairs, overlong ones among them.
+    """Segmented pairs, overlong ones among them: ids, those of the sources without tag.
 
-    Attributes:
-        source: ids of each source [pairs], without tag.
-        target: the same for the other side.
-        texts: both sides as the store keeps them; None where it does not.
-        links: word alignments, as the store keeps them; None where it does not.
+    `texts` are both sides and `links` word alignments, as the store keeps them; None where it does not.
     """
 
     source: Lists
@@ -159,7 +155,6 @@ class BlockCleaner:
 
     def __init__(self, config: DataConfig, split: str, scorers: Scorers | None = None) -> None:
         self._config, self._scorers, self._training = config, scorers, split == "train"
-        self._traces = TraceMaker(config) if self._training else None
         self._cleaners: dict[int, Cleaner] = {}
 
     def _cleaner(self, corpus: int) -> Cleaner:
@@ -179,7 +174,7 @@ class BlockCleaner:
         source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
         # A development target is the reference of scores, so it is stored unchanged.
         reference = target if self._training else list(compress(lines[1], kept))
-        traces = None if self._traces is None else self._traces.make(corpus, source, target)
+        traces = compared_hashes(self._config, corpus, source, target) if self._training else None
         counts = len(lines[0]), dropped, int(repaired.sum()), examples
         return CleanedBlock(corpus, *counts, traces, source, target, reference), kept, repaired
 
@@ -315,9 +310,7 @@ def encode_corpora(
     """Yield the blocks of the corpora of one split, compared.
 
     While one block is segmented (on `threads` threads, outside Python's lock), the next is read and cleaned, and the
-    one before is with the caller.
-
-    Raises DataError: a file changed since it was counted.
+    one before is with the caller. Raises DataError: a file changed since it was counted.
     """
     encoder = PairEncoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)

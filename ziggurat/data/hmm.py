@@ -288,11 +288,8 @@ _CONCENTRATION = 0.01  # of each source word's Dirichlet prior; small: few trans
 class Lexicon:
     """t(target | source) for S source words and the empty word, which has the number S.
 
-    Args:
-        keys: [entries] int64, ascending: source word * target_size + target word.
-        probabilities: [entries], of the same pairs of words.
-        source_size: S.
-        target_size: number of target words.
+    `keys`, [entries] int64, ascending, are source word * target_size + target word; `probabilities`, [entries], are
+    those of the same pairs of words.
     """
 
     def __init__(

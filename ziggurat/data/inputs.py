@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -187,21 +188,20 @@ def read_origin(record: Path) -> Origin | None:
     return shaped(document, Origin, str(record)) if document.get("format") == _ORIGIN_FORMAT else None
 
 
-def _origins_of(files: Sequence[Path], taken: Callable[[Path], str]) -> list[dict[str, Any]]:
-    """Return the parts of the corpora in `files` as the manifest of a store keeps them, each once.
+def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
+    """Return the parts of the corpora in files as the manifest of a store keeps them, each once.
 
-    `taken` gives the fingerprint of a file. Where one side is no longer that of its record and the other is, the parts
-    name it under `changed`. A record none of whose files is as it was adds nothing, and a damaged one neither: that
-    nobody knows the origin is no fault of the text.
+    Where one side is no longer that of its record and the other is, the parts name it under `changed`. A record none of
+    whose files is as it was adds nothing, and a damaged one neither: an unknown origin is no fault of the text.
     """
     records: dict[Path, tuple[Origin, dict[Path, bool]]] = {}
-    for path in files:
+    for path, taken in fingerprints.items():
         try:
             origin = read_origin(record_of(path))
         except (ZigguratError, OSError):
             continue
         if origin is not None and path.name in origin.files:
-            same = taken(path) == origin.files[path.name].xxh3_128
+            same = taken == origin.files[path.name].xxh3_128
             records.setdefault(record_of(path), (origin, {}))[1][path] = same
     found: dict[str, dict[str, Any]] = {}
     for origin, same_of in records.values():
@@ -311,12 +311,7 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
     entries = {split: iter(settings[split]) for split in ("train", "dev")}
     for corpus in corpora:
         prints = next(entries[corpus.split])["files"]
-        known = {
-            path: one
-            for part, ones in zip(corpus.reader.files, prints, strict=True)
-            for path, one in zip(part, ones, strict=True)
-        }
-        corpus.origin = _origins_of(list(known), known.__getitem__)
+        corpus.origin = _origins_of(dict(zip(chain(*corpus.reader.files), chain(*prints), strict=True)))
 
 
 def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:
@@ -338,9 +333,8 @@ def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str
 def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | None = None) -> None:
     """Read everything once, so that unusable files are refused before anything is trained or encoded.
 
-    `words` are those of the two sides that word alignments count; None: by the usual rule.
-
-    Raises DataError: a fault in a file (encoding, alignment, columns, compression), or a corpus without pairs.
+    `words` are those of the two sides that word alignments count; None: by the usual rule. Raises DataError: a fault in
+    a file (encoding, alignment, columns, compression), or a corpus without pairs.
     """
     done = 0
     for corpus in corpora:

@@ -27,10 +27,9 @@ _LINE_FEED = 10
 class LineStream:
     """Reader of a file's lines in blocks. Only LF ends a line; a carriage return before it is removed and counted.
 
-    A UTF-8 byte order mark at the start of the file is removed. The last line may lack its LF.
-
-    Raises (from any method): DataError naming file, line (from 1) and byte (from 0) of bytes that are not UTF-8, and
-    the errors of `byte_blocks`.
+    A UTF-8 byte order mark at the start of the file is removed. The last line may lack its LF. Raises (from any
+    method): DataError naming file, line (from 1) and byte (from 0) of bytes that are not UTF-8, and the errors of
+    `byte_blocks`.
     """
 
     def __init__(self, path: Path) -> None:

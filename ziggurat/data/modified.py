@@ -10,7 +10,7 @@ budget. To predict lengths, each modifier is tried on a sample of pairs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -47,47 +47,16 @@ class PredictedLength(NamedTuple):
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
 
 
-def _predicted_lengths(
-    modify: Callable[[EditablePair, int], None],
-    every_word: bool,
-    sample: Sequence[EditablePair],
-    tokenizers: Sequence[Tokenizer],
-) -> list[PredictedLength]:
-    """Return what predicts the length of either side after `modify`, which is tried on the sample.
-
-    `every_word`: it changes words, whatever words they are; the length is then predicted by pieces.
-    """
-    modified = [pair.copy() for pair in sample]
-    for number, pair in enumerate(modified):
-        modify(pair, number)
-    found = []
-    for side, tokenizer in enumerate(tokenizers):
-        ids = [np.array(each, np.int32) for each in tokenizer.encode([pair.texts[side] for pair in sample])]
-        new = np.array([len(each) for each in tokenizer.encode([pair.texts[side] for pair in modified])], np.float64)
-        by_piece = _by_piece(modify, side, tokenizer) if every_word else None
-        sums = np.array([len(each) for each in ids], np.float64) if by_piece is None else _sums(by_piece, ids)
-        found.append(_fitted(by_piece, sums, new))
-    return found
-
-
 def _fitted(
     by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]
 ) -> PredictedLength:
+    """Return the length that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
     tried = []
     for factor in (1.0, float(new.sum() / max(1.0, float(sums.sum())))):
         beyond = new - factor * sums
         constant = float(np.quantile(beyond, SHARE, method="higher")) if len(beyond) else 0.0
         tried.append(PredictedLength(by_piece, factor, constant))
     return min(tried, key=lambda predicted: predicted.factor * float(sums.sum()) + predicted.constant * len(sums))
-
-
-def _by_piece(modify: Callable[[EditablePair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
-    """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
-    texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
-    pairs = [EditablePair(text, text) for text in texts]
-    for pair in pairs:
-        modify(pair, 0)
-    return np.array([max(1, len(ids)) for ids in tokenizer.encode([pair.texts[side] for pair in pairs])], np.float64)
 
 
 def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.float64]:
@@ -113,15 +82,6 @@ class ModifiedPairs(NamedTuple):
     """Word alignments as a store has them; of all pairs, or of none."""
     texts: dict[int, list[str]]
     """Place in the batch -> source and target of a modified pair."""
-
-
-class _Draw(NamedTuple):
-    hits: NDArray[np.int64]
-    """[modifiers, pairs] number of the first word to change; -1: the pair is not drawn."""
-    partners: Indices
-    """[pairs, most] the pairs that are merged to it; -1: none."""
-    rooms: tuple[Ids, Ids]
-    """[pairs] most pieces of source and target."""
 
 
 class PairModifier:
@@ -171,7 +131,8 @@ class PairModifier:
         for start in range(0, count, _CHUNK):
             end = min(start + _CHUNK, count)
             part = np.arange(start, end) if rows is None else rows[start:end]
-            for side, rooms in zip(planned, self._drawn(part, epoch).rooms, strict=True):
+            _, _, both = self._drawn(part, epoch)
+            for side, rooms in zip(planned, both, strict=True):
                 side[part] = rooms
         return planned
 
@@ -188,10 +149,9 @@ class PairModifier:
             if pair is None:
                 continue
             before = list(pair.texts)
-            for number, (name, section) in enumerate(self._sections.items()):
+            for number, name in enumerate(self._sections):
                 if hits[number, row] >= 0:
-                    rng = self._generator(name, epoch, int(indices[row]))
-                    MODIFIERS[name](pair, section, rng, int(hits[number, row]), self._languages)
+                    self._modify(name, pair, epoch, int(indices[row]), int(hits[number, row]))
             if len(group) > 1 or pair.texts != before:
                 changed.append((row, pair))
         new = [self._encoded(side, [pair.texts[side] for _, pair in changed]) for side in (0, 1)]
@@ -206,9 +166,6 @@ class PairModifier:
             if links:
                 found.links[row] = self._stored_links(pair, source, target)
         return found
-
-    def _generator(self, name: str, epoch: int, index: int) -> Random:
-        return Random(xxh3_64_intdigest(f"{self._seed} {epoch} {name} {index}".encode()))
 
     def _uniform(self, name: str, epoch: int, indices: Indices) -> NDArray[np.float64]:
         """Return a number in [0, 1) for each pair, a function of (seed, epoch, name, index): splitmix64's mixing."""
@@ -264,7 +221,8 @@ class PairModifier:
         partners[rows] = np.where(fits, others, -1)
         return partners
 
-    def _drawn(self, indices: Indices, epoch: int) -> _Draw:
+    def _drawn(self, indices: Indices, epoch: int) -> tuple[Indices, Indices, tuple[Ids, Ids]]:
+        """Return `_hits`, `_partners`, and the most pieces of source and target, [pairs], of pairs in an epoch."""
         hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
         both = (self._table.source_lengths, self._table.target_lengths)
         stored = [lengths[indices].astype(np.int64) for lengths in both]
@@ -288,17 +246,40 @@ class PairModifier:
             np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
             for one, room in zip(stored, rooms, strict=True)
         )
-        return _Draw(hits, partners, (source, target))
+        return hits, partners, (source, target)
 
     def _sampled(self) -> list[EditablePair]:
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
     def _predict(self, name: str) -> list[PredictedLength]:
-        def modify(pair: EditablePair, number: int) -> None:
-            MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
+        """Return what predicts the length of either side after a modifier, which is tried on the sample."""
+        modified = [pair.copy() for pair in self._sample]
+        for number, pair in enumerate(modified):
+            self._modify(name, pair, 0, number, 0)
+        found = []
+        for side, tokenizer in enumerate(self._tokenizers):
+            ids = [np.array(each, np.int32) for each in tokenizer.encode([pair.texts[side] for pair in self._sample])]
+            new = np.array(list(map(len, tokenizer.encode([pair.texts[side] for pair in modified]))), np.float64)
+            by_piece = self._by_piece(name, side) if name in _EVERY_WORD else None
+            sums = np.array(list(map(len, ids)), np.float64) if by_piece is None else _sums(by_piece, ids)
+            found.append(_fitted(by_piece, sums, new))
+        return found
 
-        return _predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+    def _by_piece(self, name: str, side: int) -> NDArray[np.float64]:
+        """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
+        tokenizer = self._tokenizers[side]
+        texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
+        pairs = [EditablePair(text, text) for text in texts]
+        for pair in pairs:
+            self._modify(name, pair, 0, 0, 0)
+        new = tokenizer.encode([pair.texts[side] for pair in pairs])
+        return np.array([max(1, len(ids)) for ids in new], np.float64)
+
+    def _modify(self, name: str, pair: EditablePair, epoch: int, index: int, first: int) -> None:
+        """Apply a modifier to a pair in place, as a function of (seed, epoch, index); `first`: number of a word."""
+        rng = Random(xxh3_64_intdigest(f"{self._seed} {epoch} {name} {index}".encode()))
+        MODIFIERS[name](pair, self._sections[name], rng, first, self._languages)
 
     def _tag(self, source: Ids) -> Ids:
         return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]

@@ -45,9 +45,7 @@ class Edit(NamedTuple):
 class EditablePair:
     """A sentence pair with its word alignment.
 
-    Attributes:
-        texts: source and target.
-        links: linked words, a span of the source and one of the target each, with a character at least.
+    `links` are linked words, a span of the source and one of the target each, with a character at least.
     """
 
     def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:

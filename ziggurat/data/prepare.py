@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -68,9 +68,8 @@ def sample_sentences(
 
     A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
     corpus as far as it has them. Pairs that the filters drop are left out, except those that they compare with others:
-    duplicates stay. `side` is `source`, `target`, or `joint` for both.
-
-    Raises DataError: the filters leave none of the sampled pairs.
+    duplicates stay. `side` is `source`, `target`, or `joint` for both. Raises DataError: the filters leave none of the
+    sampled pairs.
     """
     cleaners = cleaners_of(config, corpora, scorers)
     counts: Counter[str] = Counter()
@@ -105,9 +104,8 @@ class PreparedParts(Protocol):
 def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Trained:
     """Return what is learned of the corpora; the tokenizers are saved in `directory`.
 
-    The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
-
-    Raises ConfigError for a filter that is not installed, and the errors of what it calls.
+    The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one. Raises ConfigError
+    for a filter that is not installed, and the errors of what it calls.
     """
     training = [corpus for corpus in corpora if corpus.split == "train"]
     cleaners_of(config, training)  # before the long passes: a package may be missing, a script unknown
@@ -209,7 +207,7 @@ class PrepareReport:
 def _report_of(
     store: str, manifest: Mapping[str, Any], notices: Sequence[Problem], *, reused: bool, seconds: float
 ) -> PrepareReport:
-    names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
+    names = {field.name for field in fields(CorpusReport)} - {"split", "licences", "changed"}
     return PrepareReport(
         store=store,
         reused=reused,
@@ -222,12 +220,9 @@ def _report_of(
         corpora=[
             CorpusReport(
                 split=split,
-                **{name: entry[name] for name in names},
-                short_rows=entry.get("short_rows", 0),
-                aligned=entry.get("aligned"),
+                **{name: value for name, value in entry.items() if name in names},
                 licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
                 changed=list(dict.fromkeys(f for part in entry.get("origin", []) for f in part.get("changed", []))),
-                repaired=entry.get("repaired", 0),
             )
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]

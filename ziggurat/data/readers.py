@@ -76,10 +76,8 @@ class CorpusReader:
         """Find the files of `config`.
 
         `key` is that of the corpus, such as `data.train.0`, for messages; `languages` are the codes of source and
-        target, the default columns of JSON lines and Parquet.
-
-        Raises ConfigError for an impossible format or columns, DataError for missing files, or different numbers of
-        files on the two sides.
+        target, the default columns of JSON lines and Parquet. Raises ConfigError for an impossible format or columns,
+        DataError for missing files, or different numbers of files on the two sides.
         """
         name = config.name or Path(config.path or config.source or "").name
         if config.path is not None:

@@ -39,27 +39,16 @@ class ShortlistTable:
     vocabularies: tuple[str, str]
     """Fingerprints of the two vocabularies."""
 
-    def check(self, source: Tokenizer, target: Tokenizer, path: Path | str) -> None:
-        """Raise ConfigError, naming the file `path`, unless the model's vocabularies are those of the table."""
-        for side, tokenizer, ours in zip(("source", "target"), (source, target), self.vocabularies, strict=True):
-            if _fingerprint(tokenizer) != ours:
-                raise ConfigError(
-                    f"{path}: this shortlist is for another {side} vocabulary than the model's; make one from the "
-                    "store that the model was trained on: `ziggurat shortlist STORE -o FILE`"
-                )
-
 
 def estimate_shortlist(
     store: Store, *, pairs: int = 200_000, best: int = 100, frequent: int = 100, floor: float = 1e-4
 ) -> ShortlistTable:
-    """Return a shortlist estimated from training pairs by IBM Model 1.
+    """Return a shortlist estimated from training pairs by IBM Model 1, from at most `pairs`, evenly spread over the
+    store.
 
     A source piece allows its `best` likeliest target pieces that have a probability of at least `floor`, and the target
     piece with the same spelling. Every sentence allows the `frequent` most frequent target pieces, end-of-sentence, the
-    unknown piece, and pieces that stand for bytes. At most `pairs` are read, evenly spread over the store; memory grows
-    with them.
-
-    Raises DataError for a store without training pairs.
+    unknown piece, and pieces that stand for bytes. Memory grows with `pairs`. Raises DataError for a store without any.
     """
     source, target = store.source, store.target
     if not len(store.train):
@@ -102,7 +91,12 @@ def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> Sh
     metadata, tensors = read_arrays(path, _FORMAT, "shortlist", "make it again")
     vocabularies = (metadata.get("source_vocabulary", ""), metadata.get("target_vocabulary", ""))
     table = ShortlistTable(tensors.get("candidates", _NOTHING), tensors.get("always", _NOTHING), vocabularies)
-    table.check(source, target, path)
+    for side, tokenizer, theirs in zip(("source", "target"), (source, target), vocabularies, strict=True):
+        if _fingerprint(tokenizer) != theirs:
+            raise ConfigError(
+                f"{path}: this shortlist is for another {side} vocabulary than the model's; make one from the "
+                "store that the model was trained on: `ziggurat shortlist STORE -o FILE`"
+            )
     if not (_holds(table.candidates, 2, target.size) and _holds(table.always, 1, target.size - 1)):
         raise DataError(f"{path}: damaged (not tables of target ids); make it again")
     if len(table.candidates) != source.size:

@@ -156,6 +156,7 @@ _VOCABULARY_FILE = "vocabulary.json"
 # well, so that decode(encode(text)) is the text, whatever it contains.
 _ESCAPE = "\ufdd0"
 _BLANK_MARK = "\u2581"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(f"{_ESCAPE}(.?)", flags=re.DOTALL)
 
 
@@ -195,12 +196,8 @@ class Tokenizer(Protocol):
 class SentencePieceTokenizer:
     """A SentencePiece model (Kudo and Richardson 2018). Control symbols that it lacks and tags follow its pieces.
 
-    Args:
-        model: the serialised model.
-        unicode: normalisation of text before the model sees it.
-        tags: tokens that only `prepare` and the translator set; text cannot produce them.
-
-    Raises DataError: `model` is not a SentencePiece model.
+    Tags are tokens that only `prepare` and the translator set; text cannot produce them. Raises DataError: `model` is
+    not a serialised SentencePiece model.
     """
 
     def __init__(self, model: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
@@ -240,7 +237,7 @@ class SentencePieceTokenizer:
         """Normalise and segment each text; no bos, no eos. Lone surrogates become U+FFFD."""
         # Through UTF-16, so that two halves in a row become the character they stand for.
         texts = [
-            text if _is_valid(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _SURROGATE.search(text) else text
             for text in texts
         ]
         return self.encode_normalised(normalise(texts, self.unicode))
@@ -276,16 +273,6 @@ class SentencePieceTokenizer:
             self._sampler = _make_sampler(self._processor)
         escaped = escape_blank_marks(normalise(texts, self.unicode))
         return [self._sampler.sample(t, s, regularisation) for t, s in zip(escaped, seeds, strict=True)]
-
-
-def _is_valid(text: str) -> bool:
-    """Return True if `text` can be encoded as UTF-8, that is, has no lone surrogates."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
-    return True
 
 
 def escape_blank_marks(texts: list[str]) -> list[str]:

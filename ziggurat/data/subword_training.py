@@ -141,10 +141,9 @@ def _demand_threads(count: int) -> None:
 def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
 
-    The folder of a model, run or store stands for its vocabularies, tags included.
-
-    Raises DataError: a file is missing, or is not a model or vocabulary; ConfigError: a folder's vocabularies lack some
-    of `tags`, or have another normalisation than `unicode`.
+    The folder of a model, run or store stands for its vocabularies, tags included. Raises DataError: a file is missing,
+    or is not a model or vocabulary; ConfigError: a folder's vocabularies lack some of `tags`, or have another
+    normalisation than `unicode`.
     """
     kind = "model" if config.kind == "existing" else "vocabulary"
     source = config.source_model if kind == "model" else config.source_vocabulary
@@ -202,9 +201,7 @@ _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
     """Return the pair score of each direction, learned from those of its training corpora that are filtered by it.
 
-    It sees what the other filters of a pair leave.
-
-    Raises DataError where that is too little.
+    It sees what the other filters of a pair leave. Raises DataError where that is too little.
     """
     directions: dict[tuple[str, str], list[Corpus]] = {}
     for corpus in corpora:

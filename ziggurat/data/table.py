@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ziggurat.data.vocabulary import PieceCounts
 from ziggurat.system.errors import DataError, Problem, Remedy, printable, refuse_passing
 from ziggurat.system.files import is_intact
 
@@ -223,7 +222,8 @@ class TableWriter:
         self._writer: Any = None
         self._shards: list[dict[str, Any]] = []
         self._pieces = [0, 0]
-        self.counts = PieceCounts(), PieceCounts()
+        self.counts = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
+        """Number of occurrences of each source and target piece, up to the last that occurs."""
 
     def write(
         self,
@@ -258,7 +258,9 @@ class TableWriter:
         for number, (ids, lengths) in enumerate((source, target)):
             self._lengths[number].write(lengths)
             self._pieces[number] += len(ids)
-            self.counts[number].add(ids)
+            found = np.bincount(ids, minlength=len(self.counts[number]))
+            found[: len(self.counts[number])] += self.counts[number]
+            self.counts[number] = found
         self._corpora.write(np.full(pairs, corpus))
         if self._shards[-1]["pairs"] >= self._shard_pairs:
             self._close_shard()
@@ -324,15 +326,9 @@ def _sync(file: BinaryIO) -> None:
 class PairTable:
     """The pairs of one split, memory-mapped: they take no memory, however many there are.
 
-    Args:
-        directory: folder of the store.
-        split: `train` or `dev`.
-        entry: the table's, in the manifest.
-        corpora: entries of the split's corpora there.
-        checksums: fingerprints of files by name: each shard is compared before it is first parsed.
-        vocabulary: number of source and target ids.
-
-    Raises DataError: a file is missing or damaged, or differs from its description in the manifest.
+    `entry` is the table's in the manifest, and `corpora` those of the split's corpora there. Each shard is compared
+    with its fingerprint of `checksums` before it is first parsed. `vocabulary` are the numbers of source and target
+    ids. Raises DataError: a file is missing or damaged, or differs from its description in the manifest.
     """
 
     def __init__(
@@ -391,10 +387,9 @@ class PairTable:
     def pairs(self, indices: ArrayLike) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]:
         """Return the ids of the pairs at `indices` [n], in that order, as read-only views of the mapped files.
 
-        Returns sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the
-        source.
-
-        Raises DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those stored.
+        They are sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the
+        source. Raises DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those
+        stored.
         """
         sources, targets = [], []
         found = list(self._locate(indices))
@@ -430,9 +425,8 @@ class PairTable:
         """Return source and target texts of the pairs at `indices`, without tags.
 
         Training pairs: the normalised text that was segmented. Development pairs: the target as in the file, since it
-        is the reference of scores (pre-segmented text with `@@ ` joined).
-
-        Raises DataError: the table was written without text, or a shard is damaged.
+        is the reference of scores (pre-segmented text with `@@ ` joined). Raises DataError: the table was written
+        without text, or a shard is damaged.
         """
         if not self.has_text:
             raise DataError(

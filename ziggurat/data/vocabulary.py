@@ -27,14 +27,9 @@ _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 class VocabularyTokenizer:
     """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
 
-    Args:
-        content: the vocabulary file: UTF-8, one token per line, with or without a count (read_listing).
-            `<pad>`, `<unk>`, `<s>` and `</s>` are control symbols, which text cannot produce; those that are not listed
-            follow the last token.
-        unicode: normalisation of text before it is looked up.
-        tags: tokens that only `prepare` and the translator set; text cannot produce them.
-
-    Raises DataError: not UTF-8, an empty line, or a token listed twice; names the line.
+    `content` is the vocabulary file: UTF-8, one token per line, with or without a count (read_listing). `<pad>`,
+    `<unk>`, `<s>` and `</s>` are control symbols: text can produce neither these nor tags; those that are
+    not listed follow the last token. Raises DataError naming the line: not UTF-8, empty, or a token listed twice.
     """
 
     def __init__(self, content: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
@@ -108,7 +103,6 @@ def read_listing(content: bytes) -> Iterator[Listed]:
     A line is a token, a blank and a count, and at the end perhaps fairseq's mark `#fairseq:overwrite`; such a token may
     have blanks inside. In any other line the token ends at the first blank or tab. Blanks around a token are left out:
     text that is split at blanks has no such token. fairseq also counts an empty token with a count, which is yielded.
-
     Raises DataError naming the line: not UTF-8, or empty.
     """
     try:
@@ -150,29 +144,14 @@ _SMALL = 1000  # smaller vocabularies are for trials
 _BYTES = 256  # pieces that only characters outside the vocabulary need
 
 
-class PieceCounts:
-    """The number of occurrences of each piece."""
-
-    def __init__(self) -> None:
-        self.of: NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def add(self, ids: NDArray[np.int32]) -> None:
-        """Count the pieces with these numbers."""
-        found = np.bincount(ids, minlength=len(self.of))
-        found[: len(self.of)] += self.of
-        self.of = found
-
-
-def rare_notices(
-    config: SubwordConfig, sizes: tuple[int, int], counts: tuple[PieceCounts, PieceCounts]
-) -> list[Problem]:
+def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: Sequence[NDArray[np.int64]]) -> list[Problem]:
     """Return a warning for each vocabulary trained for this store most of whose pieces occur less than 10 times.
 
     `sizes` are the numbers of source and target pieces, `counts` those of both sides' training text.
     """
     if config.kind not in ("bpe", "unigram"):
         return []
-    source, target = (np.pad(count.of, (0, size - len(count.of))) for count, size in zip(counts, sizes, strict=True))
+    source, target = (np.pad(count, (0, size - len(count))) for count, size in zip(counts, sizes, strict=True))
     if config.joint:
         return _notice(config, "vocabulary_size", "", source + target)
     of_target = "target_vocabulary_size" if config.target_vocabulary_size is not None else "vocabulary_size"

@@ -42,12 +42,10 @@ _ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(cod
 
 
 class WordCounter:
-    """The words of one side's lines, as alignments count them.
+    """The words of one side's lines, as alignments count them, by the rule of the text.
 
-    Args:
-        rule: how text is split.
-        tokenizer: of the side. Segmented text has the words that its pieces spell, whatever the rule. None: a
-            SentencePiece model that is still to be trained.
+    Segmented text has the words that its pieces spell, whatever the rule. Without a tokenizer, a SentencePiece model is
+    still to be trained.
     """
 
     def __init__(self, rule: WordRule, tokenizer: Tokenizer | None = None) -> None:
@@ -223,9 +221,7 @@ class LinkMapper:
         """Return the links of a batch: every piece of a word to every piece of the words it is linked to.
 
         `links` are those of each pair, [links, 4]: units of the source word, then of the target word. Sources have
-        their tags.
-
-        Raises DataError: a link reaches beyond the text of its pair.
+        their tags. Raises DataError: a link reaches beyond the text of its pair.
         """
         counts = np.fromiter(map(len, links), np.int64, len(links))
         rows = np.repeat(np.arange(len(links)), counts)

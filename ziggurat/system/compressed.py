@@ -61,11 +61,9 @@ def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
     `compression` is `.gz`, `.xz`, `.zst` or None for no compression; the empty text stands for the ending of the name.
 
     Several members (frames), as from `cat a.gz b.gz`, are read as one stream. Memory is bounded whatever the file
-    contains: by the blocks, and by the limit of the decompressor's own memory.
-
-    Raises DamageError: its content is not of the kind that the name says, ends early, has a wrong checksum, or is
-    followed by other bytes; DataError: the file is unreadable, a pointer file of Git LFS, or expands more than
-    MAX_RATIO times.
+    contains: by the blocks, and by the limit of the decompressor's own memory. Raises DamageError: its content is not
+    of the kind that the name says, ends early, has a wrong checksum, or is followed by other bytes; DataError: the file
+    is unreadable, a pointer file of Git LFS, or expands more than MAX_RATIO times.
     """
     compression = compression_of(path) if compression == "" else compression
     try:

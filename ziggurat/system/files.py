@@ -44,10 +44,8 @@ from ziggurat.system.yaml_text import MAX_YAML_BYTES, changed, parse_yaml, shown
 def find_files(pattern: str, key: str) -> list[Path]:
     """Return the files that match `pattern` (a path or a glob, `**` included), sorted.
 
-    `key` is the configuration key of the pattern, for messages.
-
-    Raises DataError: no file, something that is not a regular file, or one file both compressed and not, which would be
-    read twice.
+    `key` is the configuration key of the pattern, for messages. Raises DataError: no file, something that is not a
+    regular file, or one file both compressed and not, which would be read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):
@@ -152,14 +150,9 @@ def write_checksums(
 ) -> None:
     """Write checksums.json, the last file of `folder`, with all its files or those whose whole name matches `only`.
 
-    Args:
-        folder: complete except for this file.
-        again: how to write the folder again, for messages about damage: `average the run again: ziggurat average
-            runs/a`.
-        only: names to list; None: all that do not begin with a dot.
-        known: fingerprints by name, of files that need not be read.
-
-    Raises OSError, DataError: a file cannot be read, or the list cannot be written.
+    `again` says how to write the folder again, for messages about damage: `average the run again: ziggurat average
+    runs/a`. `known` are fingerprints by name, of files that need not be read. Raises OSError, DataError: a file cannot
+    be read, or the list cannot be written.
     """
     wanted = only or re.compile(r"[^.].*")  # names that begin with a dot are locks and temporary files
     present = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE)
@@ -358,9 +351,13 @@ def folder_kind(path: Path) -> str | None:
 
     Only file names and a few fields of small JSON files are looked at.
     """
-    found = _exported(path) or _foreign(path)
-    if found:
-        return found
+    exported = _fields(path / "export.json", "target", "model")
+    if exported is not None and exported[0] in _READ_BY:
+        return f"{_READ_BY[exported[0]].format(path)} (it was made from {printable(exported[1], 200)})"
+    if _fields(path / "config.json", "model_type"):
+        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
+    if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
+        return "a directory of CTranslate2 (or pickled weights) of another toolkit, which nothing here reads"
     if is_store(path):
         return (
             f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`, `ziggurat report` describes it"
@@ -377,21 +374,6 @@ def folder_kind(path: Path) -> str | None:
 def is_store(path: Path) -> bool:
     """Return whether a folder has the manifest of a store, damaged or not; other programs' manifests do not count."""
     return _fields(path / MANIFEST, "tables", "prepared_from") is not None
-
-
-def _exported(path: Path) -> str | None:
-    fields = _fields(path / "export.json", "target", "model")
-    if fields is None or fields[0] not in _READ_BY:
-        return None
-    return f"{_READ_BY[fields[0]].format(path)} (it was made from {printable(fields[1], 200)})"
-
-
-def _foreign(path: Path) -> str | None:
-    if _fields(path / "config.json", "model_type"):
-        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
-    if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
-        return "a directory of CTranslate2 (or pickled weights) of another toolkit, which nothing here reads"
-    return None
 
 
 def _parent(path: Path) -> str | None:

@@ -52,9 +52,8 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
     """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
     The first task starts the processes. The end of the block, by an interrupt too, ends them at once, in the middle of
-    their tasks. Ctrl-C and the end of the terminal are left to this process.
-
-    Raises DataError, with `way_out` at its end, where a worker died.
+    their tasks. Ctrl-C and the end of the terminal are left to this process. Raises DataError, with `way_out` at its
+    end, where a worker died.
     """
     # The pool's semaphores start multiprocessing's resource tracker, which must not take Ctrl-C either.
     with _left_to_parent():

@@ -233,15 +233,9 @@ def read_json(path: Path, form: type[Shape], *, error: type[ZigguratError] = Dat
 def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) -> Iterator[Taken]:
     """Yield `take(document, place)` for each line; nothing where there is no file.
 
-    A damaged last line without LF is left out: its writer was killed while writing it.
-
-    Args:
-        path: a file of JSON lines.
-        take: raises ValueError, KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`;
-            `place` is the file and line, for any errors that `take` words itself.
-        what: description of a line, such as `a record of a run`.
-
-    Raises DataError with file and line for any other damaged line, or one longer than MAX_BYTES.
+    A damaged last line without LF is left out: its writer was killed while writing it. `take` raises ValueError,
+    KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`, such as `a record of a run`;
+    `place` is the file and line. Raises DataError with these for any other damaged line, or one longer than MAX_BYTES.
     """
     if not path.exists():
         return

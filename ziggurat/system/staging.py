@@ -195,15 +195,11 @@ def staged(target: Path) -> Path:
 
 
 class Staging:
-    """The right of this process to build a folder, held until `close`; workspace.building is the same as a context.
+    """The right of this process to build a folder, held until `close`; `building` is the same as a context.
 
-    Remains of an earlier process are removed; a folder that it had set aside is put back.
-
-    Args:
-        target: the folder; for a link, the folder that it points to.
-
-    Raises DataError when another process is building the same folder or there are no locks, ConfigError for a name that
-    is not UTF-8, OSError when the folder beside it cannot be created.
+    Remains of an earlier process are removed; a folder that it had set aside is put back. Of a link, the folder that it
+    points to is built. Raises DataError when another process is building the same folder or there are no locks,
+    ConfigError for a name that is not UTF-8, OSError when the folder beside it cannot be created.
     """
 
     def __init__(self, target: Path) -> None:
@@ -289,11 +285,12 @@ class Staging:
         try:
             os.rename(self._new, self.target)  # enough where there is nothing, or an empty folder
         except OSError as error:
-            if error.errno == errno.EBUSY:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                self._replace()
+            elif error.errno == errno.EBUSY:
                 raise _cannot_be_made(self.target, error) from None
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            else:
                 raise
-            self._replace()
         sync_folder(self.target.parent)
         if self._old.exists():
             sync_folder(self._place)
@@ -365,9 +362,7 @@ def building(target: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `target` when the block ends without an error.
 
     The content is on the disk before the folder gets its name. After an error nothing of it is left, and `target` is
-    unchanged.
-
-    Raises DataError: another process is building the same folder, or it cannot be created or put in place.
+    unchanged. Raises DataError: another process is building the same folder, or it cannot be created or put in place.
     """
     with written_whole(target):
         try:
@@ -384,9 +379,8 @@ def building(target: Path) -> Iterator[Path]:
 def recover(target: str | Path) -> None:
     """Put `target` back if a process was killed between the two renames that replace it; call this before reading.
 
-    If `target` exists, this costs one look. If a living process is between its renames, this waits for it.
-
-    Raises DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
+    If `target` exists, this costs one look. If a living process is between its renames, this waits for it. Raises
+    DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
     """
     path = _real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
@@ -434,13 +428,10 @@ def discard(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, deep: bool = False) -> None:
-    """Remove temporary files and folders of dead processes; those of living ones stay.
+    """Remove temporary files and folders of dead processes, and nothing of living ones; what cannot be removed stays.
 
-    Args:
-        folder: a folder that only ziggurat writes: other programs use such names for temporary files as well.
-        deep: also in all folders under it.
-
-    Raises nothing: what cannot be removed does no harm.
+    `folder` is one that only ziggurat writes: other programs use such names as well. `deep`: also in all folders under
+    it.
     """
     for place, folders, files in os.walk(folder):
         found = [*folders, *files]

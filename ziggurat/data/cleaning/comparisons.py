@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaning.filters import HashSet, Mask, pair_hashes
 from ziggurat.data.cleaning.held_out import HeldOut, NearDuplicates, Overlap, rows_for, side_hashes, sketches
-from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import PairBlock
 from ziggurat.system.errors import Problem
 from ziggurat.system.files import find_files
+
+if TYPE_CHECKING:
+    from ziggurat.data.inputs import Corpus
 
 CONTAMINATION = "CONTAMINATION:"
 """Beginning of a notice on held-out sentences in training pairs."""
@@ -46,22 +48,14 @@ class PairHashes(NamedTuple):
         return PairHashes(*(None if array is None else array[stay] for array in self))  # type: ignore[arg-type]
 
 
-class TraceMaker:
-    """Makes the traces of blocks."""
-
-    def __init__(self, config: DataConfig) -> None:
-        found = [filters.near_duplicates for filters in map(config.filters_of, config.train)]
-        self._rows = [None if near is None else rows_for(near.similarity) for near in found]
-        self._held_out = bool(config.dev or config.held_out)
-
-    def make(self, corpus: int, source: Sequence[str], target: Sequence[str]) -> PairHashes:
-        """Return the traces of pairs of the training corpus of this number."""
-        rows = self._rows[corpus]
-        return PairHashes(
-            pair_hashes(source, target),
-            None if rows is None else sketches(source, target, rows),
-            side_hashes(source, target) if self._held_out else None,
-        )
+def compared_hashes(config: DataConfig, corpus: int, source: Sequence[str], target: Sequence[str]) -> PairHashes:
+    """Return the hashes of a block of pairs of the training corpus of this number that `config` compares."""
+    near = config.filters_of(config.train[corpus]).near_duplicates
+    return PairHashes(
+        pair_hashes(source, target),
+        None if near is None else sketches(source, target, rows_for(near.similarity)),
+        side_hashes(source, target) if config.dev or config.held_out else None,
+    )
 
 
 class Comparisons:

@@ -304,7 +304,6 @@ def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_
     """Return a function from texts to the repaired texts and a mask of those that it changed.
 
     Quotation marks, ligatures and full-width letters stay as they are, and so does text with NUL, which is no text.
-
     Raises ConfigError where ftfy is not installed.
     """
     try:

@@ -255,13 +255,9 @@ class HeldOut:
         if self._any is None:
             self._any = SentenceSet(side.hashes for known in self._sets.values() for side in known.sides)
         rows = np.flatnonzero(self._any.look(hashes[:, 0]) | self._any.look(hashes[:, 1]))
-        both[rows], either[rows] = self._looked(hashes[rows], languages and _main(languages))
-        return both, either
-
-    def _looked(self, hashes: Hashes, languages: Languages | None) -> tuple[Mask, Mask]:
-        both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
-        looked = {name: known.look(hashes, languages) for name, known in self._sets.items()}
-        in_lines = np.zeros_like(hashes, np.bool_)
+        main = languages and _main(languages)
+        looked = {name: known.look(hashes[rows], main) for name, known in self._sets.items()}
+        in_lines = np.zeros((len(rows), 2), np.bool_)
         for found in looked.values():
             if found.shape[2] == 1:
                 in_lines |= found[:, :, 0]
@@ -271,8 +267,8 @@ class HeldOut:
             whole, one = (found & others).any((1, 2)), found.any((1, 2))
             self._pairs[name] += int(whole.sum())
             self._sides[name] += int(one.sum())
-            both |= whole
-            either |= one
+            both[rows] |= whole
+            either[rows] |= one
         return both, either
 
     def overlaps(self) -> dict[str, Overlap]:

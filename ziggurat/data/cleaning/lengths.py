@@ -86,14 +86,9 @@ def _sums(values: NDArray[np.generic], starts: NDArray[np.int64]) -> Lengths:
     return np.add.reduceat(values, starts, dtype=np.int64) if len(starts) else np.zeros(0, np.int64)
 
 
-def _is_plain(texts: Sequence[str]) -> bool:
-    """Return True where nothing has to be looked up: all of it is ASCII."""
-    return "".join(texts).isascii()
-
-
 def has_unspaced(texts: Sequence[str]) -> NDArray[np.bool_]:
     """Return which texts have a character of a script that writes no blank between words, [texts]."""
-    if _is_plain(texts):
+    if "".join(texts).isascii():
         return np.zeros(len(texts), np.bool_)
     codes, starts = _codes(texts)
     return _sums(_tables()[2][codes], starts) > 0
@@ -107,7 +102,7 @@ def visible_lengths(texts: Sequence[str]) -> Lengths:
 
 def character_lengths(texts: Sequence[str]) -> Lengths:
     """Return the weight of the characters of each text, blanks included, in tenths of a letter, [texts]."""
-    if _is_plain(texts):
+    if "".join(texts).isascii():
         return np.fromiter(map(len, texts), np.int64, len(texts)) * _TENTHS
     codes, starts = _codes(texts)
     return _sums(_tables()[0][codes], starts) - _TENTHS  # the line feed before it
