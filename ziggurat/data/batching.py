@@ -125,7 +125,8 @@ def make_batches(
         length_multiple=length_multiple,
         indices=mixed,
     )
-    return [batches[i] for i in _generator(seed, epoch, _BATCH_ORDER).permutation(len(batches))]
+    order = _generator(seed, epoch, _BATCH_ORDER).permutation(len(batches))
+    return [batches[i] for i in order]
 
 
 def sorted_batches(
@@ -247,7 +248,7 @@ Starts = tuple[int, ...]
 """First epoch of each stage that has begun, ascending."""
 
 FIRST: Starts = (0,)
-"""Those of a run that begins."""
+"""FIRST are the starts of a run at its beginning."""
 
 
 def next_starts(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> Starts:

@@ -78,7 +78,9 @@ class EncodedBlock(_Counted):
             traces=None if self.traces is None else self.traces.select(stay),
             source=_selected(self.source, stay),
             target=_selected(self.target, stay),
-            texts=self.texts and (list(compress(self.texts[0], stay)), list(compress(self.texts[1], stay))),
+            texts=None
+            if self.texts is None
+            else (list(compress(self.texts[0], stay)), list(compress(self.texts[1], stay))),
             links=None if self.links is None else _selected(self.links, stay),
         )
 

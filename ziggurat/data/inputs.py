@@ -217,7 +217,7 @@ def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""
 
-_SHORT = 0.01  # more rows with too few columns than this share are told loudly
+_SHORT = 0.01  # share of rows with too few columns beyond which there is a warning
 _COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
 
 
@@ -311,7 +311,8 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
     entries = {split: iter(settings[split]) for split in ("train", "dev")}
     for corpus in corpora:
         prints = next(entries[corpus.split])["files"]
-        corpus.origin = _origins_of(dict(zip(chain(*corpus.reader.files), chain(*prints), strict=True)))
+        fingerprints = zip(chain(*corpus.reader.files), chain(*prints), strict=True)
+        corpus.origin = _origins_of(dict(fingerprints))
 
 
 def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:

@@ -259,11 +259,15 @@ class PairModifier:
             self._modify(name, pair, 0, number, 0)
         found = []
         for side, tokenizer in enumerate(self._tokenizers):
-            ids = [np.array(each, np.int32) for each in tokenizer.encode([pair.texts[side] for pair in self._sample])]
-            new = np.array(list(map(len, tokenizer.encode([pair.texts[side] for pair in modified]))), np.float64)
+            before, after = (
+                tokenizer.encode([pair.texts[side] for pair in pairs]) for pairs in (self._sample, modified)
+            )
             by_piece = self._by_piece(name, side) if name in _EVERY_WORD else None
-            sums = np.array(list(map(len, ids)), np.float64) if by_piece is None else _sums(by_piece, ids)
-            found.append(_fitted(by_piece, sums, new))
+            if by_piece is None:
+                sums = np.array([len(ids) for ids in before], np.float64)
+            else:
+                sums = _sums(by_piece, [np.array(ids, np.int32) for ids in before])
+            found.append(_fitted(by_piece, sums, np.array([len(ids) for ids in after], np.float64)))
         return found
 
     def _by_piece(self, name: str, side: int) -> NDArray[np.float64]:

@@ -34,7 +34,11 @@ def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tup
             tops = [name if name in schema.names else name.split(".")[0] for name in names]
             for name, top in zip(names, tops, strict=True):
                 if top not in schema.names:
-                    structs = {c.name: [field.name for field in c.type] for c in schema if pa.types.is_struct(c.type)}
+                    structs = {
+                        column.name: [field.name for field in column.type]
+                        for column in schema
+                        if pa.types.is_struct(column.type)
+                    }
                     its = {column: f" ({', '.join(fields)})" for column, fields in structs.items()}
                     known = ", ".join(f"{column}{its.get(column, '')}" for column in schema.names)
                     hint = nested_hint(names, structs)

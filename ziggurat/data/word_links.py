@@ -246,7 +246,7 @@ class LinkMapper:
 
 
 TRAINING_PAIRS = 1_000_000
-"""Pairs that an aligner is trained on at most, unless told otherwise; its memory grows with them."""
+"""TRAINING_PAIRS is the default of the most pairs that an aligner is trained on; its memory grows with them."""
 
 Sides = tuple[WordCounter, WordCounter]
 

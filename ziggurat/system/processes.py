@@ -279,7 +279,7 @@ def sleeping_at_once(threads: int) -> Iterator[None]:
     """Context in which torch's `threads` threads sleep while they wait for each other, instead of spinning.
 
     What a thread then uses of its processor is what it works. Where the user has chosen how threads wait, or the
-    OpenMP library is none that can be told, they wait as they did before.
+    OpenMP library has no such rule, they wait as they did before.
     """
     let_go: Callable[[], None] | None = None
     if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():

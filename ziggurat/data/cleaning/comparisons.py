@@ -38,10 +38,9 @@ class PairHashes(NamedTuple):
     keys: NDArray[np.uint64]
     """A hash of the pair, [pairs]."""
     bands: NDArray[np.uint64] | None = None
-    """Of its sketch (ziggurat.data.cleaning.held_out), [pairs, BANDS]; None where near-duplicates are not looked
-    for."""
+    """Bands of its sketch, [pairs, BANDS]; None where near-duplicates are not looked for."""
     sides: NDArray[np.uint64] | None = None
-    """A hash of each side (ziggurat.data.cleaning.held_out), [pairs, 2]; None where there are no held-out sets."""
+    """A hash of each side, [pairs, 2]; None where there are no held-out sets."""
 
     def select(self, stay: Mask) -> PairHashes:
         """Return those of the pairs of the mask `stay` [pairs]."""

@@ -25,7 +25,7 @@ from ziggurat.data.lines import is_blank
 from ziggurat.system.errors import ConfigError
 
 Mask = NDArray[np.bool_]
-"""Over the pairs of a block."""
+"""Mask over the pairs of a block."""
 Predicate = Callable[[Sequence[str], Sequence[str]], Mask]
 """From source and target texts to a mask `[pairs]`, True where the pair is to be dropped."""
 

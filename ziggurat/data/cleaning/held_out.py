@@ -181,7 +181,7 @@ class Overlap(NamedTuple):
     """Overlap of training pairs with a held-out set."""
 
     sentences: int
-    """Of the set, unlike ones, with letters or digits."""
+    """Distinct sentences of the set that have letters or digits."""
     found: int
     """Those of them that are in a training pair."""
     pairs: int

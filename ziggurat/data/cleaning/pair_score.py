@@ -239,7 +239,7 @@ def vocabulary(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 LEAST_PAIRS = 100
-"""Pairs to learn from at least."""
+"""LEAST_PAIRS is the fewest pairs that a score can be learned from."""
 _MOST_WORDS = 250  # of a side, for training and scoring: the rest of a longer one is not looked at
 _PART = 2000  # pairs that are split up into words at a time
 _CELLS = 1 << 20
