@@ -48,7 +48,7 @@ def estimate_shortlist(
 
     A source piece allows its `best` likeliest target pieces that have a probability of at least `floor`, and the target
     piece with the same spelling. Every sentence allows the `frequent` most frequent target pieces, end-of-sentence, the
-    unknown piece, and pieces that stand for bytes. Memory grows with `pairs`. Raises DataError for a store without any.
+    unknown piece, and pieces that stand for bytes. Memory grows with `pairs`. Raises DataError where there are none.
     """
     source, target = store.source, store.target
     if not len(store.train):

@@ -125,9 +125,7 @@ class InputWatch:
         self._seen: dict[Path, tuple[tuple[tuple[int, int, int, int], int], str]] = {}
 
     def fingerprint(self, path: Path) -> str:
-        """Return the file's fingerprint, and watch the file from now on; raises as
-        ziggurat.system.files.fingerprint.
-        """
+        """Return the file's fingerprint, and watch the file from now on; raises as `fingerprint` does."""
         try:
             status = os.stat(path)  # before reading, so that a change while reading is noticed
         except OSError:

@@ -222,7 +222,7 @@ class HeldOut:
         self._sets: dict[str, _Set] = {}
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
-        self._any: SentenceSet | None = None
+        self._any: SentenceSet | None = None  # all sets together; None: they changed since
 
     def __bool__(self) -> bool:
         return bool(self._sets)
@@ -285,8 +285,6 @@ class HeldOut:
 
 
 class _Set(NamedTuple):
-    """One set."""
-
     sides: tuple[SentenceSet, ...]
     """Its sources and its targets, or its sentences of either language."""
     languages: Languages | None
