@@ -20,13 +20,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from ziggurat.config.data import Symmetrisation
 from ziggurat.data.aligner import (
-    SYMMETRISATIONS,
     Aligner,
     Link,
-    Symmetrisation,
     error_rate,
     parse_links,
     split_words,
@@ -129,7 +128,7 @@ def ours(task: Task) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 1),
         "peak_mib": round(peak),
-        **scored(task, {h: aligned(h) for h in SYMMETRISATIONS}),
+        **scored(task, {h: aligned(h) for h in get_args(Symmetrisation)}),
     }
 
 

@@ -8,28 +8,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig, SubwordConfig
 from ziggurat.data.prepare import prepare
-from ziggurat.data.vocabulary import PieceCounts, rare_notices
+from ziggurat.data.table import TableWriter
+from ziggurat.data.vocabulary import rare_notices
 from ziggurat.system.errors import Problem
 
 
-def counted(*often: int) -> PieceCounts:
-    """Counts of pieces, of each number so many; in several parts, as a store is written in blocks."""
-    counts = PieceCounts()
-    ids = np.repeat(np.arange(len(often), dtype=np.int32), often)
-    for part in np.array_split(ids[::-1], 3):
-        counts.add(part)
-    return counts
+def counted(*often: int) -> NDArray[np.int64]:
+    return np.array(often, np.int64)
 
 
-def told(source: PieceCounts, target: PieceCounts, size: int = 1200, **subword: Any) -> list[Problem]:
+def told(source: NDArray[np.int64], target: NDArray[np.int64], size: int = 1200, **subword: Any) -> list[Problem]:
     return rare_notices(SubwordConfig(vocabulary_size=size, **subword), (size, size), (source, target))
 
 
-def test_counts_add_up_over_blocks() -> None:
-    assert counted(3, 0, 7, 1).of.tolist() == [3, 0, 7, 1]
+def test_counts_add_up_over_blocks(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path, "train", has_text=False)
+    ids = np.repeat(np.arange(4, dtype=np.int32), [3, 0, 7, 1])
+    for part in np.array_split(ids, 3):
+        lists = part, np.array([len(part)], np.int32)
+        writer.write(0, lists, lists)
+    writer.close()
+    assert [counts.tolist() for counts in writer.counts] == [[3, 0, 7, 1]] * 2
 
 
 def test_pieces_of_both_sides_count_where_the_vocabulary_is_joint() -> None:

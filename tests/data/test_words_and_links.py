@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ziggurat.config.data import Symmetrisation
 from ziggurat.data.aligner import (
-    SYMMETRISATIONS,
     Link,
     WordRule,
     error_rate,
@@ -123,5 +124,5 @@ def test_symmetrisation_is_that_of_plain_loops(one: set[Link], other: set[Link])
     assert symmetrise(one, other, "grow-diag") == plain_grow_diag(one, other, "")
     assert symmetrise(one, other, "grow-diag-final") == plain_grow_diag(one, other, "or")
     assert symmetrise(one, other, "grow-diag-final-and") == plain_grow_diag(one, other, "and")
-    for how in SYMMETRISATIONS:
+    for how in get_args(Symmetrisation):
         assert one & other <= symmetrise(one, other, how) <= one | other

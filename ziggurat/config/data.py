@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -357,6 +358,11 @@ class DataConfig(Section):
                 if getattr(corpus, key):
                     raise ConfigError.of(f"dev.{number}.{key}", ": development corpora are not filtered; remove it")
         return self
+
+    def corpora(self) -> Iterator[tuple[str, str, CorpusConfig]]:
+        """Yield split, key and section of each corpus: `train` and `data.train.0` of the first, development last."""
+        for split, corpora in (("train", self.train), ("dev", self.dev)):
+            yield from ((split, f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
 
     def filters_of(self, corpus: CorpusConfig) -> FilterConfig:
         """Return the filters of a training corpus: `filters`, with its own values in their place.

@@ -1,9 +1,7 @@
-"""The word aligner: both directions trained on the same pairs, their symmetrised links, and the file it is kept in.
+"""The word aligner: both directions trained on the same pairs (ziggurat.data.hmm), and their symmetrised links.
 
-In the order of the file: links between words of a pair (the Pharaoh format that all aligners write, and the alignment
-error rate); words as alignments count them; symmetrisation, one alignment from two, each of which links every word on
-one side at most once; one direction, in which the source's words generate the target's, trained by expectation
-maximisation (ziggurat.data.hmm); and the aligner of two directions.
+Before it stand links between words of a pair, in the Pharaoh format that all aligners write, and words as alignments
+count them.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import regex
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ziggurat.config.data import Symmetrisation
 from ziggurat.data.hmm import (
@@ -31,14 +27,13 @@ from ziggurat.data.hmm import (
     posteriors,
     translation_table,
 )
-from ziggurat.system.errors import DataError, printable, refuse_passing
-from ziggurat.system.small_files import check_opens, check_regular, with_sorted_header
+from ziggurat.system.errors import DataError, printable
+from ziggurat.system.small_files import arrays_content, check_regular, read_arrays
 
 Sentences = Sequence[NDArray[np.int32]]
 """Word ids of each sentence; -1: a word that the model does not know."""
 
-_CELLS = 1 << 18
-"""Most pairs of words in a batch; it bounds the memory: a batch takes about 100 bytes for each."""
+_CELLS = 1 << 18  # most pairs of words in a batch; it bounds the memory: a batch takes about 100 bytes for each
 
 
 class TrainingOptions(NamedTuple):
@@ -47,19 +42,12 @@ class TrainingOptions(NamedTuple):
     model1_iterations: int = 5
     """Iterations of IBM Model 1, which the HMM starts from."""
     hmm_iterations: int = 5
-    """Iterations of the HMM."""
     empty: float = 0.2
     """Probability that a word comes from the empty word, which stands for no word of the other side."""
 
 
 class Direction:
-    """A trained direction.
-
-    Args:
-        lexicon: translation probabilities.
-        jumps: weights of jumps.
-        empty: probability of the empty word.
-    """
+    """A trained direction: translation probabilities, weights of jumps, and the probability of the empty word."""
 
     def __init__(self, lexicon: Lexicon, jumps: Jumps, empty: float) -> None:
         self.lexicon = lexicon
@@ -108,14 +96,10 @@ def train_direction(
     options: TrainingOptions,
     report: Callable[[int, float], None] = lambda iteration, likelihood: None,
 ) -> Direction:
-    """Return a direction trained on these pairs: IBM Model 1, then the HMM.
+    """Return a direction trained on these pairs, all of whose ids are known: IBM Model 1, then the HMM.
 
-    Args:
-        sources: all ids known.
-        targets: the same.
-        sizes: number of source and of target words.
-        options: iterations, probability of the empty word.
-        report: called with the number of each finished iteration of the HMM, from 1, and the log-likelihood before it.
+    `sizes` are the numbers of source and of target words. `report` is called with the number of each finished iteration
+    of the HMM, from 1, and the log-likelihood before it.
     """
     rows = translation_table(sources, targets, *sizes, iterations=options.model1_iterations)
     direction = Direction(Lexicon.of_rows(rows, *sizes), Jumps.initial(), options.empty)
@@ -135,7 +119,6 @@ class _Batch(NamedTuple):
     target: NDArray[np.int64]
     """[B, J] ids, -1 behind the end."""
     lengths: NDArray[np.int64]
-    """[B] words of each target."""
     present: NDArray[np.bool_]
     """[B, J], True where there is a target word."""
 
@@ -207,14 +190,9 @@ def format_links(links: Iterable[Link]) -> str:
 
 
 def parse_links(line: str, source_words: int | None, target_words: int | None, place: str) -> list[Link]:
-    """Return the links of a line in the order in which they stand there; a repeated one counts once.
+    """Return the links of a line such as `0-0 1-2` in the order in which they stand there; a repeated one counts once.
 
-    Args:
-        line: `0-0 1-2`; an empty line has no links.
-        source_words: number of source words, above every number on the left; None: not known.
-        target_words: the same for the right.
-        place: file and line, for messages.
-
+    `source_words` and `target_words` are the numbers of words of both sides, None: not known; `place` is file and line.
     Raises DataError: something other than numbers joined by `-`, or a word that the sentence does not have.
     """
     text = line.strip(" \t")
@@ -245,12 +223,9 @@ class AlignmentScore(NamedTuple):
 def error_rate(
     found: Sequence[Collection[Link]], sure: Sequence[Collection[Link]], possible: Sequence[Collection[Link]]
 ) -> AlignmentScore:
-    """Return the agreement of the alignments `found` with gold ones, over all pairs together.
+    """Return the agreement of the alignments `found` (A) with gold ones, over all pairs together.
 
-    Args:
-        found: a, links of each pair.
-        sure: S, links that must be there.
-        possible: P, links that may be there; those of S count as possible, whether they are listed or not.
+    `sure` (S) are links that must be there, `possible` (P) those that may be there; those of S count as possible, too.
     """
     links = gold = right = allowed = 0
     for a, s, p in zip(map(set, found), map(set, sure), map(set, possible), strict=True):
@@ -263,75 +238,42 @@ def error_rate(
     )
 
 
-SYMMETRISATIONS: tuple[Symmetrisation, ...] = get_args(Symmetrisation)
-
 _NEIGHBOURS = ((-1, 0), (0, -1), (1, 0), (0, 1), (-1, -1), (-1, 1), (1, -1), (1, 1))
 
 
 def symmetrise(forward: Collection[Link], backward: Collection[Link], how: Symmetrisation) -> set[Link]:
     """Return one alignment from that of source to target and that of target to source, both as (source, target)."""
     one, other = set(forward), set(backward)
-    if how == "intersection":
-        return one & other
-    if how == "union":
-        return one | other
-    grown = _Grown(one & other)
-    grown.grow(one | other)
+    links, union = one & other, one | other
+    if how in ("intersection", "union"):
+        return links if how == "intersection" else union
+    sources, targets = {source for source, _ in links}, {target for _, target in links}
+
+    def add_if(enough: Callable[[tuple[bool, bool]], bool], link: Link) -> None:
+        """Add a link where `enough` (any or all) of its two words have none yet."""
+        if link not in links and enough((link[0] not in sources, link[1] not in targets)):
+            links.add(link)
+            sources.add(link[0])
+            targets.add(link[1])
+
+    # In the order of the words, and seeing at once what was added, as Moses does: the result depends on it.
+    before = -1
+    while len(links) != before:
+        before = len(links)
+        for source, target in sorted(union):
+            if (source, target) in links:
+                for down, right in _NEIGHBOURS:
+                    if (beside := (source + down, target + right)) in union:
+                        add_if(any, beside)
     if how != "grow-diag":
-        allowed = grown.either_free if how == "grow-diag-final" else grown.both_free
-        for links in (one, other):
-            grown.finish(links, allowed)
-    return grown.links
-
-
-class _Grown:
-    """An alignment that grows."""
-
-    def __init__(self, links: set[Link]) -> None:
-        self.links = links
-        self._sources = {source for source, _ in links}
-        self._targets = {target for _, target in links}
-
-    def either_free(self, link: Link) -> bool:
-        """Return True if one of the two words has no link yet."""
-        return link[0] not in self._sources or link[1] not in self._targets
-
-    def both_free(self, link: Link) -> bool:
-        """Return True if neither of the two words has a link yet."""
-        return link[0] not in self._sources and link[1] not in self._targets
-
-    def grow(self, union: set[Link]) -> None:
-        """Add links of `union` beside those that are there, until none can be added."""
-        # In the order of the words, and seeing at once what was added, as Moses does: the result depends on it.
-        before = -1
-        while len(self.links) != before:
-            before = len(self.links)
-            for link in sorted(union):
-                if link in self.links:
-                    self._grow_from(link, union)
-
-    def _grow_from(self, link: Link, union: set[Link]) -> None:
-        for down, right in _NEIGHBOURS:
-            beside = link[0] + down, link[1] + right
-            if beside in union and beside not in self.links and self.either_free(beside):
-                self._add(beside)
-
-    def finish(self, links: set[Link], allowed: Callable[[Link], bool]) -> None:
-        """Add those of `links` that are `allowed` when their turn comes, in the order of the words."""
-        for link in sorted(links):
-            if link not in self.links and allowed(link):
-                self._add(link)
-
-    def _add(self, link: Link) -> None:
-        self.links.add(link)
-        self._sources.add(link[0])
-        self._targets.add(link[1])
+        for link in (*sorted(one), *sorted(other)):
+            add_if(any if how == "grow-diag-final" else all, link)
+    return links
 
 
 MOST_WORDS = 1000
 """A pair with more words on a side is not aligned: time grows with the square of one side times the other."""
-_TRAINING_WORDS = 200
-"""A pair with more words on a side is not trained on."""
+_TRAINING_WORDS = 200  # a pair with more words on a side is not trained on
 
 _FORMAT = "ziggurat-aligner-1"
 _MOST_BYTES = 1 << 34
@@ -342,10 +284,8 @@ _DIRECTIONS = ("forward", "backward")
 class Aligner:
     """A trained word aligner.
 
-    Args:
-        rule: how it splits text into words.
-        words: the words of source and target in the order of their numbers, lower-cased.
-        directions: source to target, target to source.
+    `rule` says how it splits text into words, `words` has those of source and target in the order of their numbers,
+    lower-cased, and `directions` are source to target and target to source.
     """
 
     def __init__(
@@ -367,15 +307,8 @@ class Aligner:
         """Return an aligner trained on pairs of texts, read once; it takes about 1 kB of memory for a pair of 10 words.
 
         Pairs with an empty side or more than TRAINING_WORDS words on one are left out. The two directions run in two
-        threads, without influence on the result.
-
-        Args:
-            pairs: source and target texts.
-            rule: how they are split into words.
-            options: None: the defaults.
-            report: called after each iteration of the HMM: direction, its number, log-likelihood before it in nats.
-
-        Raises DataError when no pair is left.
+        threads, without influence on the result. `report` is called after each iteration of the HMM: direction, its
+        number, log-likelihood before it in nats. Raises DataError when no pair is left.
         """
         numbers: tuple[dict[str, int], dict[str, int]] = ({}, {})
         sides: tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]] = ([], [])
@@ -441,7 +374,7 @@ class Aligner:
             tensors[f"{name}.probabilities"] = direction.lexicon.probabilities
             tensors |= {f"{name}.{part}": weights for part, weights in direction.jumps._asdict().items()}
             tensors[f"{name}.empty"] = np.array([direction.empty])
-        return with_sorted_header(save(tensors, {"format": _FORMAT, "rule": self.rule}))
+        return arrays_content(tensors, {"format": _FORMAT, "rule": self.rule})
 
 
 def read_aligner(path: Path | str) -> Aligner:
@@ -449,27 +382,20 @@ def read_aligner(path: Path | str) -> Aligner:
 
     Raises DataError when it is missing, damaged, or of another format.
     """
+    path = Path(path)
     try:
-        if check_regular(Path(path)) > _MOST_BYTES:
+        if check_regular(path) > _MOST_BYTES:
             raise DataError(f"{path}: too large for an aligner of `ziggurat align --save-model`")
-        check_opens(path)
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = read_arrays(path, _FORMAT, "aligner", "train it again")
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; `ziggurat align ... --save-model {path}` writes one") from None
-    except (SafetensorError, OSError) as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: damaged, or no aligner ({error}); train it again") from None
-    rule = next((rule for rule in _RULES if rule == metadata.get("rule")), None)
-    if metadata.get("format") != _FORMAT or rule is None:
-        raise DataError(f"{path}: no aligner that this version of ziggurat reads ({_FORMAT}); train it again")
     try:
+        rule = next(rule for rule in _RULES if rule == metadata.get("rule"))
         words = [bytes(_part(tensors, f"{side}_words", np.uint8)).decode() for side in ("source", "target")]
         sides = [text.split("\n") for text in words]
         forward = _direction(tensors, "forward", len(sides[0]), len(sides[1]))
         backward = _direction(tensors, "backward", len(sides[1]), len(sides[0]))
-    except (ValueError, OverflowError) as error:
+    except (ValueError, OverflowError, StopIteration) as error:
         raise DataError(f"{path}: damaged ({error}); train it again") from None
     return Aligner(rule, (sides[0], sides[1]), (forward, backward))
 
@@ -483,7 +409,6 @@ def _part(tensors: dict[str, NDArray[Any]], name: str, dtype: type, size: int | 
 
 
 def _direction(tensors: dict[str, NDArray[Any]], name: str, source_size: int, target_size: int) -> Direction:
-    """Return a direction of the file. Raises ValueError for numbers that none has."""
     keys = _part(tensors, f"{name}.keys", np.int64)
     probabilities = _part(tensors, f"{name}.probabilities", np.float64, len(keys))
     sizes = {"between": 2 * JUMPS + 1, "first": JUMPS, "last": JUMPS}

@@ -195,7 +195,6 @@ LEXICON = BabelLexicon()
 SOURCE_LANGUAGE = "qlo"
 """Code of Low Babel; ISO 639-2 keeps qaa to qtz for private use."""
 TARGET_LANGUAGE = "qhi"
-"""Code of High Babel."""
 
 SHORTEST, LONGEST = 4, 20  # words of a source sentence
 
@@ -406,12 +405,11 @@ def generate(pairs: int, seed: int) -> Iterator[tuple[str, str]]:
 def write_corpus(
     directory: str | Path, train: int = 20_000, dev: int = 500, test: int = 500, seed: int = 1
 ) -> dict[str, tuple[Path, Path]]:
-    """Write `train`, `dev` and `test` pairs as aligned text files `<split>.qlo` and `<split>.qhi`.
+    """Write `train`, `dev` and `test` pairs as aligned text files `<split>.qlo` and `<split>.qhi`; return both, by
+    split.
 
-    The sources of dev and test are all different, and none is in train. Each file appears whole or not at all.
-
-    Returns: split name -> (source file, target file).
-    Raises: DataError when `directory` cannot be written to.
+    The sources of dev and test are all different, and none is in train. Each file appears whole or not at all. Raises
+    DataError when `directory` cannot be written to.
     """
     stream, held_out, splits = _stream(seed), set[str](), {}
     # Training pairs last: test and dev are then the same for every size of the training set, and are left out of it.
@@ -426,15 +424,14 @@ def write_corpus(
                 held_out.add(low)
         splits[split] = pairs
     directory = Path(directory)
-    paths: dict[str, tuple[Path, Path]] = {}
+    paths = {
+        split: (directory / f"{split}.{SOURCE_LANGUAGE}", directory / f"{split}.{TARGET_LANGUAGE}")
+        for split in ("train", "dev", "test")
+    }
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "dev", "test"):
-            paths[split] = (
-                directory / f"{split}.{SOURCE_LANGUAGE}",
-                directory / f"{split}.{TARGET_LANGUAGE}",
-            )
-            for side, path in enumerate(paths[split]):
+        for split, files in paths.items():
+            for side, path in enumerate(files):
                 write_atomically(path, "".join(pair[side] + "\n" for pair in splits[split]).encode())
     except OSError as error:
         if is_full_disk(error):

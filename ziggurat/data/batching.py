@@ -1,20 +1,15 @@
 """The order of training data: batches of similar length, a pure function of (lengths, settings, seed, epoch).
 
-An epoch is planned in two steps: `epoch_indices` chooses the pairs, `make_batches` groups and orders them. Lengths are
-in subword pieces as stored, without end-of-sentence; every budget adds one for it. A batch costs `sentences *
-max(padded source length, padded target length)` tokens (fairseq's rule). Everything is vectorised over pairs; the only
-loop is over batches, so 40 million pairs take half a minute.
-
-Before these comes the mix of corpora that an epoch draws, by stages or by weights. The stage of an epoch follows from
-the epochs at which the stages began. Where stages end after so many epochs these are known from the configuration;
-where one ends by early stopping, the run knows (ziggurat.train.checkpoint.RunProgress).
+An epoch is planned in two steps: `epoch_indices` (or `CorpusMix`, where there are stages) chooses the pairs,
+`make_batches` groups and orders them. Lengths are in subword pieces as stored, without end-of-sentence; every budget
+adds one for it. A batch costs `sentences * max(padded source length, padded target length)` tokens (fairseq's rule).
+Everything is vectorised over pairs; the only loop is over batches, so 40 million pairs take half a minute.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from enum import IntEnum
 from itertools import pairwise
 from typing import Any
 
@@ -31,21 +26,13 @@ Lengths = NDArray[np.int32]  # half the memory of int64, which matters for 40 mi
 
 
 def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: float, seed: int, epoch: int) -> Indices:
-    """Choose the pairs of one epoch, as many as there are pairs.
+    """Return the indices of the pairs of one epoch, as many as there are pairs, corpus by corpus.
 
     Corpus c gets a share proportional to `(n_c * w_c) ** (1 / temperature)`. Its pairs come from an endless sequence of
     shuffled copies of the corpus, which is cut into epochs. After any number of epochs, the numbers of draws of two
     pairs of a corpus therefore differ by at most one. With equal weights and temperature 1 every pair comes exactly
-    once per epoch.
-
-    Args:
-        corpora: `[pairs]` number of each pair's corpus, from 0.
-        weights: one weight per corpus, above 0.
-        temperature: above 0; larger values even out corpora of different size.
-        seed: any number from 0.
-        epoch: from 0.
-
-    Returns: `[pairs]` indices of pairs, corpus by corpus (make_batches puts them in order).
+    once per epoch. `corpora` is the number of each pair's corpus, from 0, `[pairs]`, and `weights` has one per corpus,
+    above 0.
     """
     sizes = np.bincount(corpora, minlength=len(weights))
     if len(corpora) == 0:
@@ -55,15 +42,10 @@ def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: floa
 
 
 def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> Indices:
-    """Take the next pairs of each corpus from its endless sequence of shuffled copies.
+    """Return the next pairs of each corpus from its endless sequence of shuffled copies, as indices, corpus by corpus.
 
-    Args:
-        corpora: `[pairs]` number of each pair's corpus, from 0.
-        positions: `[corpora]` pairs of each corpus taken before.
-        quotas: `[corpora]` pairs to take; 0 of a corpus without any.
-        seed: any number from 0.
-
-    Returns: indices of pairs, corpus by corpus.
+    `corpora` has the number of each pair's corpus, from 0, `[pairs]`; `positions` and `quotas`, `[corpora]`, are the
+    pairs of each that were taken before and those to take, 0 of a corpus without any.
     """
     sizes = np.bincount(corpora, minlength=len(quotas))
     parts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -78,7 +60,7 @@ def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> I
             copy, offset = divmod(position, size)
             taken = min(size - offset, end - position)
             if taken < size:
-                shuffled = _generator(seed, copy, _Purpose.REMAINDER, corpus).permutation(members)
+                shuffled = _generator(seed, copy, _REMAINDER, corpus).permutation(members)
                 parts.append(shuffled[offset : offset + taken])
             else:  # a whole copy needs no shuffling: make_batches mixes the pairs anyway
                 parts.append(members)
@@ -115,11 +97,11 @@ def make_batches(
     seed: int,
     epoch: int,
 ) -> list[Indices]:
-    """Put the pairs of an epoch into batches of similar length, in random order.
+    """Return the pairs of an epoch in batches of similar length, in random order: one array of indices per batch.
 
     The choice among equally long pairs and the order of the batches depend on `seed` and `epoch`. A batch, padded to
     its longest source and target, each rounded up to `length_multiple`, costs `sentences * max(source, target)`, at
-    most `max_tokens`.
+    most `max_tokens`. A larger `length_multiple` means fewer distinct shapes and more padding.
 
     Args:
         indices: `[drawn]` pairs of this epoch (epoch_indices); repeated ones stay repeated.
@@ -127,17 +109,24 @@ def make_batches(
         target_lengths: `[pairs]` likewise.
         max_tokens: budget of a batch.
         max_sentences: most pairs in a batch; None: no limit.
-        length_multiple: see above; larger values mean fewer distinct shapes and more padding.
+        length_multiple: see above.
         seed: any number from 0.
         epoch: from 0.
 
-    Returns: one array of indices per batch; together they are `indices`.
-    Raises: DataError when a pair is longer than `max_tokens` (check_fits).
+    Raises DataError when a pair is longer than `max_tokens` (check_fits).
     """
     # Mixed first, since the sort is stable: pairs of equal lengths meet other ones in every epoch.
-    mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
-    batches = _ordered_batches(mixed, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)
-    return [batches[i] for i in _generator(seed, epoch, _Purpose.BATCH_ORDER).permutation(len(batches))]
+    mixed = _generator(seed, epoch, _TIES).permutation(indices)
+    batches = sorted_batches(
+        source_lengths,
+        target_lengths,
+        max_tokens=max_tokens,
+        max_sentences=max_sentences,
+        length_multiple=length_multiple,
+        indices=mixed,
+    )
+    order = _generator(seed, epoch, _BATCH_ORDER).permutation(len(batches))
+    return [batches[i] for i in order]
 
 
 def sorted_batches(
@@ -147,23 +136,14 @@ def sorted_batches(
     max_tokens: int,
     max_sentences: int | None = None,
     length_multiple: int = 1,
+    indices: Indices | None = None,
 ) -> list[Indices]:
-    """Put all pairs into batches of similar length, shortest first, without randomness (validation, scoring).
+    """Return pairs in batches of similar length, shortest first, without randomness (validation, scoring).
 
-    Arguments, cost and errors are those of make_batches; to batch by the source alone, pass its lengths twice.
+    Arguments, cost and errors are those of make_batches; `indices` are the pairs, None: all. To batch by the source
+    alone, pass its lengths twice.
     """
-    everything = np.arange(len(source_lengths))
-    return _ordered_batches(everything, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)
-
-
-def _ordered_batches(
-    indices: Indices,
-    source_lengths: Integers,
-    target_lengths: Integers,
-    max_tokens: int,
-    max_sentences: int | None,
-    length_multiple: int,
-) -> list[Indices]:
+    indices = np.arange(len(source_lengths)) if indices is None else indices
     if len(indices) == 0:
         return []
     source, target = _padded(source_lengths[indices], target_lengths[indices], length_multiple)
@@ -219,15 +199,10 @@ def _cut(cost: Lengths, max_tokens: int, max_sentences: int | None) -> list[int]
 def check_fits(
     source_lengths: Integers, target_lengths: Integers, *, max_tokens: int, length_multiple: int = 1
 ) -> None:
-    """Check that every pair fits into a batch by itself.
+    """Raise DataError unless every pair fits into a batch by itself, naming the longest and the settings to change.
 
-    Args:
-        source_lengths: `[pairs]` pieces, end-of-sentence not counted.
-        target_lengths: `[pairs]` likewise.
-        max_tokens: budget of a batch.
-        length_multiple: padded lengths are rounded up to a multiple of this.
-
-    Raises: DataError naming the longest pair and the settings to change.
+    Lengths are `[pairs]` pieces, end-of-sentence not counted; padded ones are rounded up to a multiple of
+    `length_multiple`.
     """
     if len(source_lengths) == 0:
         return
@@ -253,24 +228,17 @@ def round_up(lengths: Integers, multiple: int) -> Lengths:
     return -(-lengths.astype(np.int32, copy=False) // multiple) * multiple
 
 
-class _Purpose(IntEnum):
-    """Use of a random stream, to keep the streams of one (seed, epoch) apart.
-
-    The numbers must not change: they seed the order of the data, which a resumed run has to repeat.
-    """
-
-    REMAINDER = 0
-    TIES = 1
-    BATCH_ORDER = 2
+# Uses of random streams, to keep those of one (seed, epoch) apart. The numbers must not change: they seed the order of
+# the data, which a resumed run has to repeat.
+_REMAINDER, _TIES, _BATCH_ORDER = range(3)
 
 
-def _generator(seed: int, epoch: int, purpose: _Purpose, *more: int) -> np.random.Generator:
+def _generator(seed: int, epoch: int, purpose: int, *more: int) -> np.random.Generator:
     # PCG64 by name, since default_rng may become another one; SeedSequence keeps (1, 2) and (2, 1) apart.
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, int(purpose), *more))))
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, purpose, *more))))
 
 
 def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple: int) -> tuple[Lengths, Lengths]:
-    """Return the padded source and target length of each pair by itself, end-of-sentence included."""
     # Widened first: lengths may be stored in 16 bits, where 65,535 + 1 is 0.
     source, target = (side.astype(np.int32, copy=False) for side in (source_lengths, target_lengths))
     return round_up(source + 1, length_multiple), round_up(target + 1, length_multiple)
@@ -280,7 +248,7 @@ Starts = tuple[int, ...]
 """First epoch of each stage that has begun, ascending."""
 
 FIRST: Starts = (0,)
-"""Those of a run that begins."""
+"""FIRST are the starts of a run at its beginning."""
 
 
 def next_starts(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> Starts:
@@ -300,15 +268,11 @@ def _ended(stages: Sequence[StageConfig], starts: Starts, epoch: int) -> bool:
 
 
 class CorpusMix:
-    """Chooses the pairs of each epoch.
+    """Chooses the pairs of each epoch, by stages or by weights.
 
-    Args:
-        table: the training pairs.
-        stages: `data.stages`; without any, the weights of the table's corpora and `temperature` say how they are mixed.
-        temperature: `data.sampling_temperature`.
-        seed: `training.seed`.
-
-    Raises DataError: a stage names a corpus that the store lacks, has twice, or has no pairs of.
+    `stages` are `data.stages`; without any, the weights of the table's corpora and `temperature`
+    (`data.sampling_temperature`) say how these are mixed. Raises DataError: a stage names a corpus that the store
+    lacks, has twice, or has no pairs of.
     """
 
     def __init__(self, table: PairTable, stages: Sequence[StageConfig], temperature: float, seed: int) -> None:

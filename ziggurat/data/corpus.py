@@ -8,10 +8,9 @@ train-*, dev-*              see `ziggurat.data.table`; development pairs always 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,15 +59,13 @@ class Store:
 
         Everything but the training pairs is compared with its checksum now. Files of training pairs are compared before
         they are first parsed, or all in the background (ziggurat.data.store_checks.Verification). A process reads each
-        file only once for this.
-
-        Raises:
-            DataError: no store, one of another format version, or one with missing or damaged files.
+        file only once for this. Raises DataError: no store, one of another format version, or one with missing or
+        damaged files.
         """
         path = Path(path).expanduser()
         recover(path)
         manifest = read_manifest(path)
-        with _described_in(path):
+        try:
             later = {shard["file"] for shard in manifest["tables"]["train"]["shards"]}
             # All sizes before any content: a truncated or missing file is then found without reading the others.
             for name, entry in manifest["files"].items():
@@ -76,12 +73,14 @@ class Store:
             for name in manifest["files"].keys() - later:
                 _check_content(path / name, manifest["files"][name]["xxh3_128"])
             return cls(path, manifest)
+        # Only possible in forged manifests: others have a checksum of themselves.
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+            raise refuse_damaged(path / MANIFEST, "not the description of a store") from None
 
     def verify(self) -> None:
         """Compare every file with its checksum.
 
-        Raises:
-            DataError: names the first damaged file.
+        Raises DataError: names the first damaged file.
         """
         for name, entry in self.manifest["files"].items():
             _check_content(self.path / name, entry["xxh3_128"])
@@ -112,16 +111,6 @@ def unigram_entropy(store: Store) -> float:
 def _reopened(path: str) -> Store:
     """Open a store that the process it was pickled in has verified."""
     return Store(Path(path), read_manifest(Path(path)), verified=True)
-
-
-@contextlib.contextmanager
-def _described_in(path: Path) -> Iterator[None]:
-    """Turn errors from a nonsensical manifest into a DataError that names it."""
-    # Only possible in forged manifests: others have a checksum of themselves.
-    try:
-        yield
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
-        raise refuse_damaged(path / MANIFEST, "not the description of a store") from None
 
 
 def _check_size(path: Path, expected: int) -> None:
@@ -164,6 +153,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 _Natural = Annotated[int, Field(ge=0, le=1 << 62)]
+_Entry = TypeVar("_Entry")
 _Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
 
 
@@ -187,8 +177,6 @@ class _Table(JsonForm):
 
 
 class _Part(JsonForm):
-    """A public corpus in the files of another: what of it readers rely on."""
-
     name: str
     licence: str
     changed: list[str] = Field(default_factory=list)
@@ -211,14 +199,9 @@ class _Tables(JsonForm):
     dev: _Table | None = None
 
 
-class _Corpora(JsonForm):
-    train: list[_Corpus]
-    dev: list[_Corpus]
-
-
-class _Settings(JsonForm):
-    train: list[dict[str, Any]]
-    dev: list[dict[str, Any]]
+class _Corpora(JsonForm, Generic[_Entry]):
+    train: list[_Entry]
+    dev: list[_Entry]
 
 
 class _Vocabulary(JsonForm):
@@ -232,10 +215,10 @@ class _Manifest(JsonForm):
     fingerprint: str
     files: dict[_Name, _File]
     tables: _Tables
-    corpora: _Corpora
+    corpora: _Corpora[_Corpus]
     vocabulary: _Vocabulary
-    config: _Settings
-    prepared_from: _Settings
+    config: _Corpora[dict[str, Any]]
+    prepared_from: _Corpora[dict[str, Any]]
 
     @model_validator(mode="after")
     def _equally_many(self) -> Self:

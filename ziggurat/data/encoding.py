@@ -1,9 +1,7 @@
-"""The third pass of `prepare`: pairs are cleaned and segmented, block by block, and written in order.
+"""The third pass of `prepare`: pairs are cleaned and segmented, block by block, compared, and written in order.
 
-A block of pairs on its way into a store: cleaned and segmented, not yet compared with others, overlong pairs in it.
-
-Such blocks can be made in any order by any process, since nothing of a block depends on another. `pack` makes a file of
-several for ziggurat.corpora.jobs.preparation.
+Before they are compared, blocks can be made in any order by any process, since nothing of a block depends on another:
+`pack` makes a file of several for ziggurat.corpora.jobs.preparation.
 """
 
 from __future__ import annotations
@@ -25,25 +23,21 @@ from numpy.typing import NDArray
 from ziggurat.config.data import DataConfig
 from ziggurat.data.aligner import Link
 from ziggurat.data.cleaning.cleaner import Cleaner, Examples, Scorers, cleaner_of
-from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes, TraceMaker
+from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes, compared_hashes
 from ziggurat.data.cleaning.filters import Mask
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.readers import PairBlock
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.table import TableWriter
+from ziggurat.data.table import Lists, TableWriter, list_array
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
 from ziggurat.system.errors import DataError, Problem, Remedy
 
-Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
-"""Lists of numbers: all of them, concatenated, and the length of each list."""
-
-_IDS = pa.list_(pa.int32())
 _NUMBERS = ("source", "target", "links")
 
 
 @dataclass(frozen=True)
-class EncodedBlock:
+class _Counted:
     """Pairs of one corpus.
 
     Attributes:
@@ -53,10 +47,6 @@ class EncodedBlock:
         repaired: pairs whose text was mended, also of those that were dropped.
         examples: some of the dropped pairs.
         traces: what is compared of each pair with others; None for development text.
-        source: ids of each source [pairs], without tag.
-        target: the same for the other side.
-        texts: both sides as the store keeps them; None where it does not.
-        links: word alignments, as the store keeps them; None where it does not.
     """
 
     corpus: int
@@ -65,6 +55,15 @@ class EncodedBlock:
     repaired: int
     examples: Examples
     traces: PairHashes | None
+
+
+@dataclass(frozen=True)
+class EncodedBlock(_Counted):
+    """Segmented pairs, overlong ones among them: ids, those of the sources without tag.
+
+    `texts` are both sides and `links` word alignments, as the store keeps them; None where it does not.
+    """
+
     source: Lists
     target: Lists
     texts: tuple[Sequence[str], Sequence[str]] | None = None
@@ -103,7 +102,7 @@ def pack(blocks: Sequence[EncodedBlock]) -> bytes:
 
 
 def _columns(block: EncodedBlock) -> dict[str, pa.Array]:
-    columns = {name: _list_array(lists) for name in _NUMBERS if (lists := getattr(block, name)) is not None}
+    columns = {name: list_array(*lists) for name in _NUMBERS if (lists := getattr(block, name)) is not None}
     for name, array in zip(PairHashes._fields, block.traces or (), strict=False):
         if array is not None:
             numbers = pa.array(array.ravel(), pa.uint64())
@@ -114,29 +113,15 @@ def _columns(block: EncodedBlock) -> dict[str, pa.Array]:
     return columns
 
 
-def _list_array(lists: Lists) -> pa.Array:
-    offsets = np.zeros(len(lists[1]) + 1, np.int32)
-    np.cumsum(lists[1], out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(lists[0], pa.int32()))
-
-
 def unpack(content: bytes) -> Iterator[EncodedBlock]:
     """Yield the blocks of a file that `pack` made; its checksum was compared."""
     reader = pa.ipc.open_file(pa.BufferReader(content))
     for number in range(reader.num_record_batches):
         batch, facts = reader.get_batch_with_custom_metadata(number)
         corpus, read, dropped, repaired, examples = json.loads(facts[b"block"])
-        lists: dict[str, Lists | None] = dict.fromkeys(_NUMBERS)
-        for name in lists.keys() & set(batch.schema.names):
-            column = batch.column(name)
-            offsets = column.offsets.to_numpy()
-            lists[name] = column.values.to_numpy()[offsets[0] : offsets[-1]], np.diff(offsets)
-        texts = [
-            batch.column(f"{side}_text").to_pylist() for side in _NUMBERS[:2] if f"{side}_text" in batch.schema.names
-        ]
-        source, target = lists["source"], lists["target"]
-        assert source is not None
-        assert target is not None
+        names = batch.schema.names
+        lists = {name: _unpacked(batch.column(name)) for name in _NUMBERS if name in names}
+        texts = [batch.column(name).to_pylist() for name in ("source_text", "target_text") if name in names]
         yield EncodedBlock(
             corpus,
             read,
@@ -144,11 +129,14 @@ def unpack(content: bytes) -> Iterator[EncodedBlock]:
             repaired,
             Examples(examples),
             _traces(batch),
-            source,
-            target,
-            (texts[0], texts[1]) if texts else None,
-            lists["links"],
+            texts=(texts[0], texts[1]) if texts else None,
+            **lists,
         )
+
+
+def _unpacked(column: pa.ListArray) -> Lists:
+    offsets = column.offsets.to_numpy()
+    return column.values.to_numpy()[offsets[0] : offsets[-1]], np.diff(offsets)
 
 
 def _traces(batch: pa.RecordBatch) -> PairHashes | None:
@@ -165,17 +153,10 @@ def _traces(batch: pa.RecordBatch) -> PairHashes | None:
 
 
 class BlockCleaner:
-    """Cleans blocks of one split, each by itself.
-
-    Args:
-        config: the data section.
-        split: `train` or `dev`.
-        scorers: the pair scores, where a filter goes by them.
-    """
+    """Cleans blocks of one split, each by itself; `scorers`: the pair scores, where a filter goes by them."""
 
     def __init__(self, config: DataConfig, split: str, scorers: Scorers | None = None) -> None:
         self._config, self._scorers, self._training = config, scorers, split == "train"
-        self._traces = TraceMaker(config) if self._training else None
         self._cleaners: dict[int, Cleaner] = {}
 
     def _cleaner(self, corpus: int) -> Cleaner:
@@ -195,20 +176,15 @@ class BlockCleaner:
         source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
         # A development target is the reference of scores, so it is stored unchanged.
         reference = target if self._training else list(compress(lines[1], kept))
-        traces = None if self._traces is None else self._traces.make(corpus, source, target)
+        traces = compared_hashes(self._config, corpus, source, target) if self._training else None
         counts = len(lines[0]), dropped, int(repaired.sum()), examples
-        return CleanedBlock(corpus, *counts, source, target, reference, traces, None), kept, repaired
+        return CleanedBlock(corpus, *counts, traces, source, target, reference), kept, repaired
 
 
 class PairEncoder:
     """Makes blocks of one split ready for the store: cleaned, segmented, each by itself.
 
-    Args:
-        config: the data section.
-        tokenizers: of both sides.
-        split: `train` or `dev`.
-        threads: for segmentation, without influence on the result.
-        scorers: the pair scores, where a filter goes by them.
+    `threads` are for segmentation, without influence on the result; `scorers`: see BlockCleaner.
     """
 
     def __init__(
@@ -220,7 +196,6 @@ class PairEncoder:
         scorers: Scorers | None = None,
     ) -> None:
         self.words = words_of(config, tokenizers)
-        """Words of both sides that alignments count."""
         self._tokenizers, self._threads, self._training = tokenizers, threads, split == "train"
         self._cleaner = BlockCleaner(config, split, scorers)
         self._tracer = LinkTracer(self.words, tokenizers) if config.aligned(split) else None
@@ -237,7 +212,7 @@ class PairEncoder:
         if self._tracer is not None:
             if links is not None:  # they count the words of the text as it was
                 links = [[] if mended else known for known, mended in zip(links, repaired, strict=True)]
-            block.links = self._tracer.traced(links, lines, kept, (block.source, block.target))
+            block = replace(block, links=self._tracer.traced(links, lines, kept, (block.source, block.target)))
         return block
 
     def text(self, block: CleanedBlock, place: int) -> tuple[str, str]:
@@ -263,26 +238,19 @@ class PairEncoder:
         if self._tracer is not None and block.links is not None:
             links = self._tracer.stored(block.links, sides)
         source, target = (_lists(side) for side in sides)
-        counts = block.corpus, block.read, block.dropped, block.repaired, block.examples
-        return EncodedBlock(*counts, block.traces, source, target, texts, links)
+        counts = block.corpus, block.read, block.dropped, block.repaired, block.examples, block.traces
+        return EncodedBlock(*counts, source, target, texts, links)
 
 
-@dataclass
-class CleanedBlock:
-    """Pairs that the filters left of a block; see EncodedBlock for what has the same name there."""
+@dataclass(frozen=True)
+class CleanedBlock(_Counted):
+    """Pairs that the filters left of a block."""
 
-    corpus: int
-    read: int
-    dropped: Counter[str]
-    repaired: int
-    examples: Examples
     source: list[str]
     target: list[str]
     reference: list[str]
     """Target texts as they will be stored."""
-    traces: PairHashes | None
-    links: list[TracedLinks] | None
-    """Links of each pair, if the table has links."""
+    links: list[TracedLinks] | None = None
 
     def select(self, stay: NDArray[np.bool_]) -> CleanedBlock:
         """Return the pairs of the mask `stay` [pairs]."""
@@ -316,7 +284,6 @@ def compared(block: Block, comparisons: Comparisons, text: Callable[[Block, int]
 
 
 def _dropped(block: Block, reason: str, drop: Mask, text: Callable[[Block, int], tuple[str, str]]) -> Block:
-    """Return a block without the pairs of the mask `drop`, which are counted."""
     block.dropped[reason] += int(drop.sum())
     if block.traces is not None:
         places = drop.nonzero()[0].tolist()
@@ -345,10 +312,7 @@ def encode_corpora(
     """Yield the blocks of the corpora of one split, compared.
 
     While one block is segmented (on `threads` threads, outside Python's lock), the next is read and cleaned, and the
-    one before is with the caller.
-
-    Raises:
-        DataError: a file changed since it was counted.
+    one before is with the caller. Raises DataError: a file changed since it was counted.
     """
     encoder = PairEncoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)
@@ -380,11 +344,10 @@ def store_block(
     writer: TableWriter,
 ) -> None:
     """Drop pairs that are too long in pieces, and pass the others to the writer."""
-    training = corpus.split == "train"
     # (1) Filter by pieces, which could not be done before segmentation.
     lengths = block.source[1], block.target[1]
     vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
-    limit = config.filters_of(corpus.config).max_pieces if training else None
+    limit = config.filters_of(corpus.config).max_pieces if corpus.split == "train" else None
     too_long = (np.maximum(*lengths) > limit) & ~vanished if limit is not None else np.zeros_like(vanished)
     for reason, drop in (("empty", vanished), ("too_many_pieces", too_long[~vanished])):
         if drop.any():
@@ -394,9 +357,10 @@ def store_block(
     corpus.examples.join(block.examples)
     corpus.kept += len(block.source[1])
     # (2) Put the corpus's tag in front: it does not count for max_pieces.
-    source = (
-        block.source if corpus.config.tag is None else _tagged(*block.source, tokenizers[0].tags[corpus.config.tag])
-    )
+    source, tag = block.source, corpus.config.tag
+    if tag is not None:
+        ids, counts = source
+        source = np.insert(ids, np.cumsum(counts) - counts, tokenizers[0].tags[tag]), counts + 1
     if block.links is not None:
         corpus.aligned += int(np.count_nonzero(block.links[1]))
     writer.write(block.corpus, source, block.target, block.texts, block.links)
@@ -405,9 +369,3 @@ def store_block(
 def _lists(ids: Sequence[Sequence[int]]) -> Lists:
     lengths = np.fromiter(map(len, ids), np.int32, len(ids))
     return np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum())), lengths
-
-
-def _tagged(ids: NDArray[np.int32], lengths: NDArray[np.int32], tag: int) -> Lists:
-    """Return ids and lengths with `tag` in front of each sentence."""
-    starts = np.cumsum(lengths) - lengths
-    return np.insert(ids, starts, tag), lengths + 1

@@ -118,10 +118,8 @@ class Posteriors(NamedTuple):
 def posteriors(emissions: Emissions, jumps: Jumps, empty: float) -> Posteriors:
     """Return the posterior probabilities of a batch by the forward-backward algorithm.
 
-    Args:
-        emissions: translation probabilities, all above 0.
-        jumps: weights of jumps.
-        empty: p0, probability of the empty word, above 0 and below 1.
+    Translation probabilities are all above 0, and `empty`, the probability p0 of the empty word, is above 0 and below
+    1.
     """
     words, nothing, lengths = emissions
     batch, longest, source = words.shape
@@ -199,15 +197,7 @@ def translation_table(
 
     p(target | source) = prod_j sum_i t(target_j | source_i) / (length + 1), where i also runs over an empty piece that
     is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
-    occurs in no source has an empty row.
-
-    Args:
-        sources: ids of each pair, [pairs] arrays.
-        targets: the same for the other side.
-        source_size: number of ids.
-        target_size: the same for the other side.
-        iterations: at least 1.
-        kept: most target pieces of a row between iterations.
+    occurs in no source has an empty row. `kept` is the most target pieces of a row between iterations.
     """
     # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
     # source piece keeps only its `kept` best entries.
@@ -290,22 +280,16 @@ def _normalised(ids: NDArray[np.int64], values: Floats, kept: int) -> Row:
     return Row(ids, values / total)
 
 
-_UNSEEN = 1e-9
-"""Probability of a pair of words that the table does not have."""
-_LEAST = 1e-12
-"""Least probability of one that it has: seen, but never likely."""
-_CONCENTRATION = 0.01
-"""Of the Dirichlet prior on each source word's translations; small: few of them."""
+_UNSEEN = 1e-9  # probability of a pair of words that the table does not have
+_LEAST = 1e-12  # least probability of one that it has: seen, but never likely
+_CONCENTRATION = 0.01  # of each source word's Dirichlet prior; small: few translations
 
 
 class Lexicon:
     """t(target | source) for S source words and the empty word, which has the number S.
 
-    Args:
-        keys: [entries] int64, ascending: source word * target_size + target word.
-        probabilities: [entries], of the same pairs of words.
-        source_size: S.
-        target_size: number of target words.
+    `keys`, [entries] int64, ascending, are source word * target_size + target word; `probabilities`, [entries], are
+    those of the same pairs of words.
     """
 
     def __init__(

@@ -1,13 +1,8 @@
 """Inputs of `prepare`: the corpora, found, counted and checked before anything is trained or encoded.
 
-First of the modules that make a store (inputs, prepare, encoding; table, corpus, store_checks). Three parts:
-
-1. The record of a file's origin, NAME.fetched.json beside it, written by `fetch` and kept in the store's manifest:
-   format, name, languages, pairs, parts (corpora with licence, addresses, checksums), files (name -> {bytes,
-   xxh3_128}), and a checksum of all this.
-2. Sides that look swapped or equal, by the Bhattacharyya coefficient of their character trigrams (Cavnar and Trenkle
-   1994): 1 for equal distributions, 0 where they share no trigram. No language has to be identified.
-3. Counting, the first of the three passes over the files.
+NAME.fetched.json beside a corpus file is the record of its origin, written by `fetch` and kept in the store's manifest.
+Sides that look swapped or equal are found by the Bhattacharyya coefficient of their character trigrams (Cavnar and
+Trenkle 1994): 1 for equal distributions, 0 where they share no trigram. No language has to be identified.
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -32,7 +28,7 @@ from ziggurat.data.cleaning.held_out import Overlap
 from ziggurat.data.readers import CorpusReader, PairBlock, ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.signs import CorpusSigns
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.word_links import AlignmentFiles, HmmLinks, WordCounter, train_aligner, words_of
+from ziggurat.data.word_links import AlignmentFiles, HmmLinks, Sides, WordCounter, train_aligner, words_of
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DataError, Problem, ZigguratError, about
 from ziggurat.system.files import content_checksum, find_files, has_checksum, write_atomically
@@ -86,7 +82,6 @@ class SideSample:
         self.trigrams = (Trigrams(), Trigrams())
         self.lines = 0
         self.equal = 0
-        """Sampled lines that are the same on both sides."""
 
     def see(self, source: Sequence[str], target: Sequence[str]) -> None:
         """Sample the first lines of a block."""
@@ -99,7 +94,6 @@ class SideSample:
 
 
 def _looks_swapped(first: tuple[Trigrams, Trigrams], second: tuple[Trigrams, Trigrams]) -> bool:
-    """Return True if `second`'s (source, target) clearly resemble (target, source) of `first`."""
     straight = first[0].likeness(second[0]) + first[1].likeness(second[1])
     crossed = first[0].likeness(second[1]) + first[1].likeness(second[0])
     return _is_meaningful(crossed / 2, *first, *second) and crossed > _CLEARLY * straight
@@ -194,21 +188,20 @@ def read_origin(record: Path) -> Origin | None:
     return shaped(document, Origin, str(record)) if document.get("format") == _ORIGIN_FORMAT else None
 
 
-def _origins_of(files: Sequence[Path], taken: Callable[[Path], str]) -> list[dict[str, Any]]:
-    """Return the parts of the corpora in `files` as the manifest of a store keeps them, each once.
+def _origins_of(fingerprints: Mapping[Path, str]) -> list[dict[str, Any]]:
+    """Return the parts of the corpora in files as the manifest of a store keeps them, each once.
 
-    `taken` gives the fingerprint of a file. Where one side is no longer that of its record and the other is, the parts
-    name it under `changed`. A record none of whose files is as it was adds nothing, and a damaged one neither: that
-    nobody knows the origin is no fault of the text.
+    Where one side is no longer that of its record and the other is, the parts name it under `changed`. A record none of
+    whose files is as it was adds nothing, and a damaged one neither: an unknown origin is no fault of the text.
     """
     records: dict[Path, tuple[Origin, dict[Path, bool]]] = {}
-    for path in files:
+    for path, taken in fingerprints.items():
         try:
             origin = read_origin(record_of(path))
         except (ZigguratError, OSError):
             continue
         if origin is not None and path.name in origin.files:
-            same = taken(path) == origin.files[path.name].xxh3_128
+            same = taken == origin.files[path.name].xxh3_128
             records.setdefault(record_of(path), (origin, {}))[1][path] = same
     found: dict[str, dict[str, Any]] = {}
     for origin, same_of in records.values():
@@ -224,13 +217,13 @@ def _origins_of(files: Sequence[Path], taken: Callable[[Path], str]) -> list[dic
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""
 
-_SHORT = 0.01  # more rows with too few columns than this share are told loudly
+_SHORT = 0.01  # share of rows with too few columns beyond which there is a warning
 _COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
 
 
 @dataclass
 class Corpus:
-    """One corpus of one split, with counts of what happened to its pairs."""
+    """One corpus of one split, with counts of what happened to its pairs: read, kept, dropped by reason, and so on."""
 
     split: str
     key: str
@@ -238,34 +231,23 @@ class Corpus:
     config: CorpusConfig
     reader: CorpusReader
     languages: tuple[str, str] = ("", "")
-    """Codes of source and target."""
     read: int = 0
-    """Pairs in the files."""
     read_of: Counter[int] = field(default_factory=Counter)
     """Pairs in each of the reader's files (or pairs of files), by its number there."""
     kept: int = 0
-    """Pairs in the store."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Pairs dropped, by reason."""
     sides: SideSample = field(default_factory=SideSample)
-    """Sample of its two sides."""
     signs: CorpusSigns = field(default_factory=CorpusSigns)
-    """Signs that its text is not what it seems."""
     alignments: AlignmentFiles | None = None
-    """Files with its word alignments."""
     maker: HmmLinks | None = None
     """Makes its word alignments, where there are no files."""
     aligned: int = 0
     """Pairs in the store that have word alignments."""
     scores: list[ScoreColumn] = field(default_factory=list)
-    """Scores that other tools gave its pairs."""
     repaired: int = 0
-    """Pairs whose text was mended."""
     overlap: dict[str, Overlap] = field(default_factory=dict)
     """Sentences that its pairs share with development and test sets, by set."""
     examples: Examples = field(default_factory=Examples)
-    """A few of the dropped pairs."""
-
     origin: list[dict[str, Any]] = field(default_factory=list)
     """Public corpora that its files were fetched from, with their licences."""
 
@@ -289,50 +271,38 @@ class Corpus:
         }
 
     def blocks(
-        self, words: tuple[WordCounter, WordCounter]
+        self, words: Sides | None = None
     ) -> Iterator[tuple[PairBlock, list[list[Link]] | None, NDArray[np.bool_] | None]]:
         """Yield its blocks with the links of each pair and the mask of those that a score rules out, None for neither.
 
-        Raises DataError as its reader does, and for faults of the other files.
+        Without `words`, which links count, there are no links. Raises DataError as its reader does, and for faults of
+        the other files.
         """
         stream = ScoreStream(self.scores, self.reader)
-        for block, links in self._aligned_blocks(words):
-            yield block, links, stream.unwanted(len(block[0]))
-        stream.end()
-
-    def _aligned_blocks(
-        self, words: tuple[WordCounter, WordCounter]
-    ) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
-        if self.alignments is not None:
-            yield from self.alignments.blocks(self.reader, words)
-            return
-        for block in self.reader.blocks():
-            yield block, None if self.maker is None else self.maker.links(block, words)
-
-    def scored_blocks(self) -> Iterator[tuple[PairBlock, NDArray[np.bool_] | None]]:
-        """Yield its blocks with the mask of the pairs that a score rules out, None without scores."""
-        stream = ScoreStream(self.scores, self.reader)
-        for block in self.reader.blocks():
-            yield block, stream.unwanted(len(block[0]))
+        if words is not None and self.alignments is not None:
+            for block, links in self.alignments.blocks(self.reader, words):
+                yield block, links, stream.unwanted(len(block[0]))
+        else:
+            maker = self.maker if words is not None else None
+            for block in self.reader.blocks():
+                made = maker.links(block, words) if maker and words else None
+                yield block, made, stream.unwanted(len(block[0]))
         stream.end()
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:
     """Return all corpora with their files found: training, then development.
 
-    Raises:
-        ConfigError, DataError: see `CorpusReader.of`; no training corpus.
+    Raises ConfigError, DataError: see `CorpusReader.of`; no training corpus.
     """
     if not config.train:
         raise ConfigError(
             "data.train: no corpus; give at least one with `source` and `target`, or `path`", key="data.train"
         )
     found = []
-    for split, corpora in (("train", config.train), ("dev", config.dev)):
-        for number, corpus in enumerate(corpora):
-            key = f"data.{split}.{number}"
-            with about(key):
-                found.append(_found(split, key, corpus, config.languages_of(corpus)))
+    for split, key, corpus in config.corpora():
+        with about(key):
+            found.append(_found(split, key, corpus, config.languages_of(corpus)))
     return found
 
 
@@ -341,16 +311,11 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
     entries = {split: iter(settings[split]) for split in ("train", "dev")}
     for corpus in corpora:
         prints = next(entries[corpus.split])["files"]
-        known = {
-            path: one
-            for part, ones in zip(corpus.reader.files, prints, strict=True)
-            for path, one in zip(part, ones, strict=True)
-        }
-        corpus.origin = _origins_of(list(known), known.__getitem__)
+        fingerprints = zip(chain(*corpus.reader.files), chain(*prints), strict=True)
+        corpus.origin = _origins_of(dict(fingerprints))
 
 
 def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str]) -> Corpus:
-    """Return a corpus with the files of its scores and word alignments, if it names any."""
     reader = CorpusReader.of(config, key, languages)
     corpus = Corpus(split, key, config, reader, languages, scores=find_scores(config, key, reader))
     if config.alignment is None:
@@ -366,15 +331,11 @@ def _found(split: str, key: str, config: CorpusConfig, languages: tuple[str, str
     return corpus
 
 
-def count_pairs(
-    corpora: Sequence[Corpus], progress: Progress, words: tuple[WordCounter, WordCounter] | None = None
-) -> None:
+def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: Sides | None = None) -> None:
     """Read everything once, so that unusable files are refused before anything is trained or encoded.
 
-    `words` are those of the two sides that word alignments count; None: by the usual rule.
-
-    Raises:
-        DataError: a fault in a file (encoding, alignment, columns, compression), or a corpus without pairs.
+    `words` are those of the two sides that word alignments count; None: by the usual rule. Raises DataError: a fault in
+    a file (encoding, alignment, columns, compression), or a corpus without pairs.
     """
     done = 0
     for corpus in corpora:
@@ -416,10 +377,11 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Problem]
     notices = []
     training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
     for corpus in corpora:
-        if corpus.sides.equal > _COPIES * corpus.sides.lines:
+        sides = corpus.sides
+        if sides.equal > _COPIES * sides.lines:
             same = (
-                f"{corpus.key}: {corpus.sides.equal:,} of {corpus.sides.lines:,} pairs looked at have the same text on "
-                "both sides: is the source also given as target? (`data.filters.identical` drops such pairs)"
+                f"{corpus.key}: {sides.equal:,} of {sides.lines:,} pairs looked at have the same text on both sides: "
+                "is the source also given as target? (`data.filters.identical` drops such pairs)"
             )
             notices.append(Problem(corpus.key, same, severity="warning", named=("data.filters.identical",)))
             continue

@@ -27,22 +27,17 @@ _LINE_FEED = 10
 class LineStream:
     """Reader of a file's lines in blocks. Only LF ends a line; a carriage return before it is removed and counted.
 
-    A UTF-8 byte order mark at the start of the file is removed. The last line may lack its LF.
-
-    Raises (from any method): DataError naming file, line (from 1) and byte (from 0) of bytes that are not UTF-8, and
-    the errors of `byte_blocks`.
+    A UTF-8 byte order mark at the start of the file is removed. The last line may lack its LF. Raises (from any
+    method): DataError naming file, line (from 1) and byte (from 0) of bytes that are not UTF-8, and the errors of
+    `byte_blocks`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines = 0
-        """Lines taken so far."""
         self.carriage_returns = 0
-        """Lines so far that ended in CR LF."""
         self.byte_order_mark = False
-        """True if the file began with a byte order mark."""
         self.last_line_empty = False
-        """True if the last line taken was empty."""
         self._source = byte_blocks(path)
         self._buffer = b""
         self._start = 0  # index in the buffer of the first byte not taken yet
@@ -168,23 +163,11 @@ def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
         # No character composes with a line feed or decomposes to one, so the lines stay the same.
         if not unicodedata.is_normalized(name, joined):
             joined, changed = unicodedata.normalize(name, joined), True
-    if _has_spare_blanks(joined):
+    spare = ("  ", "\t", "\r", " \n", "\n ")
+    if any(blanks in joined for blanks in spare) or joined.startswith(" ") or joined.endswith(" "):
         joined = joined.replace("\t", " ").replace("\r", " ")
         while "  " in joined:  # each round halves the runs of blanks; many times faster than a regular expression
             joined = joined.replace("  ", " ")
         joined = joined.replace(" \n", "\n").replace("\n ", "\n").strip(" ")
         changed = True
     return joined.split("\n") if changed else list(texts)
-
-
-def _has_spare_blanks(joined: str) -> bool:
-    """Return True if any line has a tab, a carriage return, two blanks in a row, or a blank at either end."""
-    return (
-        "  " in joined
-        or "\t" in joined
-        or "\r" in joined
-        or " \n" in joined
-        or "\n " in joined
-        or joined.startswith(" ")
-        or joined.endswith(" ")
-    )

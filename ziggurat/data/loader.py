@@ -47,7 +47,6 @@ class Batch:
     source: torch.Tensor
     """`[batch, S]` int64: ids, end-of-sentence, padding."""
     source_mask: torch.Tensor
-    """`[batch, S]` bool."""
     target_in: torch.Tensor
     """`[batch, T]` int64, the decoder's input: begin-of-sentence, ids, padding."""
     target_out: torch.Tensor
@@ -59,7 +58,6 @@ class Batch:
     source_tokens: int
     """Source tokens, end-of-sentence included, padding not; kept here so that no device has to be asked."""
     target_tokens: int
-    """Target tokens, likewise."""
     link_places: torch.Tensor | None = None
     """`[links]` int64: word alignments on pieces, as indices into the flattened attention `[batch, T, S]`, ascending;
     None where the batch has none."""
@@ -170,15 +168,11 @@ def _padded(
 Item = TypeVar("Item")
 
 
-class _Failure(NamedTuple):
-    error: BaseException
-
-
 class Background(Generic[Item]):
     """Iterator that runs another one in a thread, at most `depth` items ahead, in the same order."""
 
     def __init__(self, items: Iterator[Item], depth: int) -> None:
-        self._queue: Queue[Item | _Failure] = Queue(depth)
+        self._queue: Queue[Item | BaseException] = Queue(depth)
         stop = Event()
         # Neither the thread nor the finaliser refers to this object, so dropping the last reference ends the thread.
         # The finaliser also runs at exit: a thread that is inside torch while the interpreter shuts down can crash it.
@@ -188,22 +182,21 @@ class Background(Generic[Item]):
 
     def __next__(self) -> Item:
         item = self._queue.get()
-        if isinstance(item, _Failure):
+        if isinstance(item, BaseException):
             self.close()
-            raise item.error
+            raise item
         return item
 
 
-def _fill(items: Iterator[Item], queue: Queue[Item | _Failure], stop: Event) -> None:
+def _fill(items: Iterator[Item], queue: Queue[Item | BaseException], stop: Event) -> None:
     try:
         while not stop.is_set():
             queue.put(next(items))
     except BaseException as error:  # of any kind: the consumer would otherwise wait for ever
-        queue.put(_Failure(error))
+        queue.put(error)
 
 
 def _end(queue: Queue[Any], stop: Event, thread: Thread) -> None:
-    """End the thread."""
     stop.set()
     while True:  # emptying the queue unblocks a waiting `put`, after which the thread sees `stop`
         try:
@@ -230,7 +223,6 @@ class Group(NamedTuple):
     """This process's part of the `accumulate` batches. At least one, an idle one where there are fewer batches than
     processes; fewer than usual at the end of an epoch, more where sampled segmentations had to be split."""
     state_after: LoaderState
-    """Position in the data after this update."""
     epoch_batches: int | None = None
     """Batches of this update's epoch, in all processes together; None: not counted."""
 
@@ -239,23 +231,23 @@ class Loader:
     """Endless batches for training, prepared ahead in a background thread and resumable at every update.
 
     The order depends on the lengths, the corpora, the settings here and `seed`, but not on time, threads, devices or
-    the number of processes: of the batches of an update, process r of n has numbers r, r + n, and so on.
+    the number of processes: of the batches of an update, process `rank` of `count` has numbers rank, rank + count, and
+    so on.
 
     Args:
         table: training pairs.
-        source_tokenizer: tokenizer of the source side.
-        target_tokenizer: tokenizer of the target side.
+        source_tokenizer: of the source side.
+        target_tokenizer: of the target side.
         batch: section `training.batch`.
         seed: determines the order, the modified pairs and the sampled segmentations.
         data: section `data`: stages, modifiers, sampling of corpora and segmentations. None: each pair once an epoch.
-        longest: most pieces of a pair on either side that the model can read, for modified pairs and sampled
-            segmentations; None: as many as fit into a batch.
+        longest: most pieces of a pair on either side that the model can read; None: as many as fit into a batch.
         links: whether batches have the table's word alignments; it must have some then.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
         count: number of processes that share the batches.
 
-    Raises: DataError when there are no pairs, a pair does not fit into a batch, there is no text to sample from, or the
+    Raises DataError when there are no pairs, a pair does not fit into a batch, there is no text to sample from, or the
     stages and modifiers do not fit the table (CorpusMix, PairModifier).
     """
 
@@ -300,7 +292,6 @@ class Loader:
         self._planned: tuple[tuple[int, Starts], list[NDArray[np.int64]]] | None = None
 
     def _pair_modifiers(self, data: DataConfig) -> list[PairModifier | None]:
-        """Return the modifiers of each stage."""
         longest = min(self._longest, data.filters.max_pieces or self._longest)
         languages = data.source_language, data.target_language
         configs = [data.stage_modifiers(stage) for stage in range(max(1, len(data.stages)))]
@@ -349,9 +340,8 @@ class Loader:
         """Yield `prepare(group)` for the group of each update, for ever, from `state` on (default: the beginning).
 
         `prepare` runs in the background thread, whose errors are raised here. Close the iterator, or drop the last
-        reference to it, to end the thread.
-
-        Raises: DataError when `state` lies beyond the end of its epoch: it is from other data or settings.
+        reference to it, to end the thread. Raises DataError when `state` lies beyond the end of its epoch: it is from
+        other data or settings.
         """
         ahead = Background(map(prepare, self._groups(state or LoaderState())), self._prefetch)
         try:
@@ -463,10 +453,8 @@ def fixed_batches(
 ) -> Iterator[Batch]:
     """Yield all pairs, or those of `rows`, once, shortest first, always in the same batches (validation loss).
 
-    With `links` they have the table's word alignments; it must have some then.
-
-    The budget grows to hold the longest pair, so that a pair too long for `batch.max_tokens` does not end a run at its
-    first validation.
+    With `links` they have the table's word alignments; it must have some then. The budget grows to hold the longest
+    pair, so that one too long for `batch.max_tokens` does not end a run at its first validation.
     """
     rows = np.arange(len(table)) if rows is None else rows
     if len(rows) == 0:

@@ -1,20 +1,16 @@
 """Modified pairs on their way into a batch: which are drawn, how long they are planned to be, and their ids and links.
 
 On one store a pair is modified as a function of (seed, epoch, its index) alone, so that any process draws the same, at
-any time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
+any time. Text is decoded from the stored ids, for the few pairs that are drawn, and segmented again.
 
-A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
-pairs like it; one that becomes longer stays as it was, and so does one that gets a
-piece which the vocabulary does not know. Batches then never exceed their budget.
-
-That length is predicted without the text. Each modifier is tried on a sample of pairs: where it changes every word, the
-new length is predicted from the pieces of the pair, by what the modifier makes of each piece alone; else from their
-number.
+A batch is planned before that: a drawn pair with the length that its modifiers give to most pairs like it. One that
+becomes longer, or gets a piece which the vocabulary does not know, stays as it was, so batches never exceed their
+budget. To predict lengths, each modifier is tried on a sample of pairs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
@@ -51,33 +47,6 @@ class PredictedLength(NamedTuple):
         return self.factor * _sums(self.by_piece, sentences) / np.maximum(1, [len(ids) for ids in sentences])
 
 
-def _predicted_lengths(
-    modify: Callable[[EditablePair, int], None],
-    every_word: bool,
-    sample: Sequence[EditablePair],
-    tokenizers: Sequence[Tokenizer],
-) -> list[PredictedLength]:
-    """Return what predicts the length of either side after a modifier.
-
-    Args:
-        modify: changes a pair, as a function of the pair and a number.
-        every_word: it changes words, whatever words they are; the length is then predicted by pieces.
-        sample: pairs to try it on; they stay as they are.
-        tokenizers: of both sides.
-    """
-    modified = [pair.copy() for pair in sample]
-    for number, pair in enumerate(modified):
-        modify(pair, number)
-    found = []
-    for side, tokenizer in enumerate(tokenizers):
-        ids = [np.array(each, np.int32) for each in tokenizer.encode([pair.texts[side] for pair in sample])]
-        new = np.array([len(each) for each in tokenizer.encode([pair.texts[side] for pair in modified])], np.float64)
-        by_piece = _by_piece(modify, side, tokenizer) if every_word else None
-        sums = np.array([len(each) for each in ids], np.float64) if by_piece is None else _sums(by_piece, ids)
-        found.append(_fitted(by_piece, sums, new))
-    return found
-
-
 def _fitted(
     by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]
 ) -> PredictedLength:
@@ -90,17 +59,7 @@ def _fitted(
     return min(tried, key=lambda predicted: predicted.factor * float(sums.sum()) + predicted.constant * len(sums))
 
 
-def _by_piece(modify: Callable[[EditablePair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
-    """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
-    texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
-    pairs = [EditablePair(text, text) for text in texts]
-    for pair in pairs:
-        modify(pair, 0)
-    return np.array([max(1, len(ids)) for ids in tokenizer.encode([pair.texts[side] for pair in pairs])], np.float64)
-
-
 def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.float64]:
-    """Return the sum of `values` over the ids of each sentence."""
     together = np.concatenate([np.zeros(1), np.cumsum(values[np.concatenate([np.zeros(0, np.int32), *sentences])])])
     ends = np.cumsum([len(ids) for ids in sentences], dtype=np.int64)
     return np.diff(together[np.concatenate([np.zeros(1, np.int64), ends])])
@@ -108,12 +67,10 @@ def _sums(values: NDArray[np.float64], sentences: Sequence[Ids]) -> NDArray[np.f
 
 Indices = NDArray[np.int64]
 
-_SAMPLE = 128
-"""Pairs on which a modifier is tried, to predict lengths."""
+_SAMPLE = 128  # pairs on which a modifier is tried, to predict lengths
 _EVERY_WORD = ("upper_case", "title_case")
 """Modifiers that change every word, so that the new length of a pair depends on its words."""
-_CHUNK = 1 << 20
-"""Pairs planned at a time, to bound memory."""
+_CHUNK = 1 << 20  # pairs planned at a time, to bound memory
 
 
 class ModifiedPairs(NamedTuple):
@@ -127,27 +84,8 @@ class ModifiedPairs(NamedTuple):
     """Place in the batch -> source and target of a modified pair."""
 
 
-class _Draw(NamedTuple):
-    """The modifiers drawn for some pairs."""
-
-    hits: NDArray[np.int64]
-    """[modifiers, pairs] number of the first word to change; -1: the pair is not drawn."""
-    partners: Indices
-    """[pairs, most] the pairs that are merged to it; -1: none."""
-    rooms: tuple[Ids, Ids]
-    """[pairs] most pieces of source and target."""
-
-
 class PairModifier:
-    """The modifiers of one stage of training.
-
-    Args:
-        config: which, and how often.
-        table: the training pairs.
-        tokenizers: of both sides.
-        languages: their codes.
-        seed: `training.seed`.
-        longest: most pieces of a modified pair on either side.
+    """The modifiers of one stage of training; a modified pair has at most `longest` pieces on either side.
 
     Raises DataError: text that is segmented already, or a table without the word alignments that a modifier needs.
     """
@@ -193,7 +131,8 @@ class PairModifier:
         for start in range(0, count, _CHUNK):
             end = min(start + _CHUNK, count)
             part = np.arange(start, end) if rows is None else rows[start:end]
-            for side, rooms in zip(planned, self._drawn(part, epoch).rooms, strict=True):
+            _, _, both = self._drawn(part, epoch)
+            for side, rooms in zip(planned, both, strict=True):
                 side[part] = rooms
         return planned
 
@@ -210,10 +149,9 @@ class PairModifier:
             if pair is None:
                 continue
             before = list(pair.texts)
-            for number, (name, section) in enumerate(self._sections.items()):
+            for number, name in enumerate(self._sections):
                 if hits[number, row] >= 0:
-                    rng = self._generator(name, epoch, int(indices[row]))
-                    MODIFIERS[name](pair, section, rng, int(hits[number, row]), self._languages)
+                    self._modify(name, pair, epoch, int(indices[row]), int(hits[number, row]))
             if len(group) > 1 or pair.texts != before:
                 changed.append((row, pair))
         new = [self._encoded(side, [pair.texts[side] for _, pair in changed]) for side in (0, 1)]
@@ -228,9 +166,6 @@ class PairModifier:
             if links:
                 found.links[row] = self._stored_links(pair, source, target)
         return found
-
-    def _generator(self, name: str, epoch: int, index: int) -> Random:
-        return Random(xxh3_64_intdigest(f"{self._seed} {epoch} {name} {index}".encode()))
 
     def _uniform(self, name: str, epoch: int, indices: Indices) -> NDArray[np.float64]:
         """Return a number in [0, 1) for each pair, a function of (seed, epoch, name, index): splitmix64's mixing."""
@@ -286,8 +221,8 @@ class PairModifier:
         partners[rows] = np.where(fits, others, -1)
         return partners
 
-    def _drawn(self, indices: Indices, epoch: int) -> _Draw:
-        """Return what is drawn for the pairs at `indices` in an epoch."""
+    def _drawn(self, indices: Indices, epoch: int) -> tuple[Indices, Indices, tuple[Ids, Ids]]:
+        """Return `_hits`, `_partners`, and the most pieces of source and target, [pairs], of pairs in an epoch."""
         hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
         both = (self._table.source_lengths, self._table.target_lengths)
         stored = [lengths[indices].astype(np.int64) for lengths in both]
@@ -311,23 +246,46 @@ class PairModifier:
             np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
             for one, room in zip(stored, rooms, strict=True)
         )
-        return _Draw(hits, partners, (source, target))
+        return hits, partners, (source, target)
 
     def _sampled(self) -> list[EditablePair]:
-        """Return pairs from all over the table."""
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
     def _predict(self, name: str) -> list[PredictedLength]:
-        """Return what predicts the length of either side after a modifier."""
+        """Return what predicts the length of either side after a modifier, which is tried on the sample."""
+        modified = [pair.copy() for pair in self._sample]
+        for number, pair in enumerate(modified):
+            self._modify(name, pair, 0, number, 0)
+        found = []
+        for side, tokenizer in enumerate(self._tokenizers):
+            before, after = (
+                tokenizer.encode([pair.texts[side] for pair in pairs]) for pairs in (self._sample, modified)
+            )
+            by_piece = self._by_piece(name, side) if name in _EVERY_WORD else None
+            if by_piece is None:
+                sums = np.array([len(ids) for ids in before], np.float64)
+            else:
+                sums = _sums(by_piece, [np.array(ids, np.int32) for ids in before])
+            found.append(_fitted(by_piece, sums, np.array([len(ids) for ids in after], np.float64)))
+        return found
 
-        def modify(pair: EditablePair, number: int) -> None:
-            MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
+    def _by_piece(self, name: str, side: int) -> NDArray[np.float64]:
+        """Return for each id of a vocabulary the pieces of its text after a modifier; 1 for those without text."""
+        tokenizer = self._tokenizers[side]
+        texts = [tokenizer.decode([index]).strip() for index in range(tokenizer.size)]
+        pairs = [EditablePair(text, text) for text in texts]
+        for pair in pairs:
+            self._modify(name, pair, 0, 0, 0)
+        new = tokenizer.encode([pair.texts[side] for pair in pairs])
+        return np.array([max(1, len(ids)) for ids in new], np.float64)
 
-        return _predicted_lengths(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+    def _modify(self, name: str, pair: EditablePair, epoch: int, index: int, first: int) -> None:
+        """Apply a modifier to a pair in place, as a function of (seed, epoch, index); `first`: number of a word."""
+        rng = Random(xxh3_64_intdigest(f"{self._seed} {epoch} {name} {index}".encode()))
+        MODIFIERS[name](pair, self._sections[name], rng, first, self._languages)
 
     def _tag(self, source: Ids) -> Ids:
-        """Return the corpus's tag in front of a source, if there is one."""
         return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]
 
     def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[EditablePair | None]:

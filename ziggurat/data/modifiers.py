@@ -1,10 +1,8 @@
 """The modifiers of a sentence pair: what each changes, as edits that keep its word alignment right.
 
 Each takes the pair, its section of the configuration, a generator and the number of the first word to change, counted
-among those that it may change; one that works on whole sentences ignores that.
-
-In the order of the file: edits, where links follow from replacements alone, in one place, so that no modifier can get
-them wrong; typing errors of nine kinds, those of OpusTrainer's package `typo`; the modifiers.
+among those that it may change; one that works on whole sentences ignores that. Links follow from edits alone, in one
+place. Typing errors are those of OpusTrainer's package `typo`.
 """
 
 from __future__ import annotations
@@ -47,9 +45,7 @@ class Edit(NamedTuple):
 class EditablePair:
     """A sentence pair with its word alignment.
 
-    Attributes:
-        texts: source and target.
-        links: linked words, a span of the source and one of the target each, with a character at least.
+    `links` are linked words, a span of the source and one of the target each, with a character at least.
     """
 
     def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:
@@ -143,12 +139,12 @@ _KEYBOARDS = (
 )
 _ALIKE = ("0Oo", "1lI", "2Z", "5S", "6b", "8B", "9gq", "uv", "ceo", "nm", "hb", "ij")
 """Characters that look alike."""
-_CYRILLIC_ALIKE = ("a\u0430", "e\u0435", "o\u043e", "p\u0440", "c\u0441", "x\u0445")
-"""Latin and Cyrillic ones."""
+_CYRILLIC_ALIKE = ("a\u0430", "e\u0435", "o\u043e", "p\u0440", "c\u0441", "x\u0445")  # Latin and Cyrillic ones
 
 _LETTER = regex.compile(r"[\p{L}\p{N}]")
 _NEIGHBOURS = regex.compile(r"[\p{L}\p{N}]{2}", flags=regex.V1)
 _INSIDE = regex.compile(r"(?<=[\p{L}\p{N}])(?=[\p{L}\p{N}])")
+_SPACE = regex.compile(" ")
 _DOUBLE = regex.compile(r"([\p{L}\p{N}])\1")
 # Each character of these is a word: exchanging two of them is no typing error.
 _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]")
@@ -156,7 +152,6 @@ _UNSPACED = regex.compile(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Kh
 
 @cache
 def _near() -> dict[str, str]:
-    """Return the keys around each key, for small letters and digits."""
     found: dict[str, str] = {}
     for keyboard in _KEYBOARDS:
         for number, row in enumerate(keyboard):
@@ -188,81 +183,49 @@ def _neighbour(character: str, rng: Random) -> str:
 
 
 def _look_alike(character: str, rng: Random) -> str:
-    """Return a character that looks like another one; "" where none is known."""
     base = unicodedata.normalize("NFD", character)[0]
     others = _alike().get(character, "") + (base if base != character else "")
     return rng.choice(others) if others else ""
 
 
-def _place(pattern: regex.Pattern[str], text: str, rng: Random) -> int | None:
-    """Return the place of one match of a pattern; None where there is none."""
-    places = [match.start() for match in pattern.finditer(text, overlapped=True)]
-    return rng.choice(places) if places else None
+def _swapped(found: str, rng: Random) -> str:
+    return "" if found[0] == found[1] or _UNSPACED.search(found) else found[::-1]
 
 
-def _char_swap(text: str, rng: Random) -> Edit | None:
-    at = _place(_NEIGHBOURS, text, rng)
-    if at is None or text[at] == text[at + 1] or _UNSPACED.search(text, at, at + 2):
-        return None
-    return Edit(at, at + 2, text[at + 1] + text[at])
+def _extra(found: str, rng: Random) -> str:
+    return found + key if (key := _neighbour(found, rng)) else ""
 
 
-def _missing_char(text: str, rng: Random) -> Edit | None:
-    at = _place(_LETTER, text, rng)
-    return None if at is None or len(text) == 1 else Edit(at, at + 1, "")
+def _typo(
+    pattern: regex.Pattern[str], replacement: Callable[[str, Random], str] | None
+) -> Callable[[str, Random], Edit | None]:
+    """Return a typing error: an edit of a random match of a pattern.
 
+    `replacement` gives its new text, "" for no error; None: the match goes, unless it is the whole text.
+    """
 
-def _one_for(text: str, rng: Random, replacement: Callable[[str], str]) -> Edit | None:
-    """Return an edit that puts `replacement(character)`, unless it is "", in place of a random character."""
-    at = _place(_LETTER, text, rng)
-    new = "" if at is None else replacement(text[at])
-    return None if at is None or not new else Edit(at, at + 1, new)
+    def edit(text: str, rng: Random) -> Edit | None:
+        places = [match.span() for match in pattern.finditer(text, overlapped=True)]
+        if not places:
+            return None
+        first, end = rng.choice(places)
+        if replacement is None:
+            return None if end - first == len(text) else Edit(first, end, "")
+        return Edit(first, end, new) if (new := replacement(text[first:end], rng)) else None
 
-
-def _extra_char(text: str, rng: Random) -> Edit | None:
-    def doubled(character: str) -> str:
-        return character + key if (key := _neighbour(character, rng)) else ""
-
-    return _one_for(text, rng, doubled)
-
-
-def _nearby_char(text: str, rng: Random) -> Edit | None:
-    return _one_for(text, rng, lambda character: _neighbour(character, rng))
-
-
-def _similar_char(text: str, rng: Random) -> Edit | None:
-    return _one_for(text, rng, lambda character: _look_alike(character, rng))
-
-
-def _skipped_space(text: str, rng: Random) -> Edit | None:
-    at = _place(regex.compile(" "), text, rng)
-    return None if at is None else Edit(at, at + 1, "")
-
-
-def _random_space(text: str, rng: Random) -> Edit | None:
-    at = _place(_INSIDE, text, rng)
-    return None if at is None else Edit(at, at, " ")
-
-
-def _repeated_char(text: str, rng: Random) -> Edit | None:
-    return _one_for(text, rng, lambda character: character * 2)
-
-
-def _unichar(text: str, rng: Random) -> Edit | None:
-    at = _place(_DOUBLE, text, rng)
-    return None if at is None else Edit(at, at + 2, text[at])
+    return edit
 
 
 TYPOS: dict[str, Callable[[str, Random], Edit | None]] = {
-    "char_swap": _char_swap,
-    "missing_char": _missing_char,
-    "extra_char": _extra_char,
-    "nearby_char": _nearby_char,
-    "similar_char": _similar_char,
-    "skipped_space": _skipped_space,
-    "random_space": _random_space,
-    "repeated_char": _repeated_char,
-    "unichar": _unichar,
+    "char_swap": _typo(_NEIGHBOURS, _swapped),
+    "missing_char": _typo(_LETTER, None),
+    "extra_char": _typo(_LETTER, _extra),
+    "nearby_char": _typo(_LETTER, _neighbour),
+    "similar_char": _typo(_LETTER, _look_alike),
+    "skipped_space": _typo(_SPACE, None),
+    "random_space": _typo(_INSIDE, lambda found, rng: " "),
+    "repeated_char": _typo(_LETTER, lambda found, rng: found * 2),
+    "unichar": _typo(_DOUBLE, lambda found, rng: found[0]),
 }
 """Kind -> its edit of a text at a random place; None where the text has no such place."""
 
@@ -293,8 +256,6 @@ _END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
 
 @cache
 def _alphabets() -> list[str]:
-    """Return the characters of each script."""
-
     def usable(character: str) -> bool:
         return unicodedata.category(character)[0] in "LNPS" and unicodedata.is_normalized("NFKC", character)
 
@@ -425,7 +386,6 @@ def _inline(pair: EditablePair, config: InlineConfig, rng: Random, first: int, l
 
 
 def _words_in(text: str, span: Span) -> list[Span]:
-    """Return the words between blanks of a part of a text."""
     return [_shifted(word, span[0]) for word in word_spans(text[slice(*span)], "blanks")]
 
 

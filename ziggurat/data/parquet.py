@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,34 +15,40 @@ from ziggurat.system.compressed import uncompressed_file
 from ziggurat.system.errors import DataError, printable
 
 
-def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield two string columns, so many rows at a time; `a.b` is field b of the struct column a. Raises DataError."""
-    row = 0
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
     try:
         with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
-            # Arrow reads whole top-level columns; _texts then takes the field.
-            tops = [name if name in table.schema_arrow.names else name.split(".")[0] for name in names]
-            for name, top in zip(names, tops, strict=True):
-                if top not in table.schema_arrow.names:
-                    fields = {column.name: _field_names(column.type) for column in table.schema_arrow}
-                    known = ", ".join(
-                        f"{column} ({', '.join(its)})" if its else column for column, its in fields.items()
-                    )
-                    hint = nested_hint(names, {column: its for column, its in fields.items() if its})
-                    raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}{hint}")
-            for batch in table.iter_batches(batch_size=rows, columns=sorted(set(tops))):
-                texts = [_texts(batch, name, path) for name in names]
-                yield texts[0], texts[1]
-                row += batch.num_rows
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
+            yield table
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
 
 
-def _field_names(kind: pa.DataType) -> list[str]:
-    """Return the names of the fields of a struct; none for another type."""
-    return [field.name for field in kind] if pa.types.is_struct(kind) else []
+def parquet_pairs(path: Path, names: tuple[str, str], rows: int) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield two string columns, so many rows at a time; `a.b` is field b of the struct column a. Raises DataError."""
+    row = 0
+    try:
+        with _opened(path) as table:
+            schema = table.schema_arrow
+            # Arrow reads whole top-level columns; _texts then takes the field.
+            tops = [name if name in schema.names else name.split(".")[0] for name in names]
+            for name, top in zip(names, tops, strict=True):
+                if top not in schema.names:
+                    structs = {
+                        column.name: [field.name for field in column.type]
+                        for column in schema
+                        if pa.types.is_struct(column.type)
+                    }
+                    its = {column: f" ({', '.join(fields)})" for column, fields in structs.items()}
+                    known = ", ".join(f"{column}{its.get(column, '')}" for column in schema.names)
+                    hint = nested_hint(names, structs)
+                    raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}{hint}")
+            for batch in table.iter_batches(batch_size=rows, columns=sorted(set(tops))):
+                source, target = (_texts(batch, name, path) for name in names)
+                yield source, target
+                row += batch.num_rows
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
 
 
 def nested_hint(names: Sequence[str], fields: Mapping[str, Sequence[str]]) -> str:
@@ -59,7 +66,6 @@ def nested_hint(names: Sequence[str], fields: Mapping[str, Sequence[str]]) -> st
 
 
 def _texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
-    """Return the texts in column `name` of `batch`; null is an empty text."""
     steps = [name] if name in batch.schema.names else name.split(".")
     column = batch.column(steps[0])
     for step in steps[1:]:
@@ -76,20 +82,17 @@ def _texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
 def parquet_numbers(path: Path, name: str) -> Iterator[NDArray[np.float64]]:
     """Yield a column of numbers, a batch of rows at a time. Raises DataError, also for a row without a number."""
     row = 0
-    try:
-        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
-            if name not in table.schema_arrow.names:
-                known = ", ".join(table.schema_arrow.names)
-                raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
-            for batch in table.iter_batches(columns=[name]):
-                column = batch.column(0)
-                if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-                    raise DataError(f"{path}: column {name!r} has no numbers but {column.type}")
-                found = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-                if np.isnan(found).any():  # null as well
-                    place = row + int(np.isnan(found).argmax()) + 1
-                    raise DataError(f"{path}: no number in column {name!r} of row {place}")
-                row += len(found)
-                yield found
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
+    with _opened(path) as table:
+        if name not in table.schema_arrow.names:
+            known = ", ".join(table.schema_arrow.names)
+            raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
+        for batch in table.iter_batches(columns=[name]):
+            column = batch.column(0)
+            if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
+                raise DataError(f"{path}: column {name!r} has no numbers but {column.type}")
+            found = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+            if np.isnan(found).any():  # null as well
+                place = row + int(np.isnan(found).argmax()) + 1
+                raise DataError(f"{path}: no number in column {name!r} of row {place}")
+            row += len(found)
+            yield found

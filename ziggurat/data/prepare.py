@@ -13,7 +13,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -23,7 +23,7 @@ import xxhash
 from ziggurat.config.data import DataConfig
 from ziggurat.config.rules.unused import unread_files
 from ziggurat.data.cleaning.cleaner import Scorers, cleaners_of
-from ziggurat.data.cleaning.comparisons import Comparisons, overlap_notices, set_name, total_overlap
+from ziggurat.data.cleaning.comparisons import Comparisons, held_out_label, overlap_notices, total_overlap
 from ziggurat.data.corpus import STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import EncodedBlock, encode_corpora, store_block
 from ziggurat.data.inputs import (
@@ -54,7 +54,7 @@ from ziggurat.system.errors import ConfigError, DataError, Problem, Remedy
 from ziggurat.system.files import MANIFEST, content_checksum, fingerprint, holds_only, is_store, write_atomically
 from ziggurat.system.processes import usable_cpus
 from ziggurat.system.staging import TEMPORARY, Staging, building, sweep, tidy
-from ziggurat.system.yaml_text import shown
+from ziggurat.system.yaml_text import keys_of, shown
 
 
 def sample_sentences(
@@ -68,17 +68,8 @@ def sample_sentences(
 
     A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
     corpus as far as it has them. Pairs that the filters drop are left out, except those that they compare with others:
-    duplicates stay.
-
-    Args:
-        corpora: training corpora with their counts.
-        config: the data section.
-        side: `source`, `target`, or `joint` for both.
-        progress: called with the number of pairs read.
-        scorers: the pair scores, where a filter goes by them.
-
-    Raises:
-        DataError: the filters leave none of the sampled pairs.
+    duplicates stay. `side` is `source`, `target`, or `joint` for both. Raises DataError: the filters leave none of the
+    sampled pairs.
     """
     cleaners = cleaners_of(config, corpora, scorers)
     counts: Counter[str] = Counter()
@@ -96,7 +87,6 @@ class Trained(NamedTuple):
 
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[Problem]
-    """Suspicious findings."""
     scorers: Scorers
     """The pair scores that filters go by."""
 
@@ -114,25 +104,21 @@ class PreparedParts(Protocol):
 def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress) -> Trained:
     """Return what is learned of the corpora; the tokenizers are saved in `directory`.
 
-    The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
-
-    Raises ConfigError for a filter that is not installed, and the errors of what it calls.
+    The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one. Raises ConfigError
+    for a filter that is not installed, and the errors of what it calls.
     """
     training = [corpus for corpus in corpora if corpus.split == "train"]
     cleaners_of(config, training)  # before the long passes: a package may be missing, a script unknown
     tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
     subword = config.subword
-    if subword.kind in ("existing", "vocabulary"):
-        # Before the long passes, since errors here are cheap to find.
-        tokenizers = existing_tokenizers(subword, config.unicode, tags)
-        count_pairs(corpora, progress, words_of(config, tokenizers))
-        scorers = train_pair_scores(training, config, progress)
-    else:
-        count_pairs(corpora, progress, words_of(config, None))
-        scorers = train_pair_scores(training, config, progress)
-        tokenizers = train_tokenizers(
-            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
-        )
+    # Existing ones before the long passes, since errors here are cheap to find.
+    existing = subword.kind in ("existing", "vocabulary")
+    known = existing_tokenizers(subword, config.unicode, tags) if existing else None
+    count_pairs(corpora, progress, words_of(config, known))
+    scorers = train_pair_scores(training, config, progress)
+    tokenizers = known or train_tokenizers(
+        subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
+    )
     save_tokenizers(directory, *tokenizers)
     align_corpora(corpora, config, tokenizers, progress)
     signs = [(corpus.key, corpus.signs) for corpus in corpora]
@@ -149,21 +135,15 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """Counts of one corpus: pairs read, kept and dropped, and corrections."""
+    """Counts of one corpus of a split: pairs in its files, kept in the store, dropped by reason, and corrections."""
 
     split: str
-    """`train` or `dev`."""
     name: str
     read: int
-    """Pairs in the files."""
     kept: int
-    """Pairs in the store."""
     dropped: dict[str, int]
-    """Pairs dropped, by reason."""
     carriage_returns: int
-    """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
-    """Files with a byte order mark, which was removed."""
     short_rows: int = 0
     """Rows of a TSV file that had too few columns (`row_columns`) and were left out."""
     aligned: int | None = None
@@ -188,7 +168,6 @@ class PrepareReport:
     """Ids of the source side, control symbols and tags included."""
     target_vocabulary: int
     joint_vocabulary: bool
-    """True if both sides share one vocabulary."""
     source_pieces: int
     """Pieces of all training sources, the tags of their corpora included."""
     target_pieces: int
@@ -228,8 +207,7 @@ class PrepareReport:
 def _report_of(
     store: str, manifest: Mapping[str, Any], notices: Sequence[Problem], *, reused: bool, seconds: float
 ) -> PrepareReport:
-    """Return the report on the store that `manifest` describes."""
-    names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
+    names = {field.name for field in fields(CorpusReport)} - {"split", "licences", "changed"}
     return PrepareReport(
         store=store,
         reused=reused,
@@ -242,12 +220,9 @@ def _report_of(
         corpora=[
             CorpusReport(
                 split=split,
-                **{name: entry[name] for name in names},
-                short_rows=entry.get("short_rows", 0),
-                aligned=entry.get("aligned"),
+                **{name: value for name, value in entry.items() if name in names},
                 licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
                 changed=list(dict.fromkeys(f for part in entry.get("origin", []) for f in part.get("changed", []))),
-                repaired=entry.get("repaired", 0),
             )
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]
@@ -263,10 +238,6 @@ _MANY_CORPORA = 100  # from here on there is only one example for each reason
 
 class Inputs:
     """The corpora of a configuration, and all that a store of them depends on; the files are watched from now on.
-
-    Args:
-        config: the `data` section.
-        progress: called with (phase, done, total or None).
 
     Raises ConfigError for files of vocabularies that are named but not read, and as `find_corpora` and `provenance` do.
     """
@@ -304,9 +275,7 @@ def prepare(
         inputs: those of `config`, where they are known already.
         parts: parts of the store; None: all is done here.
 
-    Raises:
-        ConfigError: settings that cannot be met.
-        DataError: unusable inputs, or another store in the way.
+    Raises ConfigError for settings that cannot be met, DataError for unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
     threads, progress = threads or usable_cpus(), progress or (lambda phase, done, total: None)
@@ -326,22 +295,20 @@ def prepare(
 
 def stored_notices(texts: Sequence[str], corpora: Sequence[Corpus]) -> list[Problem]:
     """Return notices that a manifest keeps as text as the problems that they were."""
-    keys = ["data.filters.held_out", "data.filters.identical", "data.subword.vocabulary_size"]
-    keys += ["data.subword.kind", "data.unicode"]
-    keys += ["data.subword.target_vocabulary_size", Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora)]
+    keys = ["filters.held_out", "filters.identical", "subword.vocabulary_size", "subword.kind", "unicode"]
+    named = [f"data.{key}" for key in (*keys, "subword.target_vocabulary_size")]
+    named += [Remedy.PREPARE_AFTER, *(corpus.key for corpus in corpora), *map(held_out_label, corpora)]
     found = []
     for text in texts:
         reason, drops, way_out = text.partition(" `data.filters.held_out: ")
-        named = (*keys, *map(set_name, corpora))
-        found.append(Problem("", reason, f"{drops}{way_out}".lstrip(), "warning", named))
+        found.append(Problem("", reason, f"{drops}{way_out}".lstrip(), "warning", (*named,)))
     return found
 
 
 def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
     """Return the manifest of an intact store of the same settings, or None if a store must be built.
 
-    Raises:
-        DataError: something else is in the way.
+    Raises DataError: something else is in the way.
     """
     if not store.exists():
         return None
@@ -372,7 +339,7 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
         f"{store}: was prepared from other settings or files: {shown(changed, 4)}. Set data.store to another folder, "
         "or rebuild it with `--force`",
         key="data.store",
-        named=[Remedy.REBUILD, *(line.split()[0].rstrip(":") for line in changed)],
+        named=[Remedy.REBUILD, *keys_of(changed)],
     )
 
 
@@ -440,7 +407,7 @@ def _build(
 def _shown(
     blocks: Iterator[EncodedBlock], phase: str, corpora: Sequence[Corpus], progress: Progress
 ) -> Iterator[EncodedBlock]:
-    """Yield `blocks`, and show how many of the pairs of `corpora` they are of: a large merge takes long."""
+    """Yield `blocks`, and show how many pairs they are of: a large merge takes long."""
     done, total = 0, sum(corpus.read for corpus in corpora)
     for block in blocks:
         yield block
@@ -449,7 +416,6 @@ def _shown(
 
 
 def _write_examples(directory: Path, corpora: Sequence[Corpus]) -> None:
-    """Write examples of what was dropped of each corpus, where anything was."""
     if any(corpus.dropped for corpus in corpora):
         most = 5 if len(corpora) < _MANY_CORPORA else 1
         examples = [corpus.examples.listed(most) for corpus in corpora]
@@ -458,13 +424,11 @@ def _write_examples(directory: Path, corpora: Sequence[Corpus]) -> None:
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return sizes and checksums of everything written so far."""
     paths = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
     return {path.name: {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)} for path in paths}
 
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Write `manifest` with the store's fingerprint."""
     # Besides the files, weights and tags of the corpora decide about training; names, paths and examples do not.
     files = {name: entry for name, entry in manifest["files"].items() if name != CLEANING}
     decisive = [files, [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]]]

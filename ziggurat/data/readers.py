@@ -1,8 +1,4 @@
-"""Readers of parallel corpora: text, TSV, JSON lines and Parquet as blocks of aligned lines.
-
-`CorpusReader.of` finds files, format and columns; `blocks` streams them. One generator per format follows.
-
-Scores of pairs that other tools wrote: lines of numbers, columns of TSV, fields of JSON lines or Parquet.
+"""Readers of parallel corpora (text, TSV, JSON lines, Parquet), and of the scores that other tools gave their pairs.
 
 Bicleaner appends a column to a TSV, or writes numbers alone; OpusFilter's `score` writes JSON lines, an object a pair.
 """
@@ -11,10 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,14 +31,17 @@ PairBlock = tuple[list[str], list[str]]
 _FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
+def _format(path: Path) -> str | None:
+    suffix = Path(path.stem).suffix if compression_of(path) else path.suffix
+    return _FORMATS.get(suffix.lower())
+
+
 @dataclass
 class ReadNotes:
     """Counts of small faults that a reader corrects by itself; reported once per corpus."""
 
     carriage_returns: int = 0
-    """Lines that ended in CR LF instead of LF."""
     byte_order_marks: int = 0
-    """Files that began with a byte order mark."""
     short_rows: int = 0
     """Rows that had too few columns and were left out."""
 
@@ -52,12 +51,8 @@ class ReadNotes:
         self.byte_order_marks += stream.byte_order_mark
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The columns or fields of the two sides in a file with both."""
-
-    source: str | int
-    target: str | int
+Columns = tuple[str, str] | tuple[int, int]
+"""The columns or fields of source and target in a file with both."""
 
 
 @dataclass
@@ -69,7 +64,7 @@ class CorpusReader:
     """For each part (source file, target file), or (file with both sides,)."""
     kind: str
     """`text`, `tsv`, `jsonl` or `parquet`."""
-    columns: _Columns
+    columns: Columns
     notes: ReadNotes = field(default_factory=ReadNotes)
     row_columns: int | None = None
     """`tsv`: columns that a row needs; rows with fewer are left out. None: all rows have as many as the first."""
@@ -80,14 +75,9 @@ class CorpusReader:
     def of(cls, config: CorpusConfig, key: str, languages: tuple[str, str]) -> CorpusReader:
         """Find the files of `config`.
 
-        Args:
-            config: the corpus.
-            key: its key in the configuration, such as `data.train.0`, for messages.
-            languages: codes of source and target language: the default columns of JSON lines and Parquet.
-
-        Raises:
-            ConfigError: impossible format or columns.
-            DataError: missing files, or different numbers of files on the two sides.
+        `key` is that of the corpus, such as `data.train.0`, for messages; `languages` are the codes of source and
+        target, the default columns of JSON lines and Parquet. Raises ConfigError for an impossible format or columns,
+        DataError for missing files, or different numbers of files on the two sides.
         """
         name = config.name or Path(config.path or config.source or "").name
         if config.path is not None:
@@ -110,7 +100,7 @@ class CorpusReader:
                 f"{key}: {config.source} matches {len(source)} files but {config.target} matches {len(target)}; "
                 "the sides are paired in sorted order, so both patterns need equally many"
             )
-        return cls(name, list(zip(source, target, strict=True)), "text", _Columns(0, 1))
+        return cls(name, list(zip(source, target, strict=True)), "text", (0, 1))
 
     def described(self) -> str:
         """Return the file names, for messages."""
@@ -120,8 +110,7 @@ class CorpusReader:
     def blocks(self) -> Iterator[PairBlock]:
         """Yield aligned blocks in file order; `notes` counts the corrections of this pass.
 
-        Raises:
-            DataError: any fault of a file, with its name and line.
+        Raises DataError: any fault of a file, with its name and line.
         """
         self.notes = ReadNotes()
         for number, part in enumerate(self.files):
@@ -135,7 +124,7 @@ class CorpusReader:
             elif self.kind == "jsonl":
                 yield from _jsonl_blocks(part[0], self.columns, self.notes)
             else:
-                yield from parquet_pairs(part[0], (str(self.columns.source), str(self.columns.target)), BLOCK_PAIRS)
+                yield from parquet_pairs(part[0], (str(self.columns[0]), str(self.columns[1])), BLOCK_PAIRS)
 
     def wide_rows(
         self, path: Path, notes: ReadNotes
@@ -145,43 +134,40 @@ class CorpusReader:
             rows = [line.split("\t") for line in lines]
             wide = [(number, row) for number, row in enumerate(rows, first) if len(row) >= (self.row_columns or 0)]
             notes.short_rows += len(rows) - len(wide)
-            source, target = int(self.columns.source), int(self.columns.target)
+            source, target = map(int, self.columns)
             if wide:
                 numbers, rows = [number for number, _ in wide], [row for _, row in wide]
                 yield numbers, rows, [row[source] for row in rows], [row[target] for row in rows]
 
 
 def _format_of(config: CorpusConfig, key: str, found: Sequence[Path]) -> str:
-    """Return the format of files with both sides, by the configuration or the names of the files found."""
     if config.format == "text":
         raise ConfigError(f"{key}.format: plain text has one file per side; give `source` and `target` instead")
     if config.format != "auto":
         return config.format
     formats: dict[str, Path] = {}
     for path in found:  # by the files, not the pattern: `web-*.tsv*` ends in no known suffix
-        suffix = Path(path.stem).suffix if compression_of(path) else path.suffix
-        if suffix.lower() not in _FORMATS:
+        if (kind := _format(path)) is None:
             raise ConfigError(
                 f"{key}.path: cannot tell the format of {path} by its name ({', '.join(_FORMATS)} are known); "
                 f"set {key}.format"
             )
-        formats.setdefault(_FORMATS[suffix.lower()], path)
+        formats.setdefault(kind, path)
     if len(formats) > 1:
         shown = " and ".join(map(str, formats.values()))
         raise ConfigError(f"{key}.path: {config.path} names files of several formats, {shown}; make a corpus of each")
     return next(iter(formats))
 
 
-def _columns_of(config: CorpusConfig, key: str, kind: str, languages: tuple[str, str]) -> _Columns:
-    """Return the two columns, checked for the format."""
-    source, target = config.columns or ((0, 1) if kind == "tsv" else languages)
+def _columns_of(config: CorpusConfig, key: str, kind: str, languages: tuple[str, str]) -> Columns:
+    columns: Any = config.columns or ((0, 1) if kind == "tsv" else languages)
     wanted: type = int if kind == "tsv" else str
-    if not isinstance(source, wanted) or not isinstance(target, wanted):
+    if not all(isinstance(column, wanted) for column in columns):
         need = "numbers from 0" if kind == "tsv" else "names"
         raise ConfigError(f"{key}.columns: columns of a {kind} file are {need}, not {config.columns}")
-    if source == target or (kind == "tsv" and min(int(source), int(target)) < 0):
+    if columns[0] == columns[1] or (kind == "tsv" and min(columns) < 0):
         raise ConfigError(f"{key}.columns: {config.columns} must be two different columns, counted from 0")
-    return _Columns(source, target)
+    return cast(Columns, tuple(columns))
 
 
 def _text_blocks(source_path: Path, target_path: Path, notes: ReadNotes) -> Iterator[PairBlock]:
@@ -216,9 +202,9 @@ def _line_blocks(path: Path, notes: ReadNotes) -> Iterator[tuple[int, list[str]]
     notes.add(stream)
 
 
-def _tsv_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[PairBlock]:
+def _tsv_blocks(path: Path, columns: Columns, notes: ReadNotes) -> Iterator[PairBlock]:
     """Yield two columns of tab-separated lines, all with equally many columns; quotes and backslashes are text."""
-    source, target = int(columns.source), int(columns.target)
+    source, target = map(int, columns)
     expected = 0
     for first, lines in _line_blocks(path, notes):
         rows = [line.split("\t") for line in lines]
@@ -238,24 +224,23 @@ def _tsv_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[Pai
         yield [row[source] for row in rows], [row[target] for row in rows]
 
 
-def _jsonl_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[PairBlock]:
+def _jsonl_blocks(path: Path, columns: Columns, notes: ReadNotes) -> Iterator[PairBlock]:
     """Yield two fields of each line's JSON object. `a.b` is field b of the object a; null is an empty text."""
-    pick_source, pick_target = _picker(str(columns.source)), _picker(str(columns.target))
+    source, target = map(str, columns)
     for first, lines in _line_blocks(path, notes):
         sides: PairBlock = ([], [])
         for number, line in enumerate(lines, first):
             try:
                 record = json.loads(line)
-                sides[0].append(pick_source(record))
-                sides[1].append(pick_target(record))
+                sides[0].append(_text(record, source))
+                sides[1].append(_text(record, target))
             except (ValueError, TypeError, KeyError, RecursionError) as error:
-                raise _unlike_record(error, f"{path}, line {number}", line, columns) from None
+                raise _unlike_record(error, f"{path}, line {number}", line, (source, target)) from None
         yield sides
 
 
-def _unlike_record(error: Exception, where: str, line: str, columns: _Columns) -> DataError:
-    """Return the error for a line that is no JSON object with both texts."""
-    reason, hint, names = str(error), "", (str(columns.source), str(columns.target))
+def _unlike_record(error: Exception, where: str, line: str, names: tuple[str, str]) -> DataError:
+    reason, hint = str(error), ""
     if isinstance(error, KeyError):
         reason, record = f"no field {error}", json.loads(line)
         hint = nested_hint(names, {key: list(its) for key, its in record.items() if isinstance(its, dict)})
@@ -265,24 +250,21 @@ def _unlike_record(error: Exception, where: str, line: str, columns: _Columns) -
     )
 
 
-def _picker(name: str) -> Callable[[Any], str]:
-    """Return a function that gets the text at the dotted `name` from a parsed JSON line."""
-    path = name.split(".")
-
-    def pick(record: Any) -> str:
-        # A key that itself contains dots wins over nesting.
-        steps: Sequence[str] = [name] if isinstance(record, dict) and name in record else path
-        for step in steps:
-            if not isinstance(record, dict):
-                raise TypeError(f"not an object where {step!r} is looked for")
-            record = record[step]
-        return _checked_text(record, name)
-
-    return pick
+def _steps(record: Any, name: str) -> list[str]:
+    """Return the keys to what a dotted name means in a JSON object; a key that itself contains dots wins."""
+    return [name] if isinstance(record, dict) and name in record else name.split(".")
 
 
-def _checked_text(value: Any, name: str) -> str:
-    """Return `value` as one line of valid Unicode text. Raises TypeError or ValueError where it is none."""
+def _text(record: Any, name: str) -> str:
+    """Return the text at the dotted `name` of a JSON object, on one line.
+
+    Raises KeyError, TypeError or ValueError where there is none.
+    """
+    value = record
+    for step in _steps(record, name):
+        if not isinstance(value, dict):
+            raise TypeError(f"not an object where {step!r} is looked for")
+        value = value[step]
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -293,14 +275,12 @@ def _checked_text(value: Any, name: str) -> str:
 
 
 Floats = NDArray[np.float64]
-_KINDS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 class ScoreColumn(NamedTuple):
     """A score of a corpus, with its limits."""
 
     key: str
-    """Key in the configuration, such as `data.train.0.scores.1`."""
     paths: Sequence[Path]
     """A file for each part of the corpus."""
     kind: str
@@ -325,7 +305,7 @@ class ScoreColumn(NamedTuple):
             if self.kind == "tsv":
                 found: Any = float(line.split("\t")[int(self.column or 0)])
             elif self.kind == "jsonl":
-                found = _field(json.loads(line), str(self.column))
+                found = _number_in(json.loads(line), str(self.column))
             else:
                 found = float(line)
             if math.isnan(found):
@@ -340,10 +320,10 @@ class ScoreColumn(NamedTuple):
         return float(found)
 
 
-def _field(record: Any, name: str) -> float:
+def _number_in(record: Any, name: str) -> float:
     """Return the number at the dotted `name` of a JSON object. Raises LookupError or TypeError where there is none."""
     found = record
-    for step in [name] if isinstance(record, dict) and name in record else name.split("."):
+    for step in _steps(record, name):
         if isinstance(found, list):
             found = found[int(step)]
         elif isinstance(found, dict):
@@ -375,8 +355,7 @@ def _found(score: ScoreConfig, key: str, reader: CorpusReader) -> ScoreColumn:
                 f"{key}: {score.path} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
                 "paired in sorted order, so there must be equally many"
             )
-        suffixes = {Path(path.stem).suffix if compression_of(path) else path.suffix for path in paths}
-        kinds = {_KINDS.get(suffix.lower(), "text") for suffix in suffixes}
+        kinds = {_format(path) or "text" for path in paths}
         if len(kinds) > 1:
             raise ConfigError(f"{key}.path: {score.path} names files of several formats")
         kind = kinds.pop()
@@ -392,12 +371,7 @@ def _found(score: ScoreConfig, key: str, reader: CorpusReader) -> ScoreColumn:
 
 
 class ScoreStream:
-    """The scores of a corpus, read along with its pairs: which of them are beyond a limit?
-
-    Args:
-        columns: its scores.
-        reader: its reader, whose `part` says which part the last block came from.
-    """
+    """The scores of a corpus, read along with its pairs: which of them are beyond a limit?"""
 
     def __init__(self, columns: Sequence[ScoreColumn], reader: CorpusReader) -> None:
         self._columns, self._reader = columns, reader

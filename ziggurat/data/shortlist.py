@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ziggurat.data.hmm import Row, translation_table
 from ziggurat.data.subword import Tokenizer
-from ziggurat.system.errors import ConfigError, DataError, refuse_passing
+from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.files import write_atomically
-from ziggurat.system.small_files import check_opens, with_sorted_header
+from ziggurat.system.small_files import arrays_content, read_arrays
 
 if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
     from ziggurat.data.corpus import Store
@@ -39,37 +36,19 @@ class ShortlistTable:
     candidates: NDArray[np.int32]
     """[S, k] target ids of each source id; shorter rows are padded with T."""
     always: NDArray[np.int32]
-    """Target ids allowed in every sentence."""
     vocabularies: tuple[str, str]
     """Fingerprints of the two vocabularies."""
-
-    def check(self, source: Tokenizer, target: Tokenizer, path: Path | str) -> None:
-        """Raise ConfigError, naming the file `path`, unless the model's vocabularies are those of the table."""
-        for side, tokenizer, ours in zip(("source", "target"), (source, target), self.vocabularies, strict=True):
-            if _fingerprint(tokenizer) != ours:
-                raise ConfigError(
-                    f"{path}: this shortlist is for another {side} vocabulary than the model's; make one from the "
-                    "store that the model was trained on: `ziggurat shortlist STORE -o FILE`"
-                )
 
 
 def estimate_shortlist(
     store: Store, *, pairs: int = 200_000, best: int = 100, frequent: int = 100, floor: float = 1e-4
 ) -> ShortlistTable:
-    """Return a shortlist estimated from training pairs by IBM Model 1.
+    """Return a shortlist estimated from training pairs by IBM Model 1, from at most `pairs`, evenly spread over the
+    store.
 
     A source piece allows its `best` likeliest target pieces that have a probability of at least `floor`, and the target
     piece with the same spelling. Every sentence allows the `frequent` most frequent target pieces, end-of-sentence, the
-    unknown piece, and pieces that stand for bytes.
-
-    Args:
-        store: prepared pairs.
-        pairs: most pairs to read, evenly spread over the store; memory grows with them.
-        best: see above.
-        frequent: see above.
-        floor: see above.
-
-    Raises DataError for a store without training pairs.
+    unknown piece, and pieces that stand for bytes. Memory grows with `pairs`. Raises DataError where there are none.
     """
     source, target = store.source, store.target
     if not len(store.train):
@@ -93,7 +72,7 @@ def shortlist_bytes(table: ShortlistTable) -> bytes:
     """Return the content of a shortlist's file, a safetensors file."""
     source, target = table.vocabularies
     metadata = {"format": _FORMAT, "source_vocabulary": source, "target_vocabulary": target}
-    return with_sorted_header(save({"candidates": table.candidates, "always": table.always}, metadata))
+    return arrays_content({"candidates": table.candidates, "always": table.always}, metadata)
 
 
 def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
@@ -109,19 +88,15 @@ def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> Sh
     path = Path(path).expanduser()
     if not path.is_file():
         raise DataError(f"{path}: no such file; this makes a shortlist: `ziggurat shortlist STORE -o {path}`")
-    try:
-        check_opens(path)
-        with safe_open(path, framework="numpy") as file:
-            metadata: Mapping[str, str] = file.metadata() or {}
-            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: damaged, or no shortlist ({error}); make it again") from None
-    if metadata.get("format") != _FORMAT:
-        raise DataError(f"{path}: no shortlist that this version of ziggurat reads ({_FORMAT}); make it again")
+    metadata, tensors = read_arrays(path, _FORMAT, "shortlist", "make it again")
     vocabularies = (metadata.get("source_vocabulary", ""), metadata.get("target_vocabulary", ""))
     table = ShortlistTable(tensors.get("candidates", _NOTHING), tensors.get("always", _NOTHING), vocabularies)
-    table.check(source, target, path)
+    for side, tokenizer, theirs in zip(("source", "target"), (source, target), vocabularies, strict=True):
+        if _fingerprint(tokenizer) != theirs:
+            raise ConfigError(
+                f"{path}: this shortlist is for another {side} vocabulary than the model's; make one from the "
+                "store that the model was trained on: `ziggurat shortlist STORE -o FILE`"
+            )
     if not (_holds(table.candidates, 2, target.size) and _holds(table.always, 1, target.size - 1)):
         raise DataError(f"{path}: damaged (not tables of target ids); make it again")
     if len(table.candidates) != source.size:

@@ -1,10 +1,7 @@
 """Signs in a corpus that its text is not what it seems, counted with the place of the first.
 
-- A first row that holds the names of columns.
-- Text that is cut into subword pieces already, or that begins with the tag of a language as text.
-- Letters with accents spelt in two ways: composed (NFC) and decomposed (NFD).
-
-Nothing is changed; `sign_notices` says what was seen.
+They are a first row that holds the names of columns; text that is cut into subword pieces already, or that begins with
+the tag of a language; letters with accents spelt composed (NFC) and decomposed (NFD).
 """
 
 from __future__ import annotations
@@ -59,10 +56,8 @@ class SideSigns:
     lines: int = 0
     segmented: Sign = field(default_factory=Sign)
     tags: set[str] = field(default_factory=set)
-    """Some of the tags that lines begin with."""
     tagged: Sign = field(default_factory=Sign)
     decomposed: Sign = field(default_factory=Sign)
-    """Lines that are not in NFC."""
     composed: bool = False
     """True if any line has letters that NFD would take apart."""
 
@@ -129,11 +124,8 @@ def sign_notices(
 ) -> list[Problem]:
     """Return a warning on each sign of each corpus, by its key in the configuration.
 
-    Args:
-        corpora: key and signs of each.
-        unicode: the form that text is brought into.
-        segmented: whether text is meant to be cut into pieces.
-        symbols: text that is always one piece: tags that are among them are meant to be text.
+    `segmented`: whether text is meant to be cut into pieces. `symbols`: text that is always one piece: tags that are
+    among them are meant to be text.
     """
     notices = list[Problem]()
     for key, signs in corpora:

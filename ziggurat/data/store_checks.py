@@ -10,6 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,17 @@ class Verification:
     """Comparison of a store's training pairs with their checksums, in a thread that starts now.
 
     Training may go on meanwhile, but must save no weights before `wait` has returned without an error. Reading and
-    hashing run outside Python's lock, at 2 to 10 GB a second from memory.
-
-    Args:
-        store: a store just opened, whose training pairs have not been read.
-        patience: seconds to wait for the end here; most stores are done by then.
-
-    Raises DataError naming the file if damage was found within that time.
+    hashing run outside Python's lock, at 2 to 10 GB a second from memory. For up to `patience` seconds the end is
+    waited for here, which most stores reach; raises DataError naming the file if damage was found within that time.
     """
 
     def __init__(self, store: Store, patience: float = 1.0) -> None:
         self._shards = store.train.shards
-        self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self._found: futures.Future[None] = futures.Future()
         for shard in self._shards:
             shard.checked_elsewhere = True
         threading.Thread(target=self._go, name="ziggurat-checksums", daemon=True).start()
-        if self._ended.wait(patience):
+        if futures.wait([self._found], patience).done:
             self.wait()
 
     def _go(self) -> None:
@@ -48,35 +43,35 @@ class Verification:
             for shard in self._shards:
                 shard.verify()
         except BaseException as error:  # raised by `wait`
-            self._error = error
-        self._ended.set()
+            self._found.set_exception(error)
+        else:
+            self._found.set_result(None)
 
     @property
     def done(self) -> bool:
         """True once the comparison has ended, with or without damage."""
-        return self._ended.is_set()
+        return self._found.done()
 
     @property
     def damaged(self) -> bool:
         """True once damage has been found."""
-        return self._error is not None
+        return self.done and self.found_damage()
 
     def found_damage(self) -> bool:
         """Wait until everything is compared; return True if damage was found."""
-        self._ended.wait()
-        return self.damaged
+        return self._found.exception() is not None
 
     def wait(self) -> None:
         """Return when everything is compared. Raises DataError naming the damaged file, and the way out."""
-        self._ended.wait()
-        if isinstance(self._error, DataError):
+        error = self._found.exception()
+        if isinstance(error, DataError):
             raise DataError(
-                f"{self._error}. Training has stopped, and no weights were saved that have seen these data; once the "
+                f"{error}. Training has stopped, and no weights were saved that have seen these data; once the "
                 "store is restored, `--resume` continues the run",
-                named=[Remedy.RESUME, *self._error.names],
+                named=[Remedy.RESUME, *error.names],
             )
-        if self._error is not None:
-            raise self._error
+        if error is not None:
+            raise error
 
 
 class StoreWatch:
@@ -130,9 +125,7 @@ class InputWatch:
         self._seen: dict[Path, tuple[tuple[tuple[int, int, int, int], int], str]] = {}
 
     def fingerprint(self, path: Path) -> str:
-        """Return the file's fingerprint, and watch the file from now on; raises as
-        ziggurat.system.files.fingerprint.
-        """
+        """Return the file's fingerprint, and watch the file from now on; raises as `fingerprint` does."""
         try:
             status = os.stat(path)  # before reading, so that a change while reading is noticed
         except OSError:
@@ -224,20 +217,19 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
 
     Two spellings of one path are equal. Corpora are compared where both name equally many.
     """
+
+    def absolute(path: str) -> str:  # as find_files takes it
+        return os.path.abspath(os.path.expanduser(path))
+
     found = []
     for split in ("train", "dev"):
         old, new = manifest["config"][split], config.model_dump(mode="json")[split]
         for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
             for key in ("source", "target", "path", "alignment"):
                 before, after = (corpus[key] for corpus in pair)
-                if before and after and _absolute(before) != _absolute(after):
+                if before and after and absolute(before) != absolute(after):
                     found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
     return found
-
-
-def _absolute(path: str) -> str:
-    """Return `path` as find_files takes it."""
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +253,6 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _score_settings(score: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dumped score column without the place of its file."""
     return {key: value for key, value in score.items() if key != "path"} | {"external": score["path"] is not None}
 
 

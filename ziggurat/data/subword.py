@@ -1,12 +1,8 @@
 """Text to subword ids and back: the tokenizer protocol, SentencePiece, and the vocabulary files of a store or model.
 
-The other tokenizer, for text that is already segmented, is in ziggurat.data.vocabulary; models are trained in
-ziggurat.data.subword_training.
-
-Random segmentations of a sentence as a function of (text, seed): BPE-dropout and unigram sampling.
-
-SentencePiece has both methods, but draws from thread-local generators that cannot be reseeded, so a resumed run could
-not repeat what an uninterrupted one draws.
+Random segmentations of a sentence are a function of (text, seed), by BPE-dropout or unigram sampling. SentencePiece has
+both, but draws from thread-local generators that cannot be reseeded, so a resumed run could not repeat what an
+uninterrupted one draws. The other tokenizer, for segmented text, is in ziggurat.data.vocabulary.
 """
 
 from __future__ import annotations
@@ -30,8 +26,7 @@ from ziggurat.system.errors import DataError, Problem, Remedy, other_format
 from ziggurat.system.files import check_file, write_atomically
 from ziggurat.system.small_files import JsonForm, inside, parse_json, read_bounded, shaped
 
-_UNKNOWN_PENALTY = 10.0
-"""SentencePiece scores an unknown character this much below its worst piece."""
+_UNKNOWN_PENALTY = 10.0  # SentencePiece scores an unknown character this much below its worst piece
 
 
 class BpeDropout:
@@ -69,7 +64,6 @@ class BpeDropout:
         return self._to_ids(self._merge(symbols, random.Random(seed), regularisation.alpha))
 
     def _merge(self, symbols: list[str], generator: random.Random, alpha: float) -> list[str]:
-        """Merge neighbours, best first, dropping each candidate with probability `alpha`."""
         # A doubly linked list over the symbols: a merged symbol stays at its left end, the right end becomes empty.
         left = list(range(-1, len(symbols) - 1))
         right = [*range(1, len(symbols)), -1]
@@ -143,7 +137,6 @@ class UnigramSampler:
 
 
 def _make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
-    """Return the sampler for the model's kind."""
     try:  # SentencePiece does not tell the kind, but has n-best segmentation for unigram models only
         processor.nbest_encode("a", nbest_size=2, out_type=int)
     except RuntimeError:
@@ -152,7 +145,6 @@ def _make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
 
 
 VOCABULARY_FORMAT = 1
-"""Version of `vocabulary.json`."""
 
 MAX_MODEL_BYTES = 1 << 25
 """Largest SentencePiece model or vocabulary file, 32 MiB: seven times the size of NLLB's with 256,000 pieces."""
@@ -164,39 +156,24 @@ _VOCABULARY_FILE = "vocabulary.json"
 # well, so that decode(encode(text)) is the text, whatever it contains.
 _ESCAPE = "\ufdd0"
 _BLANK_MARK = "\u2581"
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _ESCAPED = re.compile(f"{_ESCAPE}(.?)", flags=re.DOTALL)
 
 
 class Tokenizer(Protocol):
     """Tokenizer of one side. Ids run from 0 to `size - 1`; no text can produce the id of a control symbol or tag."""
 
-    @property
-    def size(self) -> int:
-        """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
-
-    @property
-    def pad(self) -> int:
-        """Id of padding."""
-
-    @property
-    def unk(self) -> int:
-        """Id of the unknown piece, for text that the vocabulary cannot spell."""
-
-    @property
-    def bos(self) -> int:
-        """Id of begin-of-sentence."""
-
-    @property
-    def eos(self) -> int:
-        """Id of end-of-sentence."""
-
-    @property
-    def tags(self) -> Mapping[str, int]:
-        """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
-
-    @property
-    def unicode(self) -> UnicodeForm:
-        """Normalisation of text before it is segmented."""
+    size: int
+    """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
+    pad: int
+    unk: int
+    """Id of the unknown piece, for text that the vocabulary cannot spell."""
+    bos: int
+    eos: int
+    tags: Mapping[str, int]
+    """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
+    unicode: UnicodeForm
+    """Normalisation of text before it is segmented."""
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Normalise and segment each text; no bos, no eos."""
@@ -219,13 +196,8 @@ class Tokenizer(Protocol):
 class SentencePieceTokenizer:
     """A SentencePiece model (Kudo and Richardson 2018). Control symbols that it lacks and tags follow its pieces.
 
-    Args:
-        model: the serialised model.
-        unicode: normalisation of text before the model sees it.
-        tags: tokens that only `prepare` and the translator set; text cannot produce them.
-
-    Raises:
-        DataError: `model` is not a SentencePiece model.
+    Tags are tokens that only `prepare` and the translator set; text cannot produce them. Raises DataError: `model` is
+    not a serialised SentencePiece model.
     """
 
     def __init__(self, model: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
@@ -265,7 +237,7 @@ class SentencePieceTokenizer:
         """Normalise and segment each text; no bos, no eos. Lone surrogates become U+FFFD."""
         # Through UTF-16, so that two halves in a row become the character they stand for.
         texts = [
-            text if _is_valid(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if _SURROGATE.search(text) else text
             for text in texts
         ]
         return self.encode_normalised(normalise(texts, self.unicode))
@@ -303,16 +275,6 @@ class SentencePieceTokenizer:
         return [self._sampler.sample(t, s, regularisation) for t, s in zip(escaped, seeds, strict=True)]
 
 
-def _is_valid(text: str) -> bool:
-    """Return True if `text` can be encoded as UTF-8, that is, has no lone surrogates."""
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            return False
-    return True
-
-
 def escape_blank_marks(texts: list[str]) -> list[str]:
     """Escape U+2581, SentencePiece's sign for a blank, so that it survives training, encoding and decoding."""
     joined = "".join(texts)
@@ -342,9 +304,8 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
 def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
     """Return the source and target tokenizer of a store, run or model directory: the same object if they are joint.
 
-    Raises:
-        DataError: missing or damaged files, or another format version.
-        CheckpointError: a file differs from its checksum.
+    Raises DataError: missing or damaged files, or another format version; CheckpointError: a file differs from its
+    checksum.
     """
     directory = Path(directory)
     described = _description(directory)

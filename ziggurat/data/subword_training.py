@@ -1,7 +1,4 @@
-"""Training of SentencePiece models, and loading of the existing tokenizers that a configuration names.
-
-Random samples of the corpora: for subword models, and for the pair score, which is learned from one.
-"""
+"""Training of SentencePiece models and of the pair score on random samples of the corpora, and existing tokenizers."""
 
 from __future__ import annotations
 
@@ -48,8 +45,7 @@ def train_tokenizers(
 ) -> tuple[Tokenizer, Tokenizer]:
     """Train one model for both sides, or one each (`kind: bpe` or `unigram`); deterministic.
 
-    Raises:
-        DataError: SentencePiece cannot make a vocabulary of this size.
+    Raises DataError: SentencePiece cannot make a vocabulary of this size.
     """
     size = config.vocabulary_size
     if config.joint:
@@ -145,11 +141,9 @@ def _demand_threads(count: int) -> None:
 def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
 
-    The folder of a model, run or store stands for its vocabularies, tags included.
-
-    Raises:
-        DataError: a file is missing, or is not a model or vocabulary.
-        ConfigError: a folder's vocabularies lack some of `tags`, or have another normalisation than `unicode`.
+    The folder of a model, run or store stands for its vocabularies, tags included. Raises DataError: a file is missing,
+    or is not a model or vocabulary; ConfigError: a folder's vocabularies lack some of `tags`, or have another
+    normalisation than `unicode`.
     """
     kind = "model" if config.kind == "existing" else "vocabulary"
     source = config.source_model if kind == "model" else config.source_vocabulary
@@ -165,7 +159,6 @@ def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[
 
 
 def _of_folder(folder: Path, target: str | None, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Return both tokenizers of a folder. Raises ConfigError unless they fit the configuration."""
     if target is not None:
         raise ConfigError(
             f"data.subword.target_model: leave it out; {folder} has the vocabularies of both sides",
@@ -208,9 +201,7 @@ _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
     """Return the pair score of each direction, learned from those of its training corpora that are filtered by it.
 
-    It sees what the other filters of a pair leave.
-
-    Raises DataError where that is too little.
+    It sees what the other filters of a pair leave. Raises DataError where that is too little.
     """
     directions: dict[tuple[str, str], list[Corpus]] = {}
     for corpus in corpora:
@@ -243,7 +234,6 @@ def read_pair_scores(folder: Path, config: DataConfig) -> Scorers:
 
 
 def _pair_score_files(config: DataConfig) -> dict[tuple[str, str], str]:
-    """Return the name of the file with the pair score of each direction."""
     directions = dict.fromkeys(map(config.languages_of, config.train))
     return {languages: f"pair-score-{number}" for number, languages in enumerate(directions)}
 
@@ -258,21 +248,14 @@ def sampled_blocks(
 ) -> Iterator[PairBlock]:
     """Yield the pairs of a random sample that the filters leave, mended, in file order, in constant memory.
 
-    The choice is a function of the counts alone.
-
-    Args:
-        corpora: with their counts.
-        cleaners: of each corpus.
-        shares: pairs to draw from each.
-        form: Unicode form.
-        counts: of dropped pairs, to be added to.
-        progress: called with the number of pairs read.
+    The choice is a function of the counts alone. `shares` are the pairs to draw from each corpus; dropped pairs are
+    added to `counts`.
     """
     generator = np.random.default_rng(_SAMPLE_SEED)
     done, total = 0, sum(corpus.read for corpus in corpora)
     for corpus, cleaner, share in zip(corpora, cleaners, shares, strict=True):
         picks = SampledPositions(generator, corpus.read, share)
-        for (source, target), unwanted in corpus.scored_blocks():
+        for (source, target), _, unwanted in corpus.blocks():
             picked = picks.take(len(source))
             sides = [list(compress(texts, picked)) for texts in (source, target)]
             first, second, _ = cleaner.mended(sides[0], sides[1], form)

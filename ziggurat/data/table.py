@@ -5,9 +5,7 @@ train-00000.arrow ...       record batches: source, target (lists of int32 ids),
 train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
 train-corpora.npy           uint16 [pairs]: number of each pair's corpus
 
-One Arrow file of a store, memory-mapped; its checksum is compared before it is parsed, its offsets are checked too.
-
-Arrow trusts the offsets in a file: one beyond its buffer is a crash, not an error.
+Arrow trusts the offsets in a file, where one beyond its buffer is a crash and no error: they are checked.
 """
 
 from __future__ import annotations
@@ -26,9 +24,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ziggurat.data.vocabulary import PieceCounts
 from ziggurat.system.errors import DataError, Problem, Remedy, printable, refuse_passing
 from ziggurat.system.files import is_intact
+
+Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
+"""Lists of numbers: all of them, concatenated, and the length of each list."""
 
 _SIDES = ("source", "target")
 _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)
@@ -52,14 +52,8 @@ def _allow_open_files(more: int) -> None:
 class ArrowShard:
     """One Arrow file, mapped when this object is created and parsed on first use.
 
-    A mapped file stays the same for this process when another store takes its place.
-
-    Args:
-        path: the file.
-        pairs: number of pairs in it.
-        has_text: whether it has the text columns.
-        checksum: its fingerprint; None: not known.
-        has_links: whether it has the column of word alignments.
+    A mapped file stays the same for this process when another store takes its place. `checksum` is its fingerprint,
+    None where it is not known.
 
     Attributes:
         checked_elsewhere: whether other code compares the fingerprint (ziggurat.data.store_checks.Verification), and
@@ -110,11 +104,7 @@ class ArrowShard:
         return [ShardBatch(self.path, batch) for batch in batches], starts
 
     def _refuse_other_columns(self, batches: Sequence[pa.RecordBatch]) -> None:
-        wanted = {name: pa.list_(pa.int32()) for name in _SIDES}
-        if self._has_text:
-            wanted |= {f"{name}_text": pa.large_string() for name in _SIDES}
-        if self._has_links:
-            wanted["links"] = pa.list_(pa.int32())
+        wanted = dict(_types(self._has_text, self._has_links))
         for batch in batches:
             try:
                 types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
@@ -138,12 +128,12 @@ class ShardBatch:
         self._batch = batch
 
     @cached_property
-    def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+    def sides(self) -> list[Lists]:
         """(offsets [pairs + 1], ids [pieces]) of source and target."""
         return [self._lists(name) for name in _SIDES]
 
     @cached_property
-    def _links(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _links(self) -> Lists:
         return self._lists("links")
 
     def links(self, row: int) -> NDArray[np.int32]:
@@ -154,7 +144,7 @@ class ShardBatch:
             raise refuse_damaged(self.path, "a word alignment that is none")
         return numbers.reshape(-1, 4)
 
-    def _lists(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def _lists(self, name: str) -> Lists:
         """Return offsets [pairs + 1] and values of a column; offsets never decrease and stay within the values."""
         column = self._batch.column(name)
         try:
@@ -192,6 +182,13 @@ class ShardBatch:
             raise refuse_damaged(self.path, f"offsets of {name} run backwards")
 
 
+def _types(has_text: bool, has_links: bool) -> list[tuple[str, pa.DataType]]:
+    """Return names and types of the columns of a table."""
+    ids = pa.list_(pa.int32())
+    texts = [(f"{side}_text", pa.large_string()) for side in _SIDES] if has_text else []
+    return [*((side, ids) for side in _SIDES), *texts, *([("links", ids)] if has_links else [])]
+
+
 def refuse_damaged(path: Path, what: object) -> DataError:
     """Return the error to raise for a damaged file of a store, with the way out."""
     said = printable(re.sub(r"\s+", " ", str(what)), 200)
@@ -218,48 +215,39 @@ class TableWriter:
     ) -> None:
         self._directory, self._split, self._shard_pairs = directory, split, shard_pairs
         self._has_text, self._has_links = has_text, has_links
-        ids = pa.list_(pa.int32())
-        fields = [("source", ids), ("target", ids)]
-        fields += [("source_text", pa.large_string()), ("target_text", pa.large_string())] if has_text else []
-        fields += [("links", ids)] if has_links else []
-        self._schema = pa.schema(fields)
-        self._lengths = [
-            _ArrayWriter(directory / f"{split}-{s}-lengths.npy", _LENGTH_TYPE) for s in ("source", "target")
-        ]
+        self._schema = pa.schema(_types(has_text, has_links))
+        self._lengths = [_ArrayWriter(directory / f"{split}-{s}-lengths.npy", _LENGTH_TYPE) for s in _SIDES]
         self._corpora = _ArrayWriter(directory / f"{split}-corpora.npy", _CORPUS_TYPE)
         self._file: BinaryIO | None = None
         self._writer: Any = None
         self._shards: list[dict[str, Any]] = []
         self._pieces = [0, 0]
-        self.counts = PieceCounts(), PieceCounts()
+        self.counts = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
+        """Number of occurrences of each source and target piece, up to the last that occurs."""
 
     def write(
         self,
         corpus: int,
-        source: tuple[NDArray[np.int32], NDArray[np.int32]],
-        target: tuple[NDArray[np.int32], NDArray[np.int32]],
+        source: Lists,
+        target: Lists,
         texts: tuple[Sequence[str], Sequence[str]] | None = None,
-        links: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
+        links: Lists | None = None,
     ) -> None:
-        """Append pairs of corpus number `corpus`.
+        """Append pairs of the corpus of this number within the split: the ids of both sides.
 
-        Args:
-            corpus: number of the corpus within the split.
-            source: the concatenated ids [pieces] and the lengths [pairs].
-            target: the same for the other side.
-            texts: both sides as text [pairs]; required if and only if the table has text.
-            links: the concatenated links and their lengths, four numbers a link; if and only if the table has links.
+        `texts` are both sides as text [pairs], required if and only if the table has text, and `links` the word
+        alignments, four numbers a link, if and only if it has links.
         """
         pairs = len(source[1])
         if not pairs:
             return
-        columns = [_list_array(*source), _list_array(*target)]
+        columns = [list_array(*source), list_array(*target)]
         if self._has_text:
             assert texts is not None
             columns += [pa.array(side, pa.large_string()) for side in texts]
         if self._has_links:
             assert links is not None
-            columns.append(_list_array(*links))
+            columns.append(list_array(*links))
         if self._writer is None:
             name = f"{self._split}-{len(self._shards):05d}.arrow"
             self._file = (self._directory / name).open("wb")
@@ -270,7 +258,9 @@ class TableWriter:
         for number, (ids, lengths) in enumerate((source, target)):
             self._lengths[number].write(lengths)
             self._pieces[number] += len(ids)
-            self.counts[number].add(ids)
+            found = np.bincount(ids, minlength=len(self.counts[number]))
+            found[: len(self.counts[number])] += self.counts[number]
+            self.counts[number] = found
         self._corpora.write(np.full(pairs, corpus))
         if self._shards[-1]["pairs"] >= self._shard_pairs:
             self._close_shard()
@@ -296,7 +286,8 @@ class TableWriter:
         }
 
 
-def _list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListArray:
+def list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListArray:
+    """Return `Lists` as an array of Arrow."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids, pa.int32()))
@@ -327,7 +318,6 @@ class _ArrayWriter:
 
 
 def _sync(file: BinaryIO) -> None:
-    """Write the content of `file` to the disk and close it."""
     file.flush()
     os.fsync(file.fileno())
     file.close()
@@ -336,15 +326,9 @@ def _sync(file: BinaryIO) -> None:
 class PairTable:
     """The pairs of one split, memory-mapped: they take no memory, however many there are.
 
-    Args:
-        directory: folder of the store.
-        split: `train` or `dev`.
-        entry: the table's entry in the manifest.
-        corpora: the manifest's entries of the split's corpora.
-        checksums: fingerprints of its files, by name: each shard is compared before it is first parsed.
-        vocabulary: number of source and target ids.
-
-    Raises DataError: a file is missing or damaged, or differs from its description in the manifest.
+    `entry` is the table's in the manifest, and `corpora` those of the split's corpora there. Each shard is compared
+    with its fingerprint of `checksums` before it is first parsed. `vocabulary` are the numbers of source and target
+    ids. Raises DataError: a file is missing or damaged, or differs from its description in the manifest.
     """
 
     def __init__(
@@ -358,10 +342,8 @@ class PairTable:
         vocabulary: tuple[int, int] | None = None,
     ) -> None:
         self.has_text = bool(entry["has_text"])
-        """True if the table has text, so that `texts` can be called."""
         self.has_links = bool(entry.get("has_links", False))
-        """True if the table has word alignments, so that `links` can be called."""
-        lengths = [directory / f"{split}-{side}-lengths.npy" for side in ("source", "target")]
+        lengths = [directory / f"{split}-{side}-lengths.npy" for side in _SIDES]
         self.source_lengths = _mapped(lengths[0], entry["pairs"], _LENGTH_TYPE)
         """Pieces of each source, int32 [pairs], tag included, eos not."""
         self.target_lengths = _mapped(lengths[1], entry["pairs"], _LENGTH_TYPE)
@@ -405,11 +387,9 @@ class PairTable:
     def pairs(self, indices: ArrayLike) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]:
         """Return the ids of the pairs at `indices` [n], in that order, as read-only views of the mapped files.
 
-        Returns:
-            Sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the source.
-
-        Raises:
-            DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those stored.
+        They are sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the
+        source. Raises DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those
+        stored.
         """
         sources, targets = [], []
         found = list(self._locate(indices))
@@ -424,7 +404,7 @@ class PairTable:
 
     def _check(self, side: int, ids: list[NDArray[np.int32]], lengths: NDArray[Any], found: list[ShardBatch]) -> None:
         """Raise DataError unless `ids` have these lengths and are in the vocabulary: the model could not say why."""
-        name = ("source", "target")[side]
+        name = _SIDES[side]
         for row in np.flatnonzero(np.fromiter(map(len, ids), np.int64, len(ids)) != lengths)[:1]:
             raise refuse_damaged(found[row].path, f"a {name} of {len(ids[row])} pieces instead of {lengths[row]}")
         if self._vocabulary is None or not ids:
@@ -445,10 +425,8 @@ class PairTable:
         """Return source and target texts of the pairs at `indices`, without tags.
 
         Training pairs: the normalised text that was segmented. Development pairs: the target as in the file, since it
-        is the reference of scores (pre-segmented text with `@@ ` joined).
-
-        Raises:
-            DataError: the table was written without text, or a shard is damaged.
+        is the reference of scores (pre-segmented text with `@@ ` joined). Raises DataError: the table was written
+        without text, or a shard is damaged.
         """
         if not self.has_text:
             raise DataError(
@@ -460,7 +438,6 @@ class PairTable:
 
 
 def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a `.npy` file of the expected shape and type. Raises DataError for a damaged one."""
     if not pairs:
         return np.zeros(0, dtype)
     try:

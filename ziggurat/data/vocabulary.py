@@ -1,9 +1,7 @@
-"""Vocabularies: tags that name languages, pieces that training hardly ever sees, and plain vocabulary files.
+"""Vocabularies of plain lists of tokens, for text that is already segmented; tags, and pieces that are hardly ever
+seen.
 
 Text that has tags or pieces in it already is known by its marks: `leading_tag`, `segmentation_mark`.
-
-The tokenizer for text that is already segmented (subword-nmt) exists to reproduce published set-ups; its protocol is in
-ziggurat.data.subword.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.config.data import CorpusConfig, DataConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.data import DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.config.languages import language_name
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import DataError, Problem, Remedy, printable
@@ -29,15 +27,9 @@ _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 class VocabularyTokenizer:
     """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
 
-    Args:
-        content: the vocabulary file: UTF-8, one token per line, with or without a count (read_listing).
-            `<pad>`, `<unk>`, `<s>` and `</s>` are control symbols, which text cannot produce; those that are not listed
-            follow the last token.
-        unicode: normalisation of text before it is looked up.
-        tags: tokens that only `prepare` and the translator set; text cannot produce them.
-
-    Raises:
-        DataError: not UTF-8, an empty line, or a token listed twice; names the line.
+    `content` is the vocabulary file: UTF-8, one token per line, with or without a count (read_listing). `<pad>`,
+    `<unk>`, `<s>` and `</s>` are control symbols: text can produce neither these nor tags; those that are
+    not listed follow the last token. Raises DataError naming the line: not UTF-8, empty, or a token listed twice.
     """
 
     def __init__(self, content: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
@@ -111,7 +103,6 @@ def read_listing(content: bytes) -> Iterator[Listed]:
     A line is a token, a blank and a count, and at the end perhaps fairseq's mark `#fairseq:overwrite`; such a token may
     have blanks inside. In any other line the token ends at the first blank or tab. Blanks around a token are left out:
     text that is split at blanks has no such token. fairseq also counts an empty token with a count, which is yielded.
-
     Raises DataError naming the line: not UTF-8, or empty.
     """
     try:
@@ -135,7 +126,6 @@ def listing(tokens: Iterable[str]) -> bytes:
 
 
 def _once(content: bytes) -> list[str]:
-    """Return the listed tokens in order, each once."""
     first_line: dict[str, int] = {}
     for number, token, replaces in read_listing(content):
         if not token:
@@ -149,38 +139,19 @@ def _once(content: bytes) -> list[str]:
 _OFTEN = 10
 """Occurrences from which on a piece counts as seen often. On 3,599 pairs of captions 85 % of 8,000 joint pieces have
 fewer, and 25 % of 2,000; on 157,571 pairs of Tatoeba 8 % of 8,000."""
-_TOO_MANY = 0.5
-"""Share of rare pieces from which on there is a notice."""
+_TOO_MANY = 0.5  # share of rare pieces from which on there is a notice
 _SMALL = 1000  # smaller vocabularies are for trials
 _BYTES = 256  # pieces that only characters outside the vocabulary need
 
 
-class PieceCounts:
-    """The number of occurrences of each piece."""
-
-    def __init__(self) -> None:
-        self.of: NDArray[np.int64] = np.zeros(0, np.int64)
-
-    def add(self, ids: NDArray[np.int32]) -> None:
-        """Count the pieces with these numbers."""
-        found = np.bincount(ids, minlength=len(self.of))
-        found[: len(self.of)] += self.of
-        self.of = found
-
-
-def rare_notices(
-    config: SubwordConfig, sizes: tuple[int, int], counts: tuple[PieceCounts, PieceCounts]
-) -> list[Problem]:
+def rare_notices(config: SubwordConfig, sizes: tuple[int, int], counts: Sequence[NDArray[np.int64]]) -> list[Problem]:
     """Return a warning for each vocabulary trained for this store most of whose pieces occur less than 10 times.
 
-    Args:
-        config: section `data.subword`.
-        sizes: numbers of source and target pieces.
-        counts: those of both sides' training text.
+    `sizes` are the numbers of source and target pieces, `counts` those of both sides' training text.
     """
     if config.kind not in ("bpe", "unigram"):
         return []
-    source, target = (np.pad(count.of, (0, size - len(count.of))) for count, size in zip(counts, sizes, strict=True))
+    source, target = (np.pad(count, (0, size - len(count))) for count, size in zip(counts, sizes, strict=True))
     if config.joint:
         return _notice(config, "vocabulary_size", "", source + target)
     of_target = "target_vocabulary_size" if config.target_vocabulary_size is not None else "vocabulary_size"
@@ -300,10 +271,7 @@ def unknown_text(text: str, encode: Callable[[list[str]], list[list[int]]], unk:
 def text_signs(text: str, known: Collection[str], *, segmented: bool) -> Iterator[tuple[str, str]]:
     """Yield kind and message of each sign that a line is not what a model reads: a tag as text, pieces.
 
-    Args:
-        text: of the line.
-        known: tags of the model.
-        segmented: whether the model reads text that is cut into pieces.
+    `known` are the model's tags; `segmented`: whether it reads text that is cut into pieces.
     """
     if (tag := leading_tag(text, known)) is not None:
         own = f"this model's tags are {printable(', '.join(known), 200)}" if known else "this model has no tags"
@@ -322,22 +290,19 @@ def several_languages(known: Iterable[str]) -> str:
 def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
     """Return warnings on corpora whose sources do not tell a model which language it is to write.
 
-    They have no tag beside tags of several languages, or one tag (or none) with targets of several languages.
-
-    Args:
-        config: the data section.
-        known: tags of the source vocabulary.
+    They have no tag beside tags of several languages, or one tag (or none) with targets of several languages. `known`
+    are the tags of the source vocabulary.
     """
     notices, languages = [], language_tags(known)
     ambiguous = len(languages) > 1
-    if ambiguous and (untagged := [key for key, corpus in _corpora(config) if corpus.tag is None]):
+    if ambiguous and (untagged := [key for _, key, corpus in config.corpora() if corpus.tag is None]):
         why = "no `tag`, although the vocabulary has tags of several languages, so nothing tells the model which one to"
         can = f"`tag` can be {', '.join(languages)}"
         notices.append(
             Problem(untagged[0], f"{shown(untagged, 10)}: {why} write", can, severity="warning", named=(*untagged,))
         )
     targets: dict[str | None, dict[str, str]] = {}  # tag -> language of targets -> the first of its corpora
-    for key, corpus in _corpora(config):
+    for _, key, corpus in config.corpora():
         language = config.languages_of(corpus)[1]
         if language != _SEVERAL and not (ambiguous and corpus.tag is None):
             targets.setdefault(corpus.tag, {}).setdefault(language, key)
@@ -351,9 +316,3 @@ def tag_notices(config: DataConfig, known: Iterable[str]) -> list[Problem]:
             )
             notices.append(Problem(next(iter(first.values())), said, severity="warning", named=(*first.values(),)))
     return notices
-
-
-def _corpora(config: DataConfig) -> Iterator[tuple[str, CorpusConfig]]:
-    """Yield each corpus with its key, such as `data.train.0`."""
-    for split, corpora in (("train", config.train), ("dev", config.dev)):
-        yield from ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))

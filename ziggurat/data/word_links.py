@@ -1,10 +1,7 @@
 """Word alignments of corpora on their way into a store: read from files or made by an aligner, then traced to units.
 
-Word alignments on pieces: where words and pieces lie in a text, so that links between words become links of pieces.
-
-Both are measured in units: characters other than blanks for SentencePiece, pieces for text that is already segmented.
-The store keeps each link as two spans of units, which say nothing of pieces: they hold for every segmentation of the
-text, those that training samples included.
+A unit is a character other than a blank for SentencePiece, a piece for text that is already segmented. The store keeps
+each link as two spans of units, which hold for every segmentation of the text, those that training samples included.
 """
 
 from __future__ import annotations
@@ -45,12 +42,10 @@ _ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(cod
 
 
 class WordCounter:
-    """The words of one side's lines, as alignments count them.
+    """The words of one side's lines, as alignments count them, by the rule of the text.
 
-    Args:
-        rule: how text is split.
-        tokenizer: of the side. Segmented text has the words that its pieces spell, whatever the rule. None: a
-            SentencePiece model that is still to be trained.
+    Segmented text has the words that its pieces spell, whatever the rule. Without a tokenizer, a SentencePiece model is
+    still to be trained.
     """
 
     def __init__(self, rule: WordRule, tokenizer: Tokenizer | None = None) -> None:
@@ -82,11 +77,8 @@ class WordCounter:
     def units(self, line: str, text: str) -> tuple[list[tuple[int, int]], int]:
         """Return the units of each word of a line, (first, end), and the number of units of the line.
 
-        Args:
-            line: unchanged from the file.
-            text: the same, normalised.
-
-        Where words and blanks, each normalised alone, differ from the line normalised as a whole, there are no words.
+        `text` is the line, normalised. Where words and blanks, each normalised alone, differ from the line normalised
+        as a whole, there are no words.
         """
         if self._segmented:
             ends = self._ends(line)
@@ -125,9 +117,7 @@ class PieceLinks(NamedTuple):
     """Links between pieces of a batch, [n] each: sorted by pair, target and source, each once."""
 
     row: NDArray[np.int64]
-    """Number of the pair."""
     target: NDArray[np.int64]
-    """Number of the target piece."""
     source: NDArray[np.int64]
     """Number of the source piece; a tag counts."""
 
@@ -165,12 +155,9 @@ class PieceUnits:
     def find(
         self, sentences: Sequence[NDArray[np.int32]], rows: NDArray[np.int64], spans: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return first piece and end of those that share a unit with each span.
+        """Return first piece and end of those that share a unit with each span, whose sentences are `rows` [n].
 
-        Args:
-            sentences: ids of a batch, without unknown pieces where there are spans.
-            rows: [n] sentence of each span.
-            spans: [n, 2] first unit and end.
+        `spans` are [n, 2], first unit and end; sentences that have any are without unknown pieces.
         """
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
         ids = np.concatenate([np.zeros(0, np.int64), *sentences])
@@ -190,13 +177,11 @@ class PieceUnits:
         return begin - offsets, np.maximum(begin, end) - offsets
 
 
-_UNKNOWN = -(1 << 40)
-"""Size of the unknown piece: below 0 by more than any sentence has units."""
+_UNKNOWN = -(1 << 40)  # size of the unknown piece: below 0 by more than any sentence has units
 _NONE = 1
 
 
 def _of_piece(piece: str) -> tuple[int, int]:
-    """Return size and shift of a SentencePiece piece."""
     if found := _BYTE.fullmatch(piece):
         return (0, -1) if 0x80 <= int(found[1], 16) < 0xC0 else (1, 0)
     return len(piece.replace(_BLANK_MARK, "")), 0
@@ -210,12 +195,7 @@ def link_spans(
 
 
 class LinkMapper:
-    """Makes the links that a store keeps into links of pieces.
-
-    Args:
-        source: tokenizer of the source side.
-        target: tokenizer of the target side.
-    """
+    """Makes the links that a store keeps into links of pieces."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.units = (PieceUnits(source), PieceUnits(target))
@@ -240,12 +220,8 @@ class LinkMapper:
     ) -> PieceLinks:
         """Return the links of a batch: every piece of a word to every piece of the words it is linked to.
 
-        Args:
-            links: of each pair, [links, 4]: units of the source word, then of the target word.
-            sources: ids of each pair, tag included.
-            targets: ids of each pair.
-
-        Raises DataError: a link reaches beyond the text of its pair.
+        `links` are those of each pair, [links, 4]: units of the source word, then of the target word. Sources have
+        their tags. Raises DataError: a link reaches beyond the text of its pair.
         """
         counts = np.fromiter(map(len, links), np.int64, len(links))
         rows = np.repeat(np.arange(len(links)), counts)
@@ -270,10 +246,9 @@ class LinkMapper:
 
 
 TRAINING_PAIRS = 1_000_000
-"""Pairs that an aligner is trained on at most, unless told otherwise; its memory grows with them."""
+"""TRAINING_PAIRS is the default of the most pairs that an aligner is trained on; its memory grows with them."""
 
 Sides = tuple[WordCounter, WordCounter]
-"""Words of source and target lines."""
 
 
 def words_of(config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer] | None) -> Sides:
@@ -299,14 +274,8 @@ class AlignmentFiles(NamedTuple):
             reader.part = number
             if reader.row_columns is not None and self.column is not None:  # rows of the corpus's own file
                 for numbers, rows, *sides in reader.wide_rows(path, notes):
-                    cells, places = [row[self.column] for row in rows], [f"{path}, line {n}" for n in numbers]
-                    yield (
-                        (sides[0], sides[1]),
-                        [
-                            parse_links(cell, words[0].count(source), words[1].count(target), place)
-                            for cell, source, target, place in zip(cells, *sides, places, strict=True)
-                        ],
-                    )
+                    block = sides[0], sides[1]
+                    yield block, _parsed([row[self.column] for row in rows], block, words, path, numbers)
                 continue
             one, stream = replace(reader, files=[part]), LineStream(path)
             for block in (blocks := one.blocks()):
@@ -317,7 +286,7 @@ class AlignmentFiles(NamedTuple):
                     raise _unlike(path, stream.lines, one, pairs)
                 if self.column is not None:
                     lines = [_cell(line, self.column, path, n) for n, line in enumerate(lines, first + 1)]
-                yield block, _parsed(lines, block, words, path, first)
+                yield block, _parsed(lines, block, words, path, range(first + 1, first + 1 + len(lines)))
             pairs = stream.lines
             if stream.drain() != pairs:
                 raise _unlike(path, stream.lines, one, pairs)
@@ -334,17 +303,18 @@ def _cell(line: str, column: int, path: Path, number: int) -> str:
 
 
 def _next_lines(stream: LineStream, count: int) -> list[str]:
-    """Return the next `count` lines, or fewer at the end of the file."""
     lines: list[str] = []
     while len(lines) < count and (available := stream.available()):
         lines += stream.take(min(available, count - len(lines)))
     return lines
 
 
-def _parsed(lines: Sequence[str], block: PairBlock, words: Sides, path: Path, first: int) -> list[list[Link]]:
+def _parsed(
+    cells: Sequence[str], block: PairBlock, words: Sides, path: Path, numbers: Sequence[int]
+) -> list[list[Link]]:
     return [
-        parse_links(line, words[0].count(source), words[1].count(target), f"{path}, line {number}")
-        for number, (line, source, target) in enumerate(zip(lines, *block, strict=True), start=first + 1)
+        parse_links(cell, words[0].count(source), words[1].count(target), f"{path}, line {number}")
+        for cell, source, target, number in zip(cells, *block, numbers, strict=True)
     ]
 
 
@@ -372,13 +342,7 @@ def train_aligner(
 ) -> HmmLinks:
     """Return an aligner trained on at most `most` pairs of several corpora, evenly spread over them.
 
-    Args:
-        readers: each corpus with its number of pairs.
-        words: of the two sides.
-        most: see above.
-        how: symmetrisation.
-
-    Raises DataError when no pair can be trained on.
+    Each reader comes with its number of pairs. Raises DataError when no pair can be trained on.
     """
     blocks = (block for reader, _ in readers for block in reader.blocks())
     pairs = spread_pairs(blocks, sum(count for _, count in readers), most)
@@ -407,12 +371,7 @@ class TracedLinks(NamedTuple):
 
 
 class LinkTracer:
-    """Traces links from words to what the store keeps.
-
-    Args:
-        words: of both sides.
-        tokenizers: of both sides.
-    """
+    """Traces links from words to what the store keeps."""
 
     def __init__(self, words: Sides, tokenizers: tuple[Tokenizer, Tokenizer]) -> None:
         self._words = words
@@ -423,11 +382,8 @@ class LinkTracer:
     ) -> list[TracedLinks]:
         """Return the links of the pairs that are left of a block.
 
-        Args:
-            links: of all pairs that were read; None: they have none.
-            lines: both sides of all pairs as they stand in the file.
-            kept: mask of the pairs that are left.
-            texts: both sides of those, normalised.
+        `links` are those of all pairs that were read, None for none, and `lines` both sides of these as they stand in
+        the file; `kept` is the mask of the pairs that are left, and `texts` both sides of those, normalised.
         """
         if links is None:
             return [TracedLinks([], (0, 0))] * len(texts[0])

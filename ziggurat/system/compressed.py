@@ -61,12 +61,9 @@ def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
     `compression` is `.gz`, `.xz`, `.zst` or None for no compression; the empty text stands for the ending of the name.
 
     Several members (frames), as from `cat a.gz b.gz`, are read as one stream. Memory is bounded whatever the file
-    contains: by the blocks, and by the limit of the decompressor's own memory.
-
-    Raises:
-        DamageError: its content is not of the kind that the name says, ends early, has a wrong checksum, or is followed
-            by other bytes.
-        DataError: the file is unreadable, a pointer file of Git LFS, or expands more than MAX_RATIO times.
+    contains: by the blocks, and by the limit of the decompressor's own memory. Raises DamageError: its content is not
+    of the kind that the name says, ends early, has a wrong checksum, or is followed by other bytes; DataError: the file
+    is unreadable, a pointer file of Git LFS, or expands more than MAX_RATIO times.
     """
     compression = compression_of(path) if compression == "" else compression
     try:
@@ -106,7 +103,6 @@ def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
-    """Raise DataError unless the first bytes fit the ending of the file's name."""
     actual = next((suffix for suffix, magic in _MAGIC.items() if head.startswith(magic)), None)
     if actual == compression:
         return
@@ -117,7 +113,6 @@ def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
 
 
 def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
-    """Yield `blocks`. Raises DataError once they exceed MAX_RATIO times the bytes read from `file`."""
     unpacked = 0
     for block in blocks:
         unpacked += len(block)
@@ -130,7 +125,6 @@ def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterat
 
 
 def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[bytes]:
-    """Yield the decompressed blocks of all members of `file`. Raises DataError."""
     try:
         yield from _zstd(file) if compression == ".zst" else _members(file, _DECOMPRESSORS[compression])
     except EOFError:
@@ -217,8 +211,6 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
 
 
 class _Blocks(io.RawIOBase):
-    """Raw stream over the blocks of a file, for io.BufferedReader."""
-
     def __init__(self, path: Path, compression: str | None) -> None:
         self._blocks = byte_blocks(path, compression)
         self._rest = memoryview(b"")
@@ -238,7 +230,6 @@ class _Blocks(io.RawIOBase):
 
 
 def _unpack(path: Path, file: BinaryIO) -> None:
-    """Write the content of `path` to the temporary `file`. Raises DataError before its disk is full."""
     folder = tempfile.gettempdir()
     too_large = f"{path}: does not fit into {folder}, where it is unpacked; set TMPDIR to a larger disk, or {_UNPACK}"
     unchecked = 0  # bytes that may be written before the room is checked again

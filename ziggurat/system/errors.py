@@ -84,11 +84,7 @@ class Problem:
 class ZigguratError(Exception):
     """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2.
 
-    Args:
-        problems: what is wrong; text alone is a problem of `key`, in which `named` stand.
-        key: see Problem.
-        named: see Problem.
-        between: what stands between the texts of several problems.
+    Text alone is a problem of `key`, in which `named` stand (see Problem); `between` stands between several problems.
     """
 
     def __init__(self, *problems: Problem | str, key: str = "", named: Sequence[str] = (), between: str = "; ") -> None:

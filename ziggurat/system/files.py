@@ -1,15 +1,12 @@
 """Files: finding them by pattern, writes that appear whole or not at all, checksums, and folders of a wrong kind.
 
-ziggurat.system.staging writes folders that appear whole or not at all. Checksums of a folder's files are written last,
-and compared by every reader before it parses a file:
+Checksums of a folder's files are written last, and compared by every reader before it parses a file, since parsers of
+other projects may crash on damaged files or silently read wrong numbers from them:
 
-checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content of
-                 config.yaml, so that an edit can be named), checksum (of all this)
+    checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content
+                     of config.yaml, so that an edit can be named), checksum (of all this)
 
-Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files or silently read wrong
-numbers from them. A folder without checksums.json, written by another program, is opened unchecked.
-
-A folder given in place of another kind is recognised, so that the error message can name what reads it.
+A folder without checksums.json, written by another program, is opened unchecked.
 """
 
 from __future__ import annotations
@@ -47,11 +44,8 @@ from ziggurat.system.yaml_text import MAX_YAML_BYTES, changed, parse_yaml, shown
 def find_files(pattern: str, key: str) -> list[Path]:
     """Return the files that match `pattern` (a path or a glob, `**` included), sorted.
 
-    `key` is the configuration key of the pattern, for messages.
-
-    Raises:
-        DataError: no file, something that is not a regular file, or one file both compressed and not, which would be
-            read twice.
+    `key` is the configuration key of the pattern, for messages. Raises DataError: no file, something that is not a
+    regular file, or one file both compressed and not, which would be read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):
@@ -134,7 +128,6 @@ def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
 
 
 def _umask() -> int:
-    """Return the process's file mode mask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -157,14 +150,9 @@ def write_checksums(
 ) -> None:
     """Write checksums.json, the last file of `folder`, with all its files or those whose whole name matches `only`.
 
-    Args:
-        folder: complete except for this file.
-        again: how to write the folder again, for messages about damage: `average the run again: ziggurat average
-            runs/a`.
-        only: names to list; None: all that do not begin with a dot.
-        known: fingerprints by name, of files that need not be read.
-
-    Raises OSError, DataError: a file cannot be read, or the list cannot be written.
+    `again` says how to write the folder again, for messages about damage: `average the run again: ziggurat average
+    runs/a`. `known` are fingerprints by name, of files that need not be read. Raises OSError, DataError: a file cannot
+    be read, or the list cannot be written.
     """
     wanted = only or re.compile(r"[^.].*")  # names that begin with a dot are locks and temporary files
     present = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE)
@@ -276,13 +264,11 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _is_entry(name: str, entry: Mapping[str, Any]) -> bool:
-    """Return True if an entry of the list is well-formed and names a file in the folder itself."""
     inside = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
     return inside and type(entry["bytes"]) is int and isinstance(entry["xxh3_128"], str)
 
 
 def _check(path: Path, document: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless the size and content of `path` are those in the list."""
     entry, again = document["files"][path.name], f"; {printable(str(document['again']), 400)}"
     try:
         size = os.stat(path).st_size
@@ -365,9 +351,13 @@ def folder_kind(path: Path) -> str | None:
 
     Only file names and a few fields of small JSON files are looked at.
     """
-    found = _exported(path) or _foreign(path)
-    if found:
-        return found
+    exported = _fields(path / "export.json", "target", "model")
+    if exported is not None and exported[0] in _READ_BY:
+        return f"{_READ_BY[exported[0]].format(path)} (it was made from {printable(exported[1], 200)})"
+    if _fields(path / "config.json", "model_type"):
+        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
+    if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
+        return "a directory of CTranslate2 (or pickled weights) of another toolkit, which nothing here reads"
     if is_store(path):
         return (
             f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`, `ziggurat report` describes it"
@@ -384,23 +374,6 @@ def folder_kind(path: Path) -> str | None:
 def is_store(path: Path) -> bool:
     """Return whether a folder has the manifest of a store, damaged or not; other programs' manifests do not count."""
     return _fields(path / MANIFEST, "tables", "prepared_from") is not None
-
-
-def _exported(path: Path) -> str | None:
-    """Recognise a folder that `ziggurat export` wrote."""
-    fields = _fields(path / "export.json", "target", "model")
-    if fields is None or fields[0] not in _READ_BY:
-        return None
-    return f"{_READ_BY[fields[0]].format(path)} (it was made from {printable(fields[1], 200)})"
-
-
-def _foreign(path: Path) -> str | None:
-    """Recognise a folder that another toolkit wrote."""
-    if _fields(path / "config.json", "model_type"):
-        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
-    if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
-        return "a directory of CTranslate2 (or pickled weights) of another toolkit, which nothing here reads"
-    return None
 
 
 def _parent(path: Path) -> str | None:

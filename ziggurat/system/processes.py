@@ -1,19 +1,14 @@
 """Worker processes and threads: a pool that never outlives its parent, and OpenMP's threads on a busy machine.
 
-This module does not import PyTorch. A new process imports it before it can watch its parent, and would live on for
-seconds, unwatched, while it imports PyTorch.
+PyTorch is not imported here: a new process imports this module before it can watch its parent.
 
-After each operation that torch splits among threads, the threads meet at a barrier. GNU's OpenMP (libgomp, in torch's
-wheels for Linux) lets them spin there for some milliseconds before they sleep. On an idle machine that is best, since
-the next operation follows within microseconds. Where another process wants one of the cores it is fatal: a spinning
-thread occupies the core that the thread it waits for needs, and training becomes ten times slower
-(benchmarks/README.md). Sleeping at once costs small models a quarter of their speed on an idle machine. So neither fits
-all cases, and the environment variables that choose between them are read only once, when the library is loaded.
-
-libgomp itself spins only for microseconds when the process has more OpenMP threads than there are CPUs (libgomp's
-config/linux/wait.h: gomp_throttled_spin_count_var). `share_cores` uses that rule: while other processes keep the
-machine busy, it holds a team of idle threads. They compute nothing, so results do not change. LLVM's and Intel's OpenMP
-(KMP_BLOCKTIME) yield by the same rule.
+After each operation that torch splits among threads, the threads meet at a barrier, where GNU's OpenMP (libgomp) lets
+them spin for some milliseconds before they sleep: best on an idle machine, but where another process wants a core, a
+spinning thread occupies the one that the thread it waits for needs, and training becomes ten times slower
+(benchmarks/README.md). The environment variables that choose are read only once, when the library is loaded. libgomp
+spins only for microseconds when the process has more OpenMP threads than there are CPUs (its config/linux/wait.h:
+gomp_throttled_spin_count_var): while others keep the machine busy, `share_cores` holds a team of idle threads, which
+compute nothing. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
 """
 
 from __future__ import annotations
@@ -57,9 +52,8 @@ def worker_pool(workers: int, *, way_out: str) -> Iterator[Callable[..., Future[
     """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
     The first task starts the processes. The end of the block, by an interrupt too, ends them at once, in the middle of
-    their tasks. Ctrl-C and the end of the terminal are left to this process.
-
-    Raises DataError, with `way_out` at its end, where a worker died.
+    their tasks. Ctrl-C and the end of the terminal are left to this process. Raises DataError, with `way_out` at its
+    end, where a worker died.
     """
     # The pool's semaphores start multiprocessing's resource tracker, which must not take Ctrl-C either.
     with _left_to_parent():
@@ -153,19 +147,12 @@ def usable_cpus() -> int:
 
 
 class _Times(NamedTuple):
-    """CPU seconds used on our CPUs by all other processes (`others`), up to the time `clock`."""
-
     clock: float
     others: float
 
 
 class CoreContention:
-    """Detector of other processes that want the cores of our threads, from samples of CPU times.
-
-    Args:
-        threads: threads that share an operation.
-        cpus: CPUs that this process may use.
-    """
+    """Detector of other processes that want the cores of our threads, from samples of CPU times."""
 
     def __init__(self, threads: int, cpus: int) -> None:
         self.threads, self.cpus = threads, cpus
@@ -199,8 +186,6 @@ def share_cores(threads: int) -> None:
 
 
 class _Watch(NamedTuple):
-    """The watching thread's detector, and the process it belongs to."""
-
     pid: int
     crowd: CoreContention
 
@@ -294,7 +279,7 @@ def sleeping_at_once(threads: int) -> Iterator[None]:
     """Context in which torch's `threads` threads sleep while they wait for each other, instead of spinning.
 
     What a thread then uses of its processor is what it works. Where the user has chosen how threads wait, or the
-    OpenMP library is none that can be told, they wait as they did before.
+    OpenMP library has no such rule, they wait as they did before.
     """
     let_go: Callable[[], None] | None = None
     if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():

@@ -28,7 +28,6 @@ MAX_BYTES = 1 << 24
 pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""
 
 MAX_DEPTH = 64
-"""Deepest nesting of objects and lists."""
 
 MAX_POINTER_BYTES = 1024
 """Most bytes of a pointer file, by the specification of Git LFS."""
@@ -127,13 +126,7 @@ def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -
 def read_bounded(
     path: Path, limit: int = MAX_BYTES, *, error: type[ZigguratError] = DataError, piped: bool = False
 ) -> bytes:
-    """Return the content of a file of at most `limit` bytes.
-
-    Args:
-        path: a regular file.
-        limit: most bytes.
-        error: class of the errors.
-        piped: whether `path` may also be a pipe or device.
+    """Return the content of a regular file of at most `limit` bytes; `piped`: it may also be a pipe or device.
 
     Raises FileNotFoundError when there is no file, `error` for everything else.
     """
@@ -174,7 +167,6 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
 
 
 def _is_deeper(document: Any, limit: int) -> bool:
-    """Return True if lists and objects are nested more than `limit` deep."""
     layer = [document]  # level by level: a recursive function would itself overflow the stack
     for _ in range(limit + 1):
         containers = [part for part in layer if isinstance(part, dict | list)]
@@ -241,15 +233,9 @@ def read_json(path: Path, form: type[Shape], *, error: type[ZigguratError] = Dat
 def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) -> Iterator[Taken]:
     """Yield `take(document, place)` for each line; nothing where there is no file.
 
-    A damaged last line without LF is left out: its writer was killed while writing it.
-
-    Args:
-        path: a file of JSON lines.
-        take: raises ValueError, KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`;
-            `place` is the file and line, for any errors that `take` words itself.
-        what: description of a line, such as `a record of a run`.
-
-    Raises DataError with file and line for any other damaged line, or one longer than MAX_BYTES.
+    A damaged last line without LF is left out: its writer was killed while writing it. `take` raises ValueError,
+    KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`, such as `a record of a run`;
+    `place` is the file and line. Raises DataError with these for any other damaged line, or one longer than MAX_BYTES.
     """
     if not path.exists():
         return
@@ -282,8 +268,34 @@ def json_safe(value: Any) -> Any:
     return [json_safe(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def with_sorted_header(content: bytes) -> bytes:
-    """Return a safetensors file with its header sorted, since the library's order of metadata is random."""
+def read_arrays(path: Path, form: str, what: str, again: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return metadata and numpy arrays of a safetensors file whose metadata give its `format` as `form`.
+
+    Raises FileNotFoundError when there is no file; DataError, which calls it `what` and ends with `again`, the way out,
+    when it is damaged or of another format.
+    """
+    from safetensors import SafetensorError, safe_open  # it imports numpy, which errors need not wait for
+
+    try:
+        check_opens(path)
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError) as error:
+        refuse_passing(path, error)
+        raise DataError(f"{path}: damaged, or no {what} ({error}); {again}") from None
+    if metadata.get("format") != form:
+        raise DataError(f"{path}: no {what} that this version of ziggurat reads ({form}); {again}")
+    return metadata, arrays
+
+
+def arrays_content(arrays: Mapping[str, Any], metadata: dict[str, str]) -> bytes:
+    """Return numpy arrays as a safetensors file, the same bytes every time: the library's order of metadata is not."""
+    from safetensors.numpy import save
+
+    content: bytes = save(dict(arrays), metadata)
     end = 8 + int.from_bytes(content[:8], "little")  # the header, as JSON, follows its length in 8 bytes
     text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # tensors stay aligned

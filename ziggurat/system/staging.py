@@ -1,18 +1,12 @@
 """Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
 
-The operations for the rest of the package: `building` writes a folder, `recover` and `tidy` repair what a killed
-process left, `discard` deletes, `sweep` removes temporary files and folders.
-
 A file on its way to NAME is called `.NAME.<8 letters>.tmp` and locked (flock) while its writer lives: the kernel
-releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow
-the same pattern. One process builds the next content beside a folder, which gets its name when all is on disk.
-
-While NAME is built, `.NAME.building.tmp` lies beside it:
+releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow the
+same pattern: while NAME is built, `.NAME.building.tmp` lies beside it:
 
     lock    held by the building process; a file, since on NFS the lock of a folder does not reach other machines
     new/    the future NAME
-    old/    the former NAME, until new/ has taken its place. This is the whole journal: if there is no NAME, old/ is
-            put back
+    old/    the former NAME, until new/ has taken its place. If there is no NAME, old/ is put back
     gone/   the former NAME, being deleted
 
 `.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder;
@@ -70,12 +64,8 @@ def lock_missing(path: Path, error: OSError) -> DataError:
 def locked(file: Path, how: int, busy: str) -> Iterator[None]:
     """Context that holds the lock of a file, made where it is missing; not of a folder, which NFS locks on one machine.
 
-    Args:
-        file: the file.
-        how: LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is an error, else it is waited for.
-        busy: what the error then says.
-
-    Raises DataError: another process holds it, or the file system has no locks.
+    `how` is LOCK_EX or LOCK_SH of fcntl; with LOCK_NB another process's lock is a DataError, `busy`, else it is waited
+    for. Raises DataError also where the file system has no locks.
     """
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
@@ -205,15 +195,11 @@ def staged(target: Path) -> Path:
 
 
 class Staging:
-    """The right of this process to build a folder, held until `close`; workspace.building is the same as a context.
+    """The right of this process to build a folder, held until `close`; `building` is the same as a context.
 
-    Remains of an earlier process are removed; a folder that it had set aside is put back.
-
-    Args:
-        target: the folder; for a link, the folder that it points to.
-
-    Raises DataError when another process is building the same folder or there are no locks, ConfigError for a name that
-    is not UTF-8, OSError when the folder beside it cannot be created.
+    Remains of an earlier process are removed; a folder that it had set aside is put back. Of a link, the folder that it
+    points to is built. Raises DataError when another process is building the same folder or there are no locks,
+    ConfigError for a name that is not UTF-8, OSError when the folder beside it cannot be created.
     """
 
     def __init__(self, target: Path) -> None:
@@ -299,11 +285,12 @@ class Staging:
         try:
             os.rename(self._new, self.target)  # enough where there is nothing, or an empty folder
         except OSError as error:
-            if error.errno == errno.EBUSY:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                self._replace()
+            elif error.errno == errno.EBUSY:
                 raise _cannot_be_made(self.target, error) from None
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            else:
                 raise
-            self._replace()
         sync_folder(self.target.parent)
         if self._old.exists():
             sync_folder(self._place)
@@ -375,10 +362,7 @@ def building(target: Path) -> Iterator[Path]:
     """Yield an empty folder that replaces `target` when the block ends without an error.
 
     The content is on the disk before the folder gets its name. After an error nothing of it is left, and `target` is
-    unchanged.
-
-    Raises:
-        DataError: another process is building the same folder, or it cannot be created or put in place.
+    unchanged. Raises DataError: another process is building the same folder, or it cannot be created or put in place.
     """
     with written_whole(target):
         try:
@@ -395,9 +379,8 @@ def building(target: Path) -> Iterator[Path]:
 def recover(target: str | Path) -> None:
     """Put `target` back if a process was killed between the two renames that replace it; call this before reading.
 
-    If `target` exists, this costs one look. If a living process is between its renames, this waits for it.
-
-    Raises DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
+    If `target` exists, this costs one look. If a living process is between its renames, this waits for it. Raises
+    DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
     """
     path = _real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
@@ -445,13 +428,10 @@ def discard(folder: Path) -> None:
 
 
 def sweep(folder: Path, *, deep: bool = False) -> None:
-    """Remove temporary files and folders of dead processes; those of living ones stay.
+    """Remove temporary files and folders of dead processes, and nothing of living ones; what cannot be removed stays.
 
-    Args:
-        folder: a folder that only ziggurat writes: other programs use such names for temporary files as well.
-        deep: also in all folders under it.
-
-    Raises nothing: what cannot be removed does no harm.
+    `folder` is one that only ziggurat writes: other programs use such names as well. `deep`: also in all folders under
+    it.
     """
     for place, folders, files in os.walk(folder):
         found = [*folders, *files]

@@ -24,13 +24,8 @@ from rich.console import Console
 class Messages(io.TextIOBase):
     """A text stream on top of another one that never fails: text that cannot be written is lost.
 
-    Every message is tried, even after a failure, since a full disk may have room again.
-
-    Args:
-        stream: the stream to write to; None if it was closed before the process began.
-
-    Attributes:
-        failure: the reason why a message was lost, the first time; None while none was.
+    Every message is tried, even after a failure, since a full disk may have room again. `stream` is None if it was
+    closed before the process began; `failure` is the reason why the first message was lost, None while none was.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -127,7 +122,6 @@ def stop_signals() -> list[signal.Signals]:
 
 
 def _is_ours(handler: object) -> bool:
-    """Return whether a signal has its default action or a handler of this package."""
     return handler is signal.SIG_DFL or str(getattr(handler, "__module__", "")).startswith("ziggurat.")
 
 

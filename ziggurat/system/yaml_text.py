@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -202,6 +202,11 @@ def _filled(key: str, settings: Mapping[str, Any], others: Mapping[str, Any]) ->
     """Return True if a section is empty in `settings` and has keys in `others`, which say all."""
     empty = key in settings and settings[key] in ({}, [])
     return empty and any(other.startswith(f"{key}.") for other in others)
+
+
+def keys_of(changes: Iterable[str]) -> list[str]:
+    """Return the dotted keys that begin the lines of `changed`, and those of ziggurat.data.store_checks.differences."""
+    return [line.split()[0].rstrip(":") for line in changes]
 
 
 def shown(changes: list[str], most: int = 6) -> str:

@@ -48,6 +48,7 @@ from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights, whole
 from ziggurat.system.errors import ConfigError, TrainingError
 from ziggurat.system.files import made_by
+from ziggurat.system.yaml_text import keys_of
 from ziggurat.train.checkpoint import Checkpoint, RunProgress
 from ziggurat.train.device import Shortage
 from ziggurat.train.distributed import Processes
@@ -346,7 +347,7 @@ class Learner:
                 f"`training.start_from: {path}`: the same weights would compute something else here, because of "
                 f"{'; '.join(changed)}; {hint}",
                 key="training.start_from",
-                named=[line.partition(":")[0] for line in changed],
+                named=keys_of(changed),
             )
         unicode, here = opened.tokenizers[0].unicode, (self.store.source, self.store.target)
         form = "" if unicode == here[0].unicode else f" data.unicode={unicode}"

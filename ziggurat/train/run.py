@@ -42,7 +42,7 @@ from ziggurat.system.errors import CheckpointError, ConfigError, DataError, Reme
 from ziggurat.system.files import write_atomically, write_checksums
 from ziggurat.system.small_files import read_json
 from ziggurat.system.staging import building
-from ziggurat.system.yaml_text import changed, shown
+from ziggurat.system.yaml_text import changed, keys_of, shown
 from ziggurat.train.distributed import Processes
 from ziggurat.train.saving import clear_leftovers
 from ziggurat.train.trackers import refuse_other_experiment
@@ -84,7 +84,7 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
             f"{shown(unlike, 4)}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or "
             "set `data.store` to a store made with it",
             key="data.store",
-            named=[line.split()[0].rstrip(":") for line in unlike],
+            named=keys_of(unlike),
         )
 
 

@@ -31,9 +31,10 @@ from ziggurat.corpora.jobs.preparation import prepare_job
 from ziggurat.data.babel import generate
 from ziggurat.data.cleaning.cleaner import Examples
 from ziggurat.data.cleaning.comparisons import Comparisons, PairHashes
-from ziggurat.data.encoding import EncodedBlock, Lists, compared, pack, unpack
+from ziggurat.data.encoding import EncodedBlock, compared, pack, unpack
 from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.prepare import prepare
+from ziggurat.data.table import Lists
 from ziggurat.system.errors import DataError
 
 BLOCK, SHARD = 5, 12

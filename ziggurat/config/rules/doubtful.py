@@ -34,9 +34,8 @@ def data_notices(data: DataConfig) -> list[Problem]:
     """Return a warning for each side, of all corpora or of one, whose language is given by anything but a code."""
     sides = {"data.source_language": data.source_language, "data.target_language": data.target_language}
     sides |= {
-        f"data.{split}.{number}.{key}": code
-        for split, corpora in (("train", data.train), ("dev", data.dev))
-        for number, corpus in enumerate(corpora)
+        f"{corpus_key}.{key}": code
+        for _, corpus_key, corpus in data.corpora()
         for key in ("source_language", "target_language")
         if (code := getattr(corpus, key)) is not None
     }

@@ -338,25 +338,22 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
     """
     wanted: dict[tuple[Path, str], dict[str, Path]] = {}
     endings: dict[Path, dict[str, str]] = {}
-    for split, corpora in (("train", data.train), ("dev", data.dev)):
-        for number, corpus in enumerate(corpora):
-            key = f"{where}: data.{split}.{number}"
-            folder, files = _named(corpus, data, key)
-            if (described := names.registry.folders.get(folder.name)) is None:
-                known = ", ".join(names.registry.folders)
-                raise ConfigError(
-                    f"{key}: no registry says what the folder `{printable(folder.name)}` holds ({known} are known); "
-                    "fetch its corpora by name, or describe it in a registry of your own (docs/fetch.md)"
-                )
-            for language, path in files.items():
-                if (name := set_name(path)) not in _sets(described):
-                    has = ", ".join(_sets(described))
-                    raise ConfigError(
-                        f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}"
-                    )
-                wanted.setdefault((folder, name), {})[language] = path
-            # The development corpora come last: test sets are packed as they are.
-            endings[folder] = {language: f"{language}{compression_of(path) or ''}" for language, path in files.items()}
+    for _, its_key, corpus in data.corpora():
+        key = f"{where}: {its_key}"
+        folder, files = _named(corpus, data, key)
+        if (described := names.registry.folders.get(folder.name)) is None:
+            known = ", ".join(names.registry.folders)
+            raise ConfigError(
+                f"{key}: no registry says what the folder `{printable(folder.name)}` holds ({known} are known); "
+                "fetch its corpora by name, or describe it in a registry of your own (docs/fetch.md)"
+            )
+        for language, path in files.items():
+            if (name := set_name(path)) not in _sets(described):
+                has = ", ".join(_sets(described))
+                raise ConfigError(f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}")
+            wanted.setdefault((folder, name), {})[language] = path
+        # The development corpora come last: test sets are packed as they are.
+        endings[folder] = {language: f"{language}{compression_of(path) or ''}" for language, path in files.items()}
     for folder, ending in endings.items():
         for extra in (one for one, its in names.registry.folders[folder.name].sets.items() if its.extra):
             wanted.setdefault((folder, extra), {code: folder / f"{extra}.{end}" for code, end in ending.items()})

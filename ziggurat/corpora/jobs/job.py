@@ -29,7 +29,7 @@ from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import parse_json, read_bounded
 from ziggurat.system.staging import TEMPORARY, locked, sweep
 from ziggurat.system.terminal import REPEATED, stop_signals
-from ziggurat.system.yaml_text import shown
+from ziggurat.system.yaml_text import keys_of, shown
 
 PLAN_FILE = "plan.json"
 _FORMAT = 1
@@ -122,7 +122,7 @@ def _lines_known(path: Path, verb: str, settings: dict[str, Any]) -> int | None:
         raise DataError(
             f"{path.parent}: was begun with other settings or files (there -> now): {shown(changed)}. Continue with "
             "the same ones, or name another folder",
-            named=[name.split()[0].rstrip(":") for name in changed],
+            named=keys_of(changed),
         )
     return int(known["lines"])
 

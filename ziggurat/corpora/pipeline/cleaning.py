@@ -233,7 +233,7 @@ class CleanStep(Step):
         # (2) Clean.
         with _block_cleaning(data, scorers, sum(corpus.read for corpus in training), folder) as cleaned:
             for number, (name, corpus) in enumerate(zip(self._names, training, strict=True)):
-                tasks = (_Task(number, *block) for block in corpus.scored_blocks())
+                tasks = (_Task(number, lines, unwanted) for lines, _, unwanted in corpus.blocks())
                 blocks = _compared(cleaned(tasks), corpus, comparisons, progress)
                 files = context.sides("clean", "cleaned" if taken else "train", name)
                 corpus.kept = write_sides(files, taken.seeing(blocks))

@@ -17,19 +17,7 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig
 from ziggurat.data.cleaning import filters as clean
-from ziggurat.data.cleaning.filters import (
-    Mask,
-    Predicate,
-    addresses_differ,
-    confidences,
-    email_addresses,
-    known_language,
-    number_share,
-    pair_hashes,
-    repair_with,
-    unmatched_marks,
-    web_addresses,
-)
+from ziggurat.data.cleaning.filters import Mask, Predicate
 from ziggurat.data.cleaning.pair_score import PairScorer
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.system.errors import printable
@@ -84,12 +72,8 @@ class Examples:
 class Cleaner:
     """The filters of a corpus; a dropped pair is counted under the first filter that applies.
 
-    Args:
-        filters: of the corpus.
-        languages: codes of source and target.
-        scorer: the pair score, where it is trained already.
-
-    Raises ConfigError: an unknown script or language, or a package that is not installed.
+    `scorer` is the pair score, where it is trained already. Raises ConfigError: an unknown script or language, or a
+    package that is not installed.
     """
 
     def __init__(
@@ -101,7 +85,7 @@ class Cleaner:
         self._filters = predicates(filters, languages)
         if filters.pair_score is not None and scorer is not None:
             self._filters.append(("pair_score", partial(_unlikely, scorer=scorer, limit=filters.pair_score.min)))
-        self._repair = repair_with() if filters.repair else None
+        self._repair = clean.repair_with() if filters.repair else None
 
     @classmethod
     def only_empty(cls) -> Cleaner:
@@ -126,14 +110,10 @@ class Cleaner:
         unwanted: Mask | None = None,
         examples: Examples | None = None,
     ) -> tuple[list[str], list[str], Mask]:
-        """Return the remaining pairs and their mask over the block [pairs].
+        """Return the remaining pairs of a block, mended before, and their mask over the block [pairs].
 
-        Args:
-            source: of the block, mended.
-            target: the same.
-            counts: of dropped pairs by reason, to be added to.
-            unwanted: mask of pairs to be dropped for a score that another tool gave them.
-            examples: sees the dropped pairs.
+        Dropped pairs are added to `counts` by reason, and `examples` sees them. `unwanted` is the mask of pairs to be
+        dropped for a score that another tool gave them.
         """
         kept = np.ones(len(source), np.bool_)
         left = source, target
@@ -153,14 +133,13 @@ def _drop(
     counts: Counter[str],
     examples: Examples | None,
 ) -> tuple[tuple[list[str], list[str]], Mask]:
-    """Return `pairs` without those of the mask `drop`, and `kept`, the mask over the whole block, without them."""
     dropped = int(drop.sum())
     if not dropped:
         return pairs, kept
     counts[reason] += dropped
     if examples is not None:
         gone = [list(compress(side, drop)) for side in pairs]
-        examples.see(reason, pair_hashes(gone[0], gone[1]), lambda place: (gone[0][place], gone[1][place]))
+        examples.see(reason, clean.pair_hashes(gone[0], gone[1]), lambda place: (gone[0][place], gone[1][place]))
     stay = ~drop
     kept = kept.copy()
     kept[kept] = stay
@@ -180,10 +159,6 @@ def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None
 
 def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[str, Predicate]]:
     """Return the filters of a pair alone, with their reasons; their order decides under which one a pair is counted.
-
-    Args:
-        filters: the configuration.
-        languages: codes of source and target.
 
     Raises ConfigError: see Cleaner.
     """
@@ -205,31 +180,26 @@ def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[
         found = filters.languages
         for side, (where, limit) in enumerate((("source", found.source), ("target", found.target))):
             if limit is not None:
-                name = known_language(languages[side], where)
+                name = clean.known_language(languages[side], where)
                 test = partial(_other_language, side=side, name=name, limit=limit, letters=found.min_letters)
                 named.append((f"{where}_language", test))
     return named
 
 
 def _agreements(filters: FilterConfig) -> list[tuple[str, Predicate]]:
-    wanted, named = filters.agreement, []
+    wanted, named = filters.agreement, list[tuple[str, Predicate]]()
     if wanted.urls:
-        named.append(("urls", _addresses(web_addresses, ".")))
+        named.append(("urls", partial(clean.addresses_differ, find=clean.web_addresses, sign=".")))
     if wanted.emails:
-        named.append(("emails", _addresses(email_addresses, "@")))
+        named.append(("emails", partial(clean.addresses_differ, find=clean.email_addresses, sign="@")))
     if (share := wanted.numbers) is not None:
-        named.append(("numbers", _each(lambda source, target: number_share(source, target) < share)))
+        named.append(("numbers", _each(lambda source, target: clean.number_share(source, target) < share)))
     if (most := wanted.punctuation) is not None:
-        named.append(("punctuation", _each(lambda source, target: unmatched_marks(source, target) > most)))
+        named.append(("punctuation", _each(lambda source, target: clean.unmatched_marks(source, target) > most)))
     return named
 
 
-def _addresses(find: Callable[[str], Counter[str]], sign: str) -> Predicate:
-    return lambda source, target: addresses_differ(source, target, find, sign)
-
-
 def _each(test: Callable[[str, str], bool]) -> Predicate:
-    """Return the predicate that asks `test` of each pair."""
     return lambda source, target: np.fromiter(map(test, source, target), np.bool_, len(source))
 
 
@@ -237,7 +207,7 @@ def _other_language(
     source: Sequence[str], target: Sequence[str], *, side: int, name: str, limit: float, letters: int
 ) -> Mask:
     """A side is in the language `name` with less confidence than `limit`."""
-    return confidences((source, target)[side], name, letters) < limit
+    return clean.confidences((source, target)[side], name, letters) < limit
 
 
 def _unlikely(source: Sequence[str], target: Sequence[str], *, scorer: PairScorer, limit: float) -> Mask:

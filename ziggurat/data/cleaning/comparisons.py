@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from ziggurat.config.data import DataConfig
 from ziggurat.data.cleaning.filters import HashSet, Mask, pair_hashes
 from ziggurat.data.cleaning.held_out import HeldOut, NearDuplicates, Overlap, rows_for, side_hashes, sketches
-from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import PairBlock
 from ziggurat.system.errors import Problem
 from ziggurat.system.files import find_files
+
+if TYPE_CHECKING:
+    from ziggurat.data.inputs import Corpus
 
 CONTAMINATION = "CONTAMINATION:"
 """Beginning of a notice on held-out sentences in training pairs."""
@@ -36,45 +38,28 @@ class PairHashes(NamedTuple):
     keys: NDArray[np.uint64]
     """A hash of the pair, [pairs]."""
     bands: NDArray[np.uint64] | None = None
-    """Of its sketch (ziggurat.data.cleaning.held_out), [pairs, BANDS]; None where near-duplicates are not looked
-    for."""
+    """Bands of its sketch, [pairs, BANDS]; None where near-duplicates are not looked for."""
     sides: NDArray[np.uint64] | None = None
-    """A hash of each side (ziggurat.data.cleaning.held_out), [pairs, 2]; None where there are no held-out sets."""
+    """A hash of each side, [pairs, 2]; None where there are no held-out sets."""
 
     def select(self, stay: Mask) -> PairHashes:
         """Return those of the pairs of the mask `stay` [pairs]."""
         return PairHashes(*(None if array is None else array[stay] for array in self))  # type: ignore[arg-type]
 
 
-class TraceMaker:
-    """Makes the traces of blocks.
-
-    Args:
-        config: the data section.
-    """
-
-    def __init__(self, config: DataConfig) -> None:
-        found = [filters.near_duplicates for filters in map(config.filters_of, config.train)]
-        self._rows = [None if near is None else rows_for(near.similarity) for near in found]
-        self._held_out = bool(config.dev or config.held_out)
-
-    def make(self, corpus: int, source: Sequence[str], target: Sequence[str]) -> PairHashes:
-        """Return the traces of pairs of the training corpus of this number."""
-        rows = self._rows[corpus]
-        return PairHashes(
-            pair_hashes(source, target),
-            None if rows is None else sketches(source, target, rows),
-            side_hashes(source, target) if self._held_out else None,
-        )
+def compared_hashes(config: DataConfig, corpus: int, source: Sequence[str], target: Sequence[str]) -> PairHashes:
+    """Return the hashes of a block of pairs of the training corpus of this number that `config` compares."""
+    near = config.filters_of(config.train[corpus]).near_duplicates
+    return PairHashes(
+        pair_hashes(source, target),
+        None if near is None else sketches(source, target, rows_for(near.similarity)),
+        side_hashes(source, target) if config.dev or config.held_out else None,
+    )
 
 
 class Comparisons:
-    """The filters with what they remember of the pairs so far.
-
-    Args:
-        config: the data section.
-        near: None: near-duplicates are not looked for.
-        held_out: sets that no training pair should be in.
+    """The filters with what they remember of the pairs so far; None: near-duplicates, or pairs held out, are not looked
+    for.
     """
 
     def __init__(self, config: DataConfig, near: NearDuplicates | None = None, held_out: HeldOut | None = None) -> None:
@@ -126,7 +111,7 @@ def _given(array: NDArray[np.uint64] | None) -> NDArray[np.uint64]:
     return array
 
 
-def set_name(corpus: Corpus) -> str:
+def held_out_label(corpus: Corpus) -> str:
     """Return what a development corpus is called among the held-out sets."""
     return f"{corpus.key} ({corpus.reader.name})"
 
@@ -136,7 +121,7 @@ def _held_out_sets(config: DataConfig, corpora: Sequence[Corpus]) -> HeldOut:
     for corpus in corpora:
         if corpus.split == "dev":
             languages = config.languages_of(corpus.config)
-            found.add_pairs(set_name(corpus), _normalised(corpus, config.unicode), languages)
+            found.add_pairs(held_out_label(corpus), _normalised(corpus, config.unicode), languages)
     for number, pattern in enumerate(config.held_out):
         for path in find_files(pattern, f"data.held_out.{number}"):
             found.add_lines(str(path), _lines(path, config.unicode))
@@ -168,7 +153,7 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Probl
 
     `corpora`: those of both splits.
     """
-    of_pairs = {set_name(corpus) for corpus in corpora if corpus.split == "dev"}
+    of_pairs = {held_out_label(corpus) for corpus in corpora if corpus.split == "dev"}
     training = [corpus for corpus in corpora if corpus.split == "train"]
     notices = []
     for rule, notice in (("keep", overlap_notice), ("pairs", _notice_of_sides)):
@@ -181,11 +166,7 @@ def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[Probl
 def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | None = None) -> Problem | None:
     """Return a warning on what training pairs share with the set `name`; None where it is next to nothing.
 
-    Args:
-        name: of the set.
-        found: what they share.
-        of_pairs: whether it is a set of pairs.
-        way_out: how such pairs are dropped; None: by `data.filters.held_out`.
+    `of_pairs`: whether it is a set of pairs. `way_out`: how such pairs are dropped; None: by `data.filters.held_out`.
     """
     if not found.pairs and found.found < _many(found):
         return None
@@ -202,12 +183,10 @@ def overlap_notice(name: str, found: Overlap, *, of_pairs: bool, way_out: str | 
 
 
 def _contamination(name: str, said: str, way_out: str) -> Problem:
-    """Return the warning on what training shares with the set `name`, a label of a corpus (`set_name`) or a file."""
     return Problem("data.filters.held_out", f"{CONTAMINATION} {said}", way_out, "warning", (name,))
 
 
 def _notice_of_sides(name: str, found: Overlap, *, of_pairs: bool) -> Problem | None:
-    """Return a warning on pairs that stay with one side in a set, after those with both have been dropped."""
     _, left = found.staying("pairs")
     # An everyday sentence ("Thank you.") is in many pairs, so the set's sentences decide, not the pairs.
     if min(left, found.found) < _many(found):
@@ -225,5 +204,4 @@ def _sentences_of(name: str, found: Overlap, of_pairs: bool) -> str:
 
 
 def _many(found: Overlap) -> float:
-    """Return from how many sentences on a set's overlap is worth a notice."""
     return max(1, MANY * found.sentences)

@@ -25,7 +25,7 @@ from ziggurat.data.lines import is_blank
 from ziggurat.system.errors import ConfigError
 
 Mask = NDArray[np.bool_]
-"""Over the pairs of a block."""
+"""Mask over the pairs of a block."""
 Predicate = Callable[[Sequence[str], Sequence[str]], Mask]
 """From source and target texts to a mask `[pairs]`, True where the pair is to be dropped."""
 
@@ -101,8 +101,7 @@ def wrong_script(
 def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
     """Return a pattern for letters in a row of `scripts`: one Unicode script name, or several joined by `+`.
 
-    Raises:
-        ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
+    Raises ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
     """
     try:
         names = "".join(rf"\p{{Script={name}}}" for name in scripts.split("+"))
@@ -198,8 +197,7 @@ class HashSet:
         return known
 
 
-_WORDS = 12
-"""Numbers up to this one are often written as words."""
+_WORDS = 12  # numbers up to this one are often written as words
 
 # Digits by `re`, which has the Unicode tables of `unicodedata`: those of `regex` are newer, with digits that have no
 # value there. A digit is looked for first, and then what stands before it: `re` finds that in less than half the time.
@@ -306,7 +304,6 @@ def repair_with() -> Callable[[Sequence[str]], tuple[list[str], NDArray[np.bool_
     """Return a function from texts to the repaired texts and a mask of those that it changed.
 
     Quotation marks, ligatures and full-width letters stay as they are, and so does text with NUL, which is no text.
-
     Raises ConfigError where ftfy is not installed.
     """
     try:

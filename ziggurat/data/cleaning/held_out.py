@@ -1,10 +1,9 @@
-"""Sentences of development and test sets that training pairs have too, case, punctuation and blanks aside.
+"""Sentences of development and test sets that training pairs have too, and near-duplicates among training pairs.
 
-Near-duplicates by sketches: MinHash (Broder 1997) in bands, remembered in a table of fixed size.
-
-A pair is the set of the sequences of four characters of its two sides. For a random hash the least value over the
-sequences is the same in two sets with the probability of their Jaccard similarity s. A band combines `rows` such
-values: equal with probability s^rows. A pair is a near-duplicate if two of its BANDS bands were seen before.
+Near-duplicates are found by MinHash (Broder 1997) in bands. A pair is the set of the sequences of four characters of
+its two sides. For a random hash the least value over the sequences is the same in two sets with the probability of
+their Jaccard similarity s. A band combines `rows` such values: equal with probability s^rows. A pair is a
+near-duplicate if two of its BANDS bands were seen before.
 """
 
 from __future__ import annotations
@@ -136,11 +135,7 @@ def _bands(values: Keys, starts: NDArray[np.int64], rows: int) -> Keys:
 
 
 class NearDuplicates:
-    """The bands of the pairs so far, in a table that does not grow: two bytes for a band, the newest in each place.
-
-    Args:
-        memory: bytes.
-    """
+    """The bands of the pairs so far, two bytes for each and the newest in each place, in a table of `memory` bytes."""
 
     def __init__(self, memory: int) -> None:
         self._places = memory // (2 * BANDS)
@@ -186,7 +181,7 @@ class Overlap(NamedTuple):
     """Overlap of training pairs with a held-out set."""
 
     sentences: int
-    """Of the set, unlike ones, with letters or digits."""
+    """Distinct sentences of the set that have letters or digits."""
     found: int
     """Those of them that are in a training pair."""
     pairs: int
@@ -227,8 +222,7 @@ class HeldOut:
         self._sets: dict[str, _Set] = {}
         self._pairs: Counter[str] = Counter()
         self._sides: Counter[str] = Counter()
-        self._any: SentenceSet | None = None
-        """All sets together; None: they changed since."""
+        self._any: SentenceSet | None = None  # all sets together; None: they changed since
 
     def __bool__(self) -> bool:
         return bool(self._sets)
@@ -253,23 +247,17 @@ class HeldOut:
     def look(self, hashes: Hashes, languages: Languages | None = None) -> tuple[Mask, Mask]:
         """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
 
-        Args:
-            hashes: of both sides of each pair, [pairs, 2], by `side_hashes`.
-            languages: codes of source and target; None: not known, all sentences are compared.
+        `hashes` are of both sides of each pair, [pairs, 2], by `side_hashes`; without `languages`, all sentences are
+        compared.
         """
         both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         # First in all sets at once: few pairs have a sentence of any, and there may be many sets.
         if self._any is None:
             self._any = SentenceSet(side.hashes for known in self._sets.values() for side in known.sides)
         rows = np.flatnonzero(self._any.look(hashes[:, 0]) | self._any.look(hashes[:, 1]))
-        both[rows], either[rows] = self._looked(hashes[rows], languages and _main(languages))
-        return both, either
-
-    def _looked(self, hashes: Hashes, languages: Languages | None) -> tuple[Mask, Mask]:
-        """Do what `look` says, set by set."""
-        both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
-        looked = {name: known.look(hashes, languages) for name, known in self._sets.items()}
-        in_lines = np.zeros_like(hashes, np.bool_)
+        main = languages and _main(languages)
+        looked = {name: known.look(hashes[rows], main) for name, known in self._sets.items()}
+        in_lines = np.zeros((len(rows), 2), np.bool_)
         for found in looked.values():
             if found.shape[2] == 1:
                 in_lines |= found[:, :, 0]
@@ -279,8 +267,8 @@ class HeldOut:
             whole, one = (found & others).any((1, 2)), found.any((1, 2))
             self._pairs[name] += int(whole.sum())
             self._sides[name] += int(one.sum())
-            both |= whole
-            either |= one
+            both[rows] |= whole
+            either[rows] |= one
         return both, either
 
     def overlaps(self) -> dict[str, Overlap]:
@@ -297,8 +285,6 @@ class HeldOut:
 
 
 class _Set(NamedTuple):
-    """One set."""
-
     sides: tuple[SentenceSet, ...]
     """Its sources and its targets, or its sentences of either language."""
     languages: Languages | None
@@ -321,11 +307,7 @@ def _main(languages: Languages) -> Languages:
 
 
 class SentenceSet:
-    """Hashes of sentences, with those that were found.
-
-    Args:
-        blocks: hashes of the sentences (`sentence_hashes`), in blocks.
-    """
+    """Hashes of sentences (`sentence_hashes`), with those that were found."""
 
     def __init__(self, blocks: Iterable[Hashes]) -> None:
         hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *blocks]))

@@ -19,10 +19,8 @@ from ziggurat.data.lines import INVISIBLE
 
 Lengths = NDArray[np.int64]
 
-_TENTHS = 10
-"""Weight of a letter of Latin, Cyrillic, Greek, Arabic and all that is not in a table below."""
-_WORD = 50
-"""Weight of a word: five letters."""
+_TENTHS = 10  # weight of a letter of Latin, Cyrillic, Greek, Arabic and all that is not in a table below
+_WORD = 50  # weight of a word: five letters
 _UNSPACED = {
     29: ("2e80-2fd5 3005 3007 3021-3029 3038-303b 3400-4dbf 4e00-9fff f900-faff 17000-18d8f 20000-3fffd",),  # Han
     14: ("3041-3096 309d-309f 30a1-30fa 30fc-30ff 31f0-31ff ff66-ff9d 1b000-1b16f",),  # kana
@@ -88,14 +86,9 @@ def _sums(values: NDArray[np.generic], starts: NDArray[np.int64]) -> Lengths:
     return np.add.reduceat(values, starts, dtype=np.int64) if len(starts) else np.zeros(0, np.int64)
 
 
-def _is_plain(texts: Sequence[str]) -> bool:
-    """Return True where nothing has to be looked up: all of it is ASCII."""
-    return "".join(texts).isascii()
-
-
 def has_unspaced(texts: Sequence[str]) -> NDArray[np.bool_]:
     """Return which texts have a character of a script that writes no blank between words, [texts]."""
-    if _is_plain(texts):
+    if "".join(texts).isascii():
         return np.zeros(len(texts), np.bool_)
     codes, starts = _codes(texts)
     return _sums(_tables()[2][codes], starts) > 0
@@ -109,7 +102,7 @@ def visible_lengths(texts: Sequence[str]) -> Lengths:
 
 def character_lengths(texts: Sequence[str]) -> Lengths:
     """Return the weight of the characters of each text, blanks included, in tenths of a letter, [texts]."""
-    if _is_plain(texts):
+    if "".join(texts).isascii():
         return np.fromiter(map(len, texts), np.int64, len(texts)) * _TENTHS
     codes, starts = _codes(texts)
     return _sums(_tables()[0][codes], starts) - _TENTHS  # the line feed before it

@@ -17,14 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from ziggurat.data.aligner import split_words
 from ziggurat.data.cleaning.filters import greek_questions
 from ziggurat.data.hmm import Lexicon, translation_table
 from ziggurat.system.errors import DataError
-from ziggurat.system.small_files import check_regular, with_sorted_header
+from ziggurat.system.small_files import arrays_content, read_arrays
 
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]
@@ -36,10 +34,8 @@ FEATURES = (*(f"{name}, {way}" for way in ("forward", "backward") for name in _D
 """Names of the columns of `features`."""
 
 _WAYS = ("forward", "backward")
-_FLOOR = 1e-6
-"""Least probability of a word given the other side, so that one strange word does not decide."""
-_COVERED = 0.1
-"""t(f | e) from which a word counts as the translation of another."""
+_FLOOR = 1e-6  # least probability of a word given the other side, so that one strange word does not decide
+_COVERED = 0.1  # t(f | e) from which a word counts as the translation of another
 _KEPT = 100  # translations of a word
 _ITERATIONS = 4  # of IBM Model 1
 _BIGRAMS = 1 << 21  # counts of neighbouring words, by hash
@@ -49,9 +45,7 @@ class PairTokens(NamedTuple):
     """Pairs as the features see them."""
 
     words: tuple[Tokens, Tokens]
-    """Word ids of both sides."""
     characters: tuple[Floats, Floats]
-    """Characters of both sides, [pairs]."""
     copied: Floats
     """Share of the words of both sides that are on the other too, [pairs]."""
     marks: tuple[NDArray[np.bool_], NDArray[np.bool_]]
@@ -69,9 +63,7 @@ class CorpusStatistics(NamedTuple):
 class WordOrder:
     """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?
 
-    Args:
-        words: count of each word, int64 [words].
-        pairs: count of each hash of two neighbouring words, int32 [_BIGRAMS].
+    `words` are counts of each word, int64 [words], `pairs` of each hash of two neighbouring words, int32 [_BIGRAMS].
     """
 
     def __init__(self, words: NDArray[np.int64], pairs: NDArray[np.int32]) -> None:
@@ -111,9 +103,7 @@ class WordOrder:
 
 
 class HalfModel(NamedTuple):
-    """The model learned from one half of the corpus: lexicons of both directions, and the order of words on both
-    sides.
-    """
+    """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
 
     lexicons: tuple[Lexicon, Lexicon]
     order: tuple[WordOrder, WordOrder]
@@ -249,7 +239,7 @@ def vocabulary(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 LEAST_PAIRS = 100
-"""Pairs to learn from at least."""
+"""LEAST_PAIRS is the fewest pairs that a score can be learned from."""
 _MOST_WORDS = 250  # of a side, for training and scoring: the rest of a longer one is not looked at
 _PART = 2000  # pairs that are split up into words at a time
 _CELLS = 1 << 20
@@ -355,7 +345,7 @@ class PairScorer:
             tensors[f"usual_{name}"] = np.array(getattr(self._corpus, name))
         for number, half in enumerate(self._halves):
             tensors |= {f"{number}.{name}": array for name, array in half.arrays().items()}
-        return with_sorted_header(save(tensors, {"format": _FORMAT}))
+        return arrays_content(tensors, {"format": _FORMAT})
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
         """Return the features of pairs of the even or odd half, by what the other half has learned."""
@@ -377,18 +367,14 @@ class PairScorer:
 def read_pair_score(path: Path) -> PairScorer:
     """Read the file that PairScorer.content made. Raises DataError where it is damaged or missing."""
     try:
-        check_regular(path)
-        with safe_open(path, framework="numpy") as file:
-            if (file.metadata() or {}).get("format") != _FORMAT:
-                raise DataError(f"{path}: not a pair score of this version of ziggurat; remove it and run this again")
-            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        _, tensors = read_arrays(path, _FORMAT, "pair score", "remove it and run this again")
         texts = (bytes(tensors[f"{side}_words"]).decode() for side in _SIDES)
         source, target = ({word: n for n, word in enumerate(text.split("\n") if text else [])} for text in texts)
         sizes = len(source), len(target)
         usual = [tuple(tensors[f"usual_{name}"].tolist()) for name in ("words", "characters")]
         parts = [{k[2:]: v for k, v in tensors.items() if k.startswith(f"{n}.")} for n in (0, 1)]
         halves = HalfModel.of_arrays(parts[0], sizes), HalfModel.of_arrays(parts[1], sizes)
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (OSError, KeyError, ValueError) as error:
         raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
     return PairScorer((source, target), CorpusStatistics(sizes, *usual), halves, tensors["scale"], tensors["weights"])
 
@@ -466,7 +452,6 @@ def _sides(
     ids: Sequence[Sequence[NDArray[np.int32]]],
     chosen: NDArray[np.int64],
 ) -> PairTokens:
-    """Return the chosen pairs as the features see them."""
     texts = [[greek_questions(side[n]) for n in chosen] for side in (sources, targets)]
     bags = [[set(side[n]) for n in chosen] for side in split]
     common = [len(a & b) / min(len(a), len(b)) for a, b in zip(*bags, strict=True)]
@@ -492,7 +477,6 @@ def _sort(mark: str) -> int | str:
 
 
 def _expanded(found: Floats, scale: Floats) -> Floats:
-    """Return scaled features, their squares and a column of ones."""
     scaled = np.clip((found - scale[0]) / scale[1], -5.0, 5.0)
     return np.concatenate([scaled, scaled**2, np.ones((len(found), 1))], 1)
 
