@@ -6,7 +6,8 @@ Positions are added to embeddings, or, if rotary, turn queries and keys by angle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Multiply, linear
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 from ziggurat.system.errors import ConfigError
 
 _IMPOSSIBLE = -1e8
@@ -71,6 +72,8 @@ class LearnedPositions(nn.Module):
     Raises ConfigError in `forward` when an input is longer than `max_positions`.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.POSITION}
+
     def __init__(self, d_model: int, max_positions: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_positions, d_model))
@@ -89,12 +92,7 @@ class LearnedPositions(nn.Module):
 
     def at(self, positions: Tensor, longest: int) -> Tensor:
         """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
-        vectors: Tensor = self(0, longest + 1)[positions]
-        return vectors
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.weight, Role.POSITION, "weight")
+        return self(0, longest + 1)[positions]
 
 
 def _as_they_are(rows: Tensor) -> Tensor:
@@ -116,6 +114,7 @@ class InputEmbedding(nn.Module):
         rounded: what is done to embeddings before anything else: nothing; see ziggurat.model.fast.fake_quantised.
     """
 
+    roles: ClassVar[Roles] = {"bias": Role.INPUT_BIAS}
     bias: nn.Parameter | None
 
     def __init__(
@@ -162,11 +161,6 @@ class InputEmbedding(nn.Module):
             x = x * self.scale
         return x if self.bias is None else x + self.bias
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        if self.bias is not None:
-            yield Slot(self.bias, Role.INPUT_BIAS, "bias")
-
 
 class OutputProjection(nn.Module):
     """Logits = hidden W^T + b.
@@ -183,6 +177,7 @@ class OutputProjection(nn.Module):
         rounded: what the product does to the rows of both of its factors.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.OUTPUT, "bias": Role.BIAS}  # a shared matrix has its embedding's role
     weight: Tensor
     bias: nn.Parameter | None
     ruled_out: Tensor | None
@@ -208,12 +203,6 @@ class OutputProjection(nn.Module):
         """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone."""
         weight, bias = self.weight[tokens], None if self.bias is None else self.bias[tokens]
         return lambda hidden: self.multiply(hidden, weight, bias)
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself; a shared matrix has its embedding's role."""
-        yield Slot(self.weight, Role.OUTPUT, "weight")
-        if self.bias is not None:
-            yield Slot(self.bias, Role.BIAS, "bias")
 
 
 def _turns(length: int, d_head: int) -> Tensor:

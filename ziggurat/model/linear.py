@@ -68,8 +68,7 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     # plain loop alone: 430 ms for a product [128, 256] x [256, 512] (Zen 4).
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -110,8 +109,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _by_onednn(x, weight, x.numel() // max(1, x.shape[-1])):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (x, weight, bias)):
-        y: Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return y
+        return _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return _onednn(x, weight, bias)
 
 
@@ -178,5 +176,4 @@ class NormedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] for `x` [..., in]."""
-        y: Tensor = self.map(self.norm(x))
-        return y
+        return self.map(self.norm(x))

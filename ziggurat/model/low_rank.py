@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from pydantic import ValidationError
@@ -21,7 +22,7 @@ from ziggurat.model.build import model_slots
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear, linear
 from ziggurat.model.residual.base import ShiftedLinear
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles, Slot
 from ziggurat.model.run_folder import BASE, MODEL_FILE, read_meta, run_of
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import read_shapes
@@ -38,6 +39,8 @@ class Factors(nn.Module):
         rank: of the product B A.
         device: that of the map's weight.
     """
+
+    roles: ClassVar[Roles] = {"down": Role.LOW_RANK, "up": Role.LOW_RANK}
 
     def __init__(self, width_in: int, width_out: int, rank: int, device: torch.device) -> None:
         super().__init__()
@@ -102,8 +105,7 @@ class LowRank(nn.Module):
         """Return `y` [..., out], the map's own output for `x` [..., in], with the updates of all parts added."""
         read = self.dropout(x)
         if self.parts == 1:
-            updated: Tensor = y + self._factors(0)(read, self.scale)
-            return updated
+            return y + self._factors(0)(read, self.scale)
         outputs = list(y.chunk(self.parts, dim=-1))
         for number in self.chosen:
             outputs[number] = outputs[number] + self._factors(number)(read, self.scale)
@@ -113,18 +115,10 @@ class LowRank(nn.Module):
         """Return `y` [..., out / parts], part `number` of the map's own output for `x` [..., in], with its update."""
         if number not in self.chosen:
             return y
-        updated: Tensor = y + self._factors(number)(self.dropout(x), self.scale)
-        return updated
+        return y + self._factors(number)(self.dropout(x), self.scale)
 
     def _factors(self, number: int) -> Factors:
-        factors: Factors = getattr(self, str(number))
-        return factors
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each factor."""
-        for number in self.chosen:
-            for name, values in self._factors(number).named_parameters():
-                yield Slot(values, Role.LOW_RANK, f"{number}.{name}")
+        return getattr(self, str(number))
 
 
 _UPDATE = re.compile(r"(.+)\.low_rank\.(\d{1,4})\.(down|up)")

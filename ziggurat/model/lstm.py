@@ -17,15 +17,15 @@ Shapes: T steps, B batch, D directions, I width of the input, C width of the cel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.linear import linear, product
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 
 CELL_CLIP = 10.0
 """Cells are clipped to [-10, 10] (lingvo's cell_value_cap)."""
@@ -48,8 +48,7 @@ def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batc
     if torch.is_autocast_enabled(x.device.type):
         narrow = torch.get_autocast_dtype(x.device.type)
         x, weights = x.to(narrow), [weight.to(narrow) for weight in weights]
-    outputs: Tensor = torch.ops.ziggurat.lstm(x, list(weights), gain, bias, batch)[0]
-    return outputs
+    return torch.ops.ziggurat.lstm(x, list(weights), gain, bias, batch)[0]
 
 
 def _forward(
@@ -197,8 +196,7 @@ def decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
 
     `x` and `keep` have that shape and one dtype, which is also that of the sums.
     """
-    c: Tensor = torch.ops.ziggurat.decayed_sum(x, keep)
-    return c
+    return torch.ops.ziggurat.decayed_sum(x, keep)
 
 
 def _decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
@@ -327,6 +325,8 @@ class LstmCell(nn.Module):
         width: width of m and c.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.LSTM, "gain": Role.NORM_GAIN, "bias": Role.NORM_BIAS}
+
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(4 * width, inputs + width))
@@ -349,12 +349,6 @@ class LstmCell(nn.Module):
         g, i, f, o = torch.addcmul(self.bias, normed, self.gain).unbind(-2)
         cell = (f.sigmoid() * state.cell + i.sigmoid() * g.tanh()).clamp(-CELL_CLIP, CELL_CLIP)
         return LstmState(o.sigmoid() * cell, cell)
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.weight, Role.LSTM, "weight")
-        yield Slot(self.gain, Role.NORM_GAIN, "gain")
-        yield Slot(self.bias, Role.NORM_BIAS, "bias")
 
 
 class LstmLayer(nn.Module):

@@ -6,7 +6,7 @@ Chen et al. 2018, section 3; the attention, with several heads, is that of Bahda
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.kinds import Embeddings, memory_mixtures
 from ziggurat.model.linear import Linear, linear
 from ziggurat.model.lstm import LstmLayer, LstmState, StepOrder, step_order
-from ziggurat.model.roles import Role, Slot, linear_slots
+from ziggurat.model.roles import Role, Roles, Slot, table_slots
 from ziggurat.model.seq2seq import Memory, Recomputing, Seq2Seq, StepwiseDecoder
 
 
@@ -79,10 +79,8 @@ class AdditiveAttention(nn.Module):
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "k_proj", Role.ATTENTION_KEY, cross=True)
-        yield from linear_slots(self, "q_proj", Role.ATTENTION_QUERY, cross=True)
-        for name in ("key_map", "query_map", "score"):
-            yield Slot(getattr(self, name), Role.ADDITIVE, name, cross=True)
+        maps = {"k_proj": Role.ATTENTION_KEY, "q_proj": Role.ATTENTION_QUERY}
+        return table_slots(self, maps | dict.fromkeys(("key_map", "query_map", "score"), Role.ADDITIVE), cross=True)
 
 
 class RnmtLayer(nn.Module):
@@ -111,8 +109,7 @@ class RnmtLayer(nn.Module):
         return self._join(x, state.output), state
 
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
-        joined: Tensor = self.dropout(y, x if self.residual else None)
-        return joined
+        return self.dropout(y, x if self.residual else None)
 
 
 class RnmtEncoder(Recomputing):
@@ -125,6 +122,8 @@ class RnmtEncoder(Recomputing):
         transparent: mixture of all layers as the decoder's memory, or None: the last one.
         width: of each direction.
     """
+
+    roles: ClassVar[Roles] = {"out_proj": Role.PROJECTION}
 
     def __init__(self, layers: Sequence[RnmtLayer], transparent: Transparent | None, width: int) -> None:
         super().__init__()
@@ -157,10 +156,6 @@ class RnmtEncoder(Recomputing):
             if all_of_them:
                 given.append(x)
         return x, given
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "out_proj", Role.PROJECTION)
 
 
 class RnmtCache:

@@ -45,8 +45,7 @@ class LayerRange(NamedTuple):
         if not self.again:
             return function(self.layers, *inputs)
         # The reentrant form gives no gradient to tensors inside lists and named tuples, which runs of layers return.
-        result: _T = checkpoint(function, self.layers, *inputs, use_reentrant=False)
-        return result
+        return checkpoint(function, self.layers, *inputs, use_reentrant=False)
 
 
 def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
@@ -256,8 +255,7 @@ class Seq2Seq(nn.Module):
 
         Attention to the memory goes to `kept`, if given (StepwiseDecoder.forward).
         """
-        hidden: Tensor = self.decoder(self.target_embedding(target_in), memory, kept)
-        return hidden
+        return self.decoder(self.target_embedding(target_in), memory, kept)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_hidden]."""

@@ -12,7 +12,7 @@ in decoding (then it is ziggurat.model.transformer.DecoderLayerCache). A layer a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, Liv
 from ziggurat.model.attention.multihead import CrossAttention, FirstValues, LinearMaker, OwnAttention, OwnCache
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.lstm import decayed_sum
-from ziggurat.model.roles import Role, Slot, linear_slots
+from ziggurat.model.roles import Role, Roles, Slot, linear_slots
 from ziggurat.system.errors import ConfigError
 
 
@@ -66,6 +66,8 @@ class AverageAttention(OwnAttention):
         linear: makes the map of the gates.
     """
 
+    roles: ClassVar[Roles] = {"gate_proj": Role.GATE}
+
     def __init__(self, d_model: int, *, gate: bool, ffn: nn.Module | None, linear: LinearMaker = Linear) -> None:
         super().__init__()
         self.ffn = ffn
@@ -91,11 +93,6 @@ class AverageAttention(OwnAttention):
             return y
         of_x, of_y = torch.sigmoid(self.gate_proj(torch.cat([x, y], dim=-1))).chunk(2, dim=-1)
         return of_x * x + of_y * y
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself, outside its network."""
-        if self.gate_proj is not None:
-            yield from linear_slots(self, "gate_proj", Role.GATE)
 
 
 class SimplifiedAverageAttention(OwnAttention):
@@ -178,8 +175,7 @@ class WholeTarget(NamedTuple):
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` [batch, target, d_model] to itself."""
-        y: Tensor = module(x, self.future, self.first)
-        return y
+        return module(x, self.future, self.first)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Project the memory."""
@@ -205,8 +201,7 @@ class MergedAttention(nn.Module):
 
     def forward(self, x: Tensor, view: TargetView) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
-        y: Tensor = view.attend(self.own, x) + self.cross(x, view.remembered(self.cross))
-        return y
+        return view.attend(self.own, x) + self.cross(x, view.remembered(self.cross))
 
 
 class MergedAverageAttention(MergedAttention):
@@ -286,6 +281,8 @@ class Ssru(OwnAttention):
         value: makes the map of the cell's input, which has no bias.
     """
 
+    roles: ClassVar[Roles] = {"v_proj": Role.ATTENTION_VALUE, "gate_proj": Role.GATE}
+
     def __init__(self, d_model: int, *, linear: LinearMaker = Linear, value: LinearMaker) -> None:
         super().__init__()
         self.v_proj = value(d_model, d_model)
@@ -312,8 +309,3 @@ class Ssru(OwnAttention):
         wide = torch.promote_types(gate.dtype, torch.float32)
         gate = gate.to(wide)
         return torch.sigmoid(-gate) * value.to(wide), torch.sigmoid(gate)
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE)
-        yield from linear_slots(self, "gate_proj", Role.GATE)

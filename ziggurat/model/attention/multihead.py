@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from ziggurat.model.embedding import Rotary
 from ziggurat.model.fast import compiled
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.residual.base import ShiftedLinear
-from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
+from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Roles, Slot, linear_slots, table_slots
 
 ValueResidualKind = Literal["half", "learned", "single"]
 
@@ -65,6 +65,7 @@ class ValueResidual(nn.Module):
         first: the layer is the first of its stack.
     """
 
+    roles: ClassVar[Roles] = {"shares": Role.WIRING}
     shares: nn.Parameter | None
 
     def __init__(self, kind: ValueResidualKind, *, first: bool) -> None:
@@ -94,19 +95,13 @@ class ValueResidual(nn.Module):
         of_first, of_own = self.shares.unbind()
         return of_first * first.values + of_own * own[0]
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        if self.shares is not None:
-            yield Slot(self.shares, Role.WIRING, "shares")
-
 
 def _attended_values(residual: ValueResidual | None, own: Sequence[Tensor], first: FirstValues | None) -> Tensor:
     """Return what a layer attends to: its `own` values, or what its value residual, if any, makes of them."""
     if residual is None:
         return own[0]
     assert first is not None, "attention with a value residual is called within a stack"
-    joined: Tensor = residual(own, first)
-    return joined
+    return residual(own, first)
 
 
 EXPLICIT_MAX_LENGTH = 256
@@ -476,5 +471,4 @@ class CrossAttention(nn.Module):
         for name in ("q_proj", "kv_proj"):
             if (bias := getattr(self, name).bias) is not None:
                 yield Slot(bias, Role.BIAS, f"{name}.bias", cross=True)
-        if self.out_proj is not None:
-            yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT, cross=True)
+        yield from table_slots(self, {"out_proj": Role.ATTENTION_OUT}, cross=True)

@@ -12,7 +12,7 @@ from ziggurat.model.attention.multihead import LinearMaker, SelfAttention, Value
 from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Slot, table_slots
 
 
 class RelativeAttention(SelfAttention):
@@ -92,9 +92,7 @@ class RelativeAttention(SelfAttention):
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
         yield from super().slots()
-        yield Slot(self.key_table, Role.RELATIVE, "key_table")
-        if self.value_table is not None:
-            yield Slot(self.value_table, Role.RELATIVE, "value_table")
+        yield from table_slots(self, {"key_table": Role.RELATIVE, "value_table": Role.RELATIVE})
 
 
 def _table(clip: int, d_head: int) -> nn.Parameter:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 
 _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
     "layer": lambda width, epsilon: nn.LayerNorm(width, epsilon, bias=False),
@@ -34,6 +34,7 @@ class QueryKeyScaling(nn.Module):
         epsilon: of the norms; with "l2" a shorter query or key is divided by this.
     """
 
+    roles: ClassVar[Roles] = {"factor": Role.WIRING, "dimensions": Role.WIRING}
     factor: nn.Parameter | None
     dimensions: nn.Parameter | None
 
@@ -83,9 +84,3 @@ class QueryKeyScaling(nn.Module):
     def _by(self, norm: nn.LayerNorm | nn.RMSNorm | None, x: Tensor) -> Tensor:
         # Under autocast queries and keys are of a half type, the gain is fp32: RMSNorm has no fused kernel for both.
         return x if norm is None else norm(x.to(norm.weight.dtype))
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself; norms are known by their type."""
-        for name in ("factor", "dimensions"):
-            if (values := getattr(self, name)) is not None:
-                yield Slot(values, Role.WIRING, name)

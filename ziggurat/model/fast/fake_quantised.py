@@ -58,8 +58,7 @@ class _Rounded(torch.autograd.Function):
 def quantised_rows(x: Tensor) -> Tensor:
     """Return `x` [..., k] with every row rounded to whole steps, in fp32 or wider; its gradient passes as it is."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    y: Tensor = _Rounded.apply(wide)  # type: ignore[no-untyped-call]
-    return y
+    return _Rounded.apply(wide)  # type: ignore[no-untyped-call]
 
 
 def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
@@ -134,8 +133,7 @@ def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     """
     kind = x.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    y: Tensor = torch.ops.ziggurat.quantised_linear(x, weight, bias, compute)[0]
-    return y
+    return torch.ops.ziggurat.quantised_linear(x, weight, bias, compute)[0]
 
 
 def quantise(model: nn.Module) -> None:

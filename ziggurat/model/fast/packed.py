@@ -29,8 +29,7 @@ def available(precision: Precision) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if precision == "bfloat16":
-        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return supported
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     # int8 needs VNNI: older instructions add two products of bytes in 16 bits, which saturate.
     return precision == "float32" or torch.cpu._is_vnni_supported()
 
@@ -138,8 +137,7 @@ class PackedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         inner = self.in_proj(x)
-        y: Tensor = self.out_proj(inner if isinstance(self.in_proj, PackedLinear) else inner.relu_())
-        return y
+        return self.out_proj(inner if isinstance(self.in_proj, PackedLinear) else inner.relu_())
 
 
 class PackedOutput(nn.Module):
@@ -172,8 +170,7 @@ class PackedOutput(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocabulary] for `hidden` [..., d_model]."""
-        y: Tensor = self.map(hidden)
-        return y
+        return self.map(hidden)
 
     def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone, in the same type."""

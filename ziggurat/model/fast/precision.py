@@ -202,8 +202,7 @@ def _has_bf16(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):  # torch tells it of the current one, which is the first
-        found: bool = torch.cuda.is_bf16_supported(including_emulation=False)
-    return found
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def faster(rates: Mapping[str, float], than: str) -> str | None:

@@ -106,8 +106,7 @@ class History(nn.Module, ABC):
 
         So that it is linear in `state`: for analyses that take a stream apart into its terms.
         """
-        y: Tensor = self(state)
-        return y
+        return self(state)
 
     def read(self, state: HistoryState) -> Reading:
         """Return what the next layer reads; in all kinds but one that is a single stream."""
@@ -115,8 +114,7 @@ class History(nn.Module, ABC):
 
     def output(self, state: HistoryState) -> Tensor:
         """Return the stack's output, before its final norm, [batch, length, d_model]."""
-        y: Tensor = self(state)
-        return y
+        return self(state)
 
     @abstractmethod
     def table(self) -> Tensor | None:
@@ -236,5 +234,4 @@ def weighted_sum(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
         weights: [terms], or [terms, d_model] where each channel has its own.
         terms: each [batch, length, d_model]; no stack of them is built.
     """
-    total: Tensor = _WeightedSum.apply(weights, *terms)  # type: ignore[no-untyped-call]
-    return total
+    return _WeightedSum.apply(weights, *terms)  # type: ignore[no-untyped-call]

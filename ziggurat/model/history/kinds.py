@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import assert_never
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.history.base import History, HistoryOptions, HistoryState, inherited, weighted_sum
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 
 _SHARE_OF_ZEROS = 0.05
 """The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
@@ -89,6 +89,7 @@ class Combination(History):
         last: largest index.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.WIRING}
     weight: Tensor
 
     def __init__(self, options: HistoryOptions, start: Tensor | None, normed: Iterable[int], last: int) -> None:
@@ -127,8 +128,7 @@ class Combination(History):
         mixed = weighted_sum(weights, terms)
         if self.options.norm_at == "consumers":
             mixed = self.norms[row](mixed)
-        dropped: Tensor = self.dropout(mixed)
-        return dropped
+        return self.dropout(mixed)
 
     def _weights(self, parameters: Tensor) -> Tensor:
         """Return the weights of one combination, [terms], for `table`; `parameters` are [terms] or [terms, groups]."""
@@ -150,11 +150,6 @@ class Combination(History):
             for k, norm in enumerate(self.norms)
             for name, values in norm.named_parameters()
         }
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        if isinstance(self.weight, nn.Parameter):
-            yield Slot(self.weight, Role.WIRING, "weight")
 
 
 class Latest(History):
@@ -420,6 +415,8 @@ class Transparent(nn.Module):
         dropout: probability of dropping a logit in training; exact, not rounded to 1/256.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.WIRING}
+
     def __init__(self, sources: int, readers: int, dropout: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(readers, sources))
@@ -443,7 +440,3 @@ class Transparent(nn.Module):
         known = old["weight"].shape[1] if "weight" in old else sources
         before = inherited(old, "weight", (readers, known))
         return {"weight": _joined_logits(before.T, sources - known).T.contiguous()}
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.weight, Role.WIRING, "weight")

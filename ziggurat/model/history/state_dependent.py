@@ -8,13 +8,14 @@ values of self-attention read one mixture each, and the residual stream is the f
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ziggurat.model.history.base import HistoryOptions, HistoryState, KeepingHistory, Reading, inherited, mixed
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles, Slot
 
 _EPSILON = 1e-6
 """Of the RMS norm of keys; sources of any size that occurs are far above it."""
@@ -30,6 +31,8 @@ class AttentionResiduals(KeepingHistory):
 
     `query` and `gain` are [L, d_model], row l - 1 for the reader above y_l.
     """
+
+    roles: ClassVar[Roles] = {"query": Role.WIRING, "gain": Role.WIRING}
 
     def __init__(self, options: HistoryOptions) -> None:
         super().__init__()
@@ -63,11 +66,6 @@ class AttentionResiduals(KeepingHistory):
         for name, values in grown.items():
             values[:old_units] = inherited(old, name, (old_units, values.shape[1]))
         return grown
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.query, Role.WIRING, "query")
-        yield Slot(self.gain, Role.WIRING, "gain")
 
 
 class BlockAttentionResiduals(AttentionResiduals):
