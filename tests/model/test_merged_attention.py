@@ -173,7 +173,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     hidden = padding_mask(mask, torch.float64)
     beam, sentences = 3, [0, 1]
     live = LiveBeams(beam, 2)
-    at = DecoderLayerCache(module.start(live), LiveMemory(live))
+    at = DecoderLayerCache(module.own.start(live), LiveMemory(live))
     rows = live.admit(mask, memory)
     at.own.admit(rows)
     at.cross.admit(module.cross.remember(memory, None), rows)

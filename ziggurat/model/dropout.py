@@ -1,7 +1,4 @@
-"""Dropout of elements (Srivastava et al. 2014), and of residual branches as a whole.
-
-On a CPU the masks of elements come from random bytes, which is far faster than torch's own dropout there.
-"""
+"""Dropout of elements (Srivastava et al. 2014), and of residual branches as a whole."""
 
 from __future__ import annotations
 
@@ -124,10 +121,6 @@ class Dropout(nn.Module):
             return dropped if residual is None else residual + dropped
         return _ByteDropout.apply(x, residual, _threshold(self.p))  # type: ignore[no-untyped-call]
 
-    def extra_repr(self) -> str:
-        """Return p for printing."""
-        return f"p={self.p}" + (", exact" if self.exact else "")
-
 
 class StochasticBranch(nn.Module):
     """b / (1 - p) dropout(fx) in training, b ~ Bernoulli(1 - p); fx itself in evaluation.
@@ -136,10 +129,7 @@ class StochasticBranch(nn.Module):
     grows with the number of the layer. With "sample" it draws one b for each element of dimension 0: DropPath, Larsson
     et al. 2017, as in TorchScale. The branch is computed in any case.
 
-    Args:
-        dropout: on the elements of the branch; called as dropout(fx, residual=...) it also adds.
-        p: probability that a branch is dropped, less than 1.
-        unit: for the whole batch, or for single sentences.
+    `dropout` is that of elements; called as dropout(fx, residual=...) it also adds. p is less than 1.
     """
 
     p: Tensor
@@ -159,7 +149,3 @@ class StochasticBranch(nn.Module):
             factor = (kept / (1 - self.p)).to(fx.dtype)
             fx = fx * factor.view(draws, *[1] * (fx.dim() - 1))
         return self.dropout(fx, residual=residual)
-
-    def extra_repr(self) -> str:
-        """Return the unit for printing."""
-        return f"unit={self.unit}"

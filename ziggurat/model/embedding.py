@@ -47,17 +47,12 @@ class SinusoidalPositions(nn.Module):
         table = torch.empty(length, d_model) if on_meta else sinusoids(length, d_model).float()
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, start: int, length: int) -> Tensor:
-        """Return [length, d_model]: positions start, start + 1, ..."""
-        end = start + length
-        if end > self.table.shape[0]:
+    def forward(self, length: int) -> Tensor:
+        """Return [length, d_model]."""
+        if length > self.table.shape[0]:
             # Doubled, so that step-by-step decoding does not rebuild the table at every step.
-            self.table = sinusoids(max(end, 2 * self.table.shape[0]), self.d_model).to(self.table)
-        return self.table[start:end]
-
-    def at(self, positions: Tensor, longest: int) -> Tensor:
-        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
-        return self(0, longest + 1)[positions]
+            self.table = sinusoids(max(length, 2 * self.table.shape[0]), self.d_model).to(self.table)
+        return self.table[:length]
 
     def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -78,21 +73,17 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_positions, d_model))
 
-    def forward(self, start: int, length: int) -> Tensor:
-        """Return [length, d_model]: positions start, start + 1, ..."""
-        if start + length > self.weight.shape[0]:
+    def forward(self, length: int) -> Tensor:
+        """Return [length, d_model]."""
+        if length > self.weight.shape[0]:
             raise ConfigError(
-                f"a sequence of {start + length} tokens is longer than `model.embedding.max_positions` "
+                f"a sequence of {length} tokens is longer than `model.embedding.max_positions` "
                 f"({self.weight.shape[0]}); raise it and train again, or lower `data.filters.max_pieces`, "
                 "`decoding.max_source_pieces` or `decoding.max_length.limit`",
                 key="model.embedding.max_positions",
                 named=["data.filters.max_pieces", "decoding.max_source_pieces", "decoding.max_length.limit"],
             )
-        return self.weight[start : start + length]
-
-    def at(self, positions: Tensor, longest: int) -> Tensor:
-        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
-        return self(0, longest + 1)[positions]
+        return self.weight[:length]
 
 
 def _as_they_are(rows: Tensor) -> Tensor:
@@ -103,9 +94,9 @@ class InputEmbedding(nn.Module):
     """dropout(scale * E[token] + bias + position).
 
     Args:
-        tokens: embedding of [vocabulary, d_model]; may be shared with other modules.
-        positions: module that gives [length, d_model] for (start, length), or None.
-        scale: factor of the embedding, sqrt(d_model) or 1.
+        tokens: E [vocabulary, d_model]; may be shared with other modules.
+        positions: module that gives [length, d_model] for a length.
+        scale: sqrt(d_model) or 1.
         dropout: on the sum.
         bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
         zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
@@ -136,13 +127,13 @@ class InputEmbedding(nn.Module):
         self.zero_start = zero_start
         self.rounded: Callable[[Tensor], Tensor] = _as_they_are
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return [batch, length, d_model] for `ids` [batch, length]."""
         x = self._scaled(ids)
-        if self.zero_start and start == 0:
+        if self.zero_start:
             x = F.pad(x[:, 1:], (0, 0, 1, 0))
         if self.positions is not None:
-            x = x + self.positions(start, ids.shape[1])
+            x = x + self.positions(ids.shape[1])
         return self.dropout(x)
 
     def step(self, ids: Tensor, positions: Tensor, longest: int) -> Tensor:
@@ -151,7 +142,7 @@ class InputEmbedding(nn.Module):
         if self.zero_start:
             x = x.masked_fill((positions == 0)[:, None, None], 0.0)
         if self.positions is not None:
-            x = x + self.positions.at(positions, longest)[:, None]
+            x = x + self.positions(longest + 1)[positions][:, None]
         return self.dropout(x)
 
     def _scaled(self, ids: Tensor) -> Tensor:
@@ -165,11 +156,9 @@ class InputEmbedding(nn.Module):
 class OutputProjection(nn.Module):
     """Logits = hidden W^T + b.
 
-    Args:
+    Attributes:
         weight: W [vocabulary, d_model], another parameter or the target embedding's.
         bias: b [vocabulary], or None.
-
-    Attributes:
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
             produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
             step would wait for a GPU.
@@ -223,11 +212,8 @@ class Rotary(nn.Module):
 
     The product of a rotated query and a rotated key depends on their distance alone. Pair i is made of the channels
     i and i + d_head / 2. The paper pairs neighbours: the same with the rows of the query and key maps permuted.
-    The table grows for longer inputs; nothing is saved with the model.
-
-    Args:
-        d_head: width of a head; even.
-        length: initial size of the table. Growing costs a compiled layer a new graph, so it should be rare.
+    Nothing is saved with the model. The table, of `length` positions at first, grows for longer inputs: that costs a
+    compiled layer a new graph, so it should be rare.
     """
 
     table: Tensor

@@ -65,7 +65,7 @@ class FeedForward(_TwoMaps):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it is two linear maps with a ReLU between them and nothing else."""
+        """True if it is two linear maps with a ReLU between them and nothing else."""
         linear = isinstance(self.in_proj, Linear) and isinstance(self.out_proj, Linear)
         return linear and self.activation is F.relu and self.shift is None
 
@@ -82,16 +82,8 @@ class FeedForward(_TwoMaps):
 class GatedFeedForward(_TwoMaps):
     """SwiGLU: dropout(silu(x W_1) * x W_3) W_2, no biases: Shazeer 2020, equation 6.
 
-    The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as the
-    plain network of width d_ff. W_1 and W_3 are one matrix, `in_proj`, in this order.
-
-    Args:
-        d_model: width of input and output.
-        d_ff: inner width of the plain network of that size.
-        dropout: after the gate.
-        linear: makes the two maps from (width in, width out).
-        out: makes the second one; None: as `linear`.
-        shifted: add one trained scalar, from 0, before the activation (Fixup).
+    The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as
+    FeedForward, of which it has the other arguments too. W_1 and W_3 are one matrix, `in_proj`, in this order.
     """
 
     def __init__(

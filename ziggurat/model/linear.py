@@ -150,14 +150,7 @@ class Linear(nn.Linear):
 
 
 class NormedLinear(nn.Module):
-    """N(x) W^T + b: a norm and the linear map that alone reads it (Sub-LN, Wang et al. 2022).
-
-    Args:
-        norm: of [..., in].
-        width_in: in.
-        width_out: out.
-        bias: whether there is b.
-    """
+    """N(x) W^T + b: a norm and the linear map that alone reads it (Sub-LN, Wang et al. 2022)."""
 
     def __init__(self, norm: nn.Module, width_in: int, width_out: int, *, bias: bool = True) -> None:
         super().__init__()

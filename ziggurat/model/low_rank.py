@@ -1,8 +1,8 @@
 """Low-rank updates of linear maps whose weights are frozen: LoRA (Hu et al. 2021, arXiv 2106.09685).
 
-Which maps of a model have updates, the updates in files, and merging them. A run keeps the weights that it started
-from once, in `base/`, a model directory. Its checkpoints hold the updates alone, `<map>.low_rank.<part>.down` and `.up`
-for every part of a map that has one. An opened checkpoint has both merged, under the names of a model without updates.
+A run keeps the weights that it started from once, in `base/`, a model directory. Its checkpoints hold the updates
+alone, `<map>.low_rank.<part>.down` and `.up` for every part of a map that has one. An opened checkpoint has both
+merged, under the names of a model without updates.
 """
 
 from __future__ import annotations
@@ -31,14 +31,7 @@ from ziggurat.system.files import fingerprint
 
 
 class Factors(nn.Module):
-    """The matrices of one update: `down` A [rank, in] and `up` B [out, rank], without values until `LowRank.reset`.
-
-    Args:
-        width_in: in.
-        width_out: out.
-        rank: of the product B A.
-        device: that of the map's weight.
-    """
+    """The matrices of one update: `down` A [rank, in] and `up` B [out, rank], without values until `LowRank.reset`."""
 
     roles: ClassVar[Roles] = {"down": Role.LOW_RANK, "up": Role.LOW_RANK}
 
@@ -135,12 +128,8 @@ _ROLES: dict[LoraMap, frozenset[Role]] = {
 def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> None:
     """Freeze `model` and give the maps that `config` chooses low-rank updates, in place; it computes what it did.
 
-    Args:
-        model: on the CPU, or without values.
-        config: section `training.lora`.
-        seed: of the initial values of A; None: the updates are left without values.
-
-    Raises ConfigError when the model lacks one of these maps.
+    `seed` is that of the initial values of A; without it the updates are left without values. Raises ConfigError when
+    the model lacks one of these maps.
     """
     there = maps_of(model)
     if missing := [name for name in config.maps if name not in there]:
@@ -238,19 +227,13 @@ def base_file(weights_file: Path) -> Path | None:
 
 
 def weights_files(weights_file: Path) -> list[Path]:
-    """Return the files that the weights in `weights_file` are made of: itself, and what its updates belong to.
-
-    Raises CheckpointError as base_file does.
-    """
+    """Return the files of the weights in `weights_file`: itself and what its updates belong to. Raises as base_file."""
     base = base_file(weights_file)
     return [weights_file] if base is None else [weights_file, base]
 
 
 def weights_fingerprint(weights_file: Path) -> str:
-    """Return the fingerprint of weights: of their file, or where that holds updates alone those of both, joined by +.
-
-    Raises CheckpointError as base_file does.
-    """
+    """Return the fingerprints of `weights_files`, joined by +. Raises as base_file."""
     return "+".join(map(fingerprint, weights_files(weights_file)))
 
 

@@ -59,7 +59,6 @@ class Slot:
 
     Attributes:
         values: view of the parameter, [out, in] for matrices.
-        role: what it does.
         name: for messages and tables only.
         fused_out: output width of query, key and value maps taken as one matrix (3 d_model); 0: no such map.
         cross: it belongs to attention to the memory.

@@ -1,9 +1,7 @@
-"""The stacks of the Transformer: loops over layers, wired across depth by their history (Vaswani et al. 2017).
+"""The Transformer (Vaswani et al. 2017): layers of sub-layers, each joined to the stream by its Residual, and stacks.
 
-A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. The history says what
+A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. Its history says what
 each layer reads and what the stack gives.
-
-Encoder and decoder layers: named sub-layers, each joined to the stream by its Residual.
 """
 
 from __future__ import annotations
@@ -36,10 +34,8 @@ from ziggurat.model.seq2seq import Memory, Recomputing, StepwiseDecoder
 View = TypeVar("View", bound="_View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
 
-
 Reads = tuple[Tensor, Tensor, Tensor]
-"""Inputs of queries, keys and values of self-attention, where these are not the stream
-(ziggurat.model.history.state_dependent)."""
+"""Inputs of queries, keys and values of self-attention, where these are not the stream (MUDD)."""
 
 
 class _View(Protocol):
@@ -48,13 +44,7 @@ class _View(Protocol):
 
 
 class SourceView(NamedTuple):
-    """All that an encoder layer sees besides the stream.
-
-    Attributes:
-        padding: hides it, or None.
-        first: where the first layer leaves its values, if there is a value residual.
-        reads: see Reads; None: the stream.
-    """
+    """All that an encoder layer sees besides the stream; the attributes are those of WholeTarget."""
 
     padding: Mask | None
     first: FirstValues | None = None
@@ -77,15 +67,18 @@ class TransformerLayer(nn.Module, Generic[View]):
     ffn_residual: Residual
 
     @abstractmethod
+    def sublayers(self) -> list[Callable[[Tensor, View], Tensor]]:
+        """Return the sub-layers in order, `_feed_forward` last, as functions of (stream, view).
+
+        A history may combine between them. Then none is given the input of the whole layer, which a bypass needs.
+        """
+
     def forward(self, x: Tensor, view: View) -> Tensor:
         """Return the stream after the layer, given the stream `x` before it."""
-
-    @abstractmethod
-    def sublayers(self) -> list[Callable[[Tensor, View], Tensor]]:
-        """Return the sub-layers in order, as functions of (stream, view): for a history that combines between them.
-
-        What they are not given is the input of the whole layer, so no Residual with a bypass can be in this layer.
-        """
+        y = x
+        for attention in self.sublayers()[:-1]:
+            y = attention(y, view)
+        return self._feed_forward(y, view, bottom=x)
 
     def _feed_forward(self, x: Tensor, view: View, bottom: Tensor | None = None) -> Tensor:
         # The last sub-layer alone is given the layer's input, `bottom`: the residual kind `b2t` adds it there.
@@ -98,24 +91,13 @@ def _entered(residual: Residual, x: Tensor, reads: Reads | None) -> Tensor:
 
 
 class EncoderLayer(TransformerLayer[SourceView]):
-    """Self-attention and feed-forward network.
-
-    Args:
-        self_attn: attention over the source.
-        ffn: position-wise network.
-        residuals: one per sub-layer.
-    """
+    """Self-attention over the source and feed-forward network; `residuals`: one per sub-layer."""
 
     def __init__(self, self_attn: SelfAttention, ffn: nn.Module, residuals: Sequence[Residual]) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
-
-    def forward(self, x: Tensor, view: SourceView) -> Tensor:
-        """Return the stream after the layer."""
-        y = self._attend_source(x, view)
-        return self._feed_forward(y, view, bottom=x)
 
     def sublayers(self) -> list[Callable[[Tensor, SourceView], Tensor]]:
         """See TransformerLayer."""
@@ -129,10 +111,8 @@ class EncoderLayer(TransformerLayer[SourceView]):
 class DecoderLayerCache:
     """The state of the live hypotheses that one decoder layer keeps between steps; its TargetView in a step.
 
-    Args:
-        own: of its attention to the target.
-        cross: of its attention to the memory.
-        first: where the first layer leaves its values of the newest position, if there is a value residual.
+    `own` is that of its attention to the target, `cross` to the memory. In `first` the first layer leaves its values of
+    the newest position, if there is a value residual.
     """
 
     def __init__(self, own: OwnCache, cross: LiveMemory, first: FirstValues | None = None) -> None:
@@ -164,15 +144,32 @@ class DecoderLayerCache:
         self.cross.keep(moves)
 
 
-class DecoderLayer(TransformerLayer[TargetView]):
-    """Attention to the target so far, attention to the memory, feed-forward network.
+class AnyDecoderLayer(TransformerLayer[TargetView]):
+    """The base of both kinds of decoder layers."""
 
-    Args:
-        self_attn: attention over the target so far.
-        cross_attn: attention to the memory.
-        ffn: position-wise network.
-        residuals: one per sub-layer.
-    """
+    @abstractmethod
+    def attentions(self) -> tuple[OwnAttention, CrossAttention]:
+        """Return what attends to the target, and what to the memory."""
+
+    def start(
+        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
+    ) -> DecoderLayerCache:
+        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
+        own, _ = self.attentions()
+        return DecoderLayerCache(own.start(live), LiveMemory(live, kept), first)
+
+    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
+        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
+
+        `first` has the first layer's values of that memory.
+        """
+        _, cross = self.attentions()
+        cache.own.admit(rows)
+        cache.cross.admit(cross.remember(memory, None, first=first), rows)
+
+
+class DecoderLayer(AnyDecoderLayer):
+    """Attention to the target so far, attention to the memory, feed-forward network; a residual for each."""
 
     def __init__(
         self,
@@ -187,11 +184,9 @@ class DecoderLayer(TransformerLayer[TargetView]):
         self.ffn = ffn
         self.self_attn_residual, self.cross_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, view: TargetView) -> Tensor:
-        """Return the stream after the layer."""
-        y = self._attend_target(x, view)
-        y = self._attend_memory(y, view)
-        return self._feed_forward(y, view, bottom=x)
+    def attentions(self) -> tuple[OwnAttention, CrossAttention]:
+        """See AnyDecoderLayer."""
+        return self.self_attn, self.cross_attn
 
     def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
         """See TransformerLayer."""
@@ -205,29 +200,9 @@ class DecoderLayer(TransformerLayer[TargetView]):
         context = self.cross_attn(self.cross_attn_residual.enter(x), view.remembered(self.cross_attn))
         return self.cross_attn_residual(x, context)
 
-    def start(
-        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
-    ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
-        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, kept), first)
 
-    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
-        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
-
-        `first` has the first layer's values of that memory.
-        """
-        cache.own.admit(rows)
-        cache.cross.admit(self.cross_attn.remember(memory, None, first=first), rows)
-
-
-class MergedDecoderLayer(TransformerLayer[TargetView]):
-    """One sub-layer that attends to the target so far and to the memory, and the feed-forward network.
-
-    Args:
-        merged_attn: both attentions.
-        ffn: position-wise network.
-        residuals: one per sub-layer.
-    """
+class MergedDecoderLayer(AnyDecoderLayer):
+    """One sub-layer that attends to the target so far and to the memory, and the feed-forward network."""
 
     def __init__(self, merged_attn: MergedAttention, ffn: nn.Module, residuals: Sequence[Residual]) -> None:
         super().__init__()
@@ -235,10 +210,9 @@ class MergedDecoderLayer(TransformerLayer[TargetView]):
         self.ffn = ffn
         self.merged_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, view: TargetView) -> Tensor:
-        """Return the stream after the layer."""
-        y = self._attend(x, view)
-        return self._feed_forward(y, view, bottom=x)
+    def attentions(self) -> tuple[OwnAttention, CrossAttention]:
+        """See AnyDecoderLayer."""
+        return self.merged_attn.own, self.merged_attn.cross
 
     def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
         """See TransformerLayer."""
@@ -247,23 +221,6 @@ class MergedDecoderLayer(TransformerLayer[TargetView]):
     def _attend(self, x: Tensor, view: TargetView) -> Tensor:
         return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), view))
 
-    def start(
-        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
-    ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
-        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, kept), first)
-
-    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
-        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
-
-        `first` has the first layer's values of that memory.
-        """
-        cache.own.admit(rows)
-        cache.cross.admit(self.merged_attn.cross.remember(memory, None, first=first), rows)
-
-
-AnyDecoderLayer = DecoderLayer | MergedDecoderLayer
-
 
 @dataclass(frozen=True)
 class StackWiring:
@@ -271,8 +228,8 @@ class StackWiring:
 
     Attributes:
         history: says what each layer reads.
-        entry_norm: on the stack's input, or None.
-        final_norm: on its output, or None.
+        entry_norm: on the stack's input.
+        final_norm: on its output.
         streams: parallel residual streams (hyper-connections); None: the plain stream.
         end: merges the streams at the end; None: their sum.
         split: the history acts between sub-layers, not between layers.
@@ -289,13 +246,7 @@ class StackWiring:
 
 
 class _Passed(NamedTuple):
-    """The result of a run of layers.
-
-    Attributes:
-        state: the history's, after the run.
-        read: the input of each layer, streams merged; empty unless asked for.
-        given: the output of each layer, likewise.
-    """
+    """The history after a run of layers, and, if asked for, what each layer has read and given, streams merged."""
 
     state: HistoryState
     read: list[Tensor]
@@ -371,13 +322,7 @@ class _Stack(Recomputing):
 
 
 class Encoder(_Stack):
-    """A stack of encoder layers.
-
-    Args:
-        layers: bottom first.
-        wiring: everything else.
-        transparent: mixtures of all layers as the decoder's memory, or None: the stack's output.
-    """
+    """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory."""
 
     def __init__(
         self, layers: Sequence[EncoderLayer], wiring: StackWiring, transparent: Transparent | None = None
@@ -388,11 +333,9 @@ class Encoder(_Stack):
     def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
         """Return the memory: [batch, source, d_model] for all decoder layers, or one such tensor for each.
 
-        `x` is the embedded source [batch, source, d_model], `mask` [batch, source] is True at real tokens. The
-        output of every layer is appended to `outputs`, when it is given.
-
-        `transparent` merges the inputs of all layers and the stack's output before its final norm: in the plain stack
-        these are the embedding and the outputs of all layers.
+        `x` is the embedded source [batch, source, d_model], `mask` [batch, source] is True at real tokens. The output
+        of every layer is appended to `outputs`, when it is given. `transparent` merges the inputs of all layers and the
+        stack's output before its final norm: in the plain stack these are the embedding and the outputs of all layers.
         """
         view = SourceView(padding_mask(mask, x.dtype), FirstValues())
         state = self._open(x)
@@ -410,12 +353,7 @@ class Encoder(_Stack):
 
 
 class DecoderCache:
-    """The decoder's caches between steps, one per layer.
-
-    Args:
-        layers: bottom first.
-        kept: where one of the layers leaves its attention to the memory, or None.
-    """
+    """The decoder's caches between steps, one per layer; in `kept` one of them leaves its attention to the memory."""
 
     def __init__(self, layers: list[DecoderLayerCache], kept: KeptWeights | None) -> None:
         self.layers = layers
@@ -438,10 +376,7 @@ class DecoderCache:
 
 
 class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
-    """A stack of decoder layers; the arguments are those of Encoder."""
-
-    def __init__(self, layers: Sequence[AnyDecoderLayer], wiring: StackWiring) -> None:
-        super().__init__(layers, wiring)
+    """A stack of decoder layers, bottom first."""
 
     def forward(self, x: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
         """Return [batch, target, d_model] for the embedded target input `x`, all positions at once; see the base."""

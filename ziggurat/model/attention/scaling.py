@@ -19,12 +19,9 @@ _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
 
 
 class QueryKeyScaling(nn.Module):
-    """Normalisation of the queries, keys and values of every head, and scaling of the queries.
-
-    Heads share all parameters.
+    """Normalisation of the queries, keys and values of every head, and scaling of the queries; heads share parameters.
 
     Args:
-        d_head: width of a head.
         norm: "layer", "rms": LN or RMSNorm with a learned gain and no bias, one for queries and one for keys; the
             division of the logits by sqrt(d_head) stays (Dehghani et al. 2023). "l2": queries and keys of length 1,
             and one learned factor g of the logits in place of that division (Henry et al. 2020). "none": neither.
@@ -69,11 +66,11 @@ class QueryKeyScaling(nn.Module):
         return scaled.to(query.dtype)
 
     def key(self, key: Tensor) -> Tensor:
-        """Return `key` [batch, heads, length, d_head] scaled, in its own type."""
+        """Return `key` scaled, likewise."""
         return self._normalised(key, self.key_norm).to(key.dtype)
 
     def value(self, value: Tensor) -> Tensor:
-        """Return `value` [batch, heads, length, d_head] normalised, in its own type."""
+        """Return `value` normalised, likewise."""
         return self._by(self.value_norm, value).to(value.dtype)
 
     def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
