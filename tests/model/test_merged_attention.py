@@ -23,8 +23,7 @@ from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.linear import Linear
-from ziggurat.model.residual.base import ShiftedLinear
+from ziggurat.model.linear import Linear, ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
 from ziggurat.model.transformer import DecoderLayerCache
 from ziggurat.system.errors import ConfigError

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ziggurat.config.kinds import ResidualKind
 from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.linear import ShiftedLinear
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
+from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftScale, SublayerPosition
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import Role, assign_roles
 

@@ -25,13 +25,12 @@ from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.history.state_dependent import AttentionResiduals, BlockAttentionResiduals, Mudd
 from ziggurat.model.init import branch_factor, output_factor
-from ziggurat.model.linear import Linear, NormedLinear
+from ziggurat.model.linear import Linear, NormedLinear, ShiftedLinear
 from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import (
     Residual,
     ResidualOptions,
     ScaledNorm,
-    ShiftedLinear,
     ShiftScale,
     SublayerPosition,
 )

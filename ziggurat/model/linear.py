@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from ziggurat.model.roles import Role, Roles
 
 if TYPE_CHECKING:
     from ziggurat.model.low_rank import LowRank
@@ -146,6 +148,34 @@ class Linear(nn.Linear):
         """Return part `number` of the `parts` equal ones of the output, [..., out / parts], for `x` [..., in]."""
         bias = None if self.bias is None else self.bias.chunk(parts)[number]
         y = self.multiply(x, self.weight.chunk(parts)[number], bias)
+        return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
+
+
+class ShiftedLinear(nn.Module):
+    """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector: Fixup (Zhang, Dauphin and Ma 2019).
+
+    Every linear map of the layers has one; the toolkit zero leaves it out on attention's memory and output.
+    """
+
+    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # that of the matrix is said by the module that owns this map
+    low_rank: LowRank | None
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.bias: nn.Parameter | None = None
+        self.register_module("low_rank", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., d_out] for `x` [..., d_in]."""
+        shifted = x + self.shift
+        y = linear(shifted, self.weight)
+        return y if self.low_rank is None else self.low_rank(shifted, y)
+
+    def part(self, x: Tensor, number: int, parts: int) -> Tensor:
+        """Return part `number` of the `parts` equal ones of x W^T, [..., d_out / parts], without the shift."""
+        y = linear(x, self.weight.chunk(parts)[number])
         return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
 
 

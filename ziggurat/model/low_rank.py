@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from ziggurat.config.train import LoraConfig, LoraMap
 from ziggurat.model.build import model_slots
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.linear import Linear, linear
-from ziggurat.model.residual.base import ShiftedLinear
+from ziggurat.model.linear import Linear, ShiftedLinear, linear
 from ziggurat.model.roles import Role, Roles, Slot
 from ziggurat.model.run_folder import BASE, MODEL_FILE, read_meta, run_of
 from ziggurat.model.seq2seq import Seq2Seq

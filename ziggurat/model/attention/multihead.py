@@ -26,8 +26,7 @@ from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.embedding import Rotary
 from ziggurat.model.fast import compiled
-from ziggurat.model.linear import Linear, NormedLinear
-from ziggurat.model.residual.base import ShiftedLinear
+from ziggurat.model.linear import Linear, NormedLinear, ShiftedLinear
 from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Roles, Slot, linear_slots, table_slots
 
 ValueResidualKind = Literal["half", "learned", "single"]

@@ -1,24 +1,19 @@
 """The residual connection: one equation with optional slots, by which a sub-layer joins the stream.
 
-Behind it stand the few parts that slots cannot express, and Fixup's linear maps. ziggurat.model.residual.kinds has the
-kinds.
+Behind it stand the few parts that slots cannot express. ziggurat.model.residual.kinds has the kinds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.model.linear import linear
 from ziggurat.model.roles import Role, Roles, Slot
-
-if TYPE_CHECKING:
-    from ziggurat.model.low_rank import LowRank
 
 
 @dataclass(frozen=True)
@@ -193,34 +188,6 @@ class ScaledNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape and type of `x`."""
         return self.norm(x) * self.factor  # 0-dimensional, so fp64 does not promote the stream
-
-
-class ShiftedLinear(nn.Module):
-    """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector: Fixup (Zhang, Dauphin and Ma 2019).
-
-    Every linear map of the layers has one; the toolkit zero leaves it out on attention's memory and output.
-    """
-
-    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # that of the matrix is said by the module that owns this map
-    low_rank: LowRank | None
-
-    def __init__(self, d_in: int, d_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
-        self.shift = nn.Parameter(torch.zeros(1))
-        self.bias: nn.Parameter | None = None
-        self.register_module("low_rank", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., d_out] for `x` [..., d_in]."""
-        shifted = x + self.shift
-        y = linear(shifted, self.weight)
-        return y if self.low_rank is None else self.low_rank(shifted, y)
-
-    def part(self, x: Tensor, number: int, parts: int) -> Tensor:
-        """Return part `number` of the `parts` equal ones of x W^T, [..., d_out / parts], without the shift."""
-        y = linear(x, self.weight.chunk(parts)[number])
-        return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
 
 
 class ShiftScale(nn.Module):
