@@ -141,7 +141,7 @@ def attend(
     if not need_weights and not _explicit_is_faster(query, key, p):
         if mask is not None and mask.bounds is not None and _flash_takes(query, p):
             return AttentionResult(_attend_between(query, key, value, mask.bounds), None)
-        causal = mask is not None and mask.causal and query.is_cuda  # on a CPU a bias is as fast
+        causal = mask is not None and mask.causal and _hides_the_future_itself(query)
         context = F.scaled_dot_product_attention(
             query, key, value, None if causal else bias, dropout_p=p, is_causal=causal
         )
@@ -179,6 +179,11 @@ def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
     if _wanted_explicit or torch.compiler.is_exporting():
         return True
     return query.device.type == "cpu" and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
+
+
+def _hides_the_future_itself(query: Tensor) -> bool:
+    """Return whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
+    return query.is_cuda
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
