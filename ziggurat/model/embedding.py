@@ -62,10 +62,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """One trained vector per position.
-
-    Raises ConfigError in `forward` when an input is longer than `max_positions`.
-    """
+    """One trained vector per position. Raises ConfigError in `forward` when an input is longer than `max_positions`."""
 
     roles: ClassVar[Roles] = {"weight": Role.POSITION}
 

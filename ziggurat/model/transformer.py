@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,16 +31,14 @@ from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Memory, Recomputing, StepwiseDecoder
 
-View = TypeVar("View", bound="_View")
+View = TypeVar("View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
 
-Reads = tuple[Tensor, Tensor, Tensor]
+Reads = tuple[Tensor, Tensor, Tensor] | None
 """Inputs of queries, keys and values of self-attention, where these are not the stream (MUDD)."""
 
-
-class _View(Protocol):
-    def reading(self, reads: Reads) -> Self:
-        """Return the view of a layer whose self-attention reads these."""
+Sublayer = Callable[[Tensor, View, Reads], Tensor]
+"""(stream, view, reads) -> stream; what attends to the own sequence alone looks at `reads`."""
 
 
 class SourceView(NamedTuple):
@@ -48,11 +46,6 @@ class SourceView(NamedTuple):
 
     padding: Mask | None
     first: FirstValues | None = None
-    reads: Reads | None = None
-
-    def reading(self, reads: Reads) -> SourceView:
-        """Return the view of a layer whose self-attention reads these."""
-        return self._replace(reads=reads)
 
 
 class TransformerLayer(nn.Module, Generic[View]):
@@ -67,25 +60,25 @@ class TransformerLayer(nn.Module, Generic[View]):
     ffn_residual: Residual
 
     @abstractmethod
-    def sublayers(self) -> list[Callable[[Tensor, View], Tensor]]:
-        """Return the sub-layers in order, `_feed_forward` last, as functions of (stream, view).
+    def sublayers(self) -> list[Sublayer[View]]:
+        """Return the sub-layers in order, `_feed_forward` last.
 
         A history may combine between them. Then none is given the input of the whole layer, which a bypass needs.
         """
 
-    def forward(self, x: Tensor, view: View) -> Tensor:
+    def forward(self, x: Tensor, view: View, reads: Reads = None) -> Tensor:
         """Return the stream after the layer, given the stream `x` before it."""
         y = x
         for attention in self.sublayers()[:-1]:
-            y = attention(y, view)
-        return self._feed_forward(y, view, bottom=x)
+            y = attention(y, view, reads)
+        return self._feed_forward(y, view, reads, bottom=x)
 
-    def _feed_forward(self, x: Tensor, view: View, bottom: Tensor | None = None) -> Tensor:
+    def _feed_forward(self, x: Tensor, view: View, reads: Reads, bottom: Tensor | None = None) -> Tensor:
         # The last sub-layer alone is given the layer's input, `bottom`: the residual kind `b2t` adds it there.
         return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), bottom)
 
 
-def _entered(residual: Residual, x: Tensor, reads: Reads | None) -> Tensor:
+def _entered(residual: Residual, x: Tensor, reads: Reads) -> Tensor:
     """Return the input of self-attention: of the stream `x`, or [3, ...] of queries, keys and values."""
     return residual.enter(x if reads is None else torch.stack(reads))
 
@@ -99,12 +92,12 @@ class EncoderLayer(TransformerLayer[SourceView]):
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
 
-    def sublayers(self) -> list[Callable[[Tensor, SourceView], Tensor]]:
+    def sublayers(self) -> list[Sublayer[SourceView]]:
         """See TransformerLayer."""
         return [self._attend_source, self._feed_forward]
 
-    def _attend_source(self, x: Tensor, view: SourceView) -> Tensor:
-        own = _entered(self.self_attn_residual, x, view.reads)
+    def _attend_source(self, x: Tensor, view: SourceView, reads: Reads) -> Tensor:
+        own = _entered(self.self_attn_residual, x, reads)
         return self.self_attn_residual(x, self.self_attn(own, view.padding, view.first))
 
 
@@ -119,12 +112,6 @@ class DecoderLayerCache:
         self.own = own
         self.cross = cross
         self.first = first
-        self.reads: Reads | None = None
-
-    def reading(self, reads: Reads) -> DecoderLayerCache:
-        """Return itself, for a layer whose self-attention reads these in this step."""
-        self.reads = reads
-        return self
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; its cache gains that position."""
@@ -188,15 +175,15 @@ class DecoderLayer(AnyDecoderLayer):
         """See AnyDecoderLayer."""
         return self.self_attn, self.cross_attn
 
-    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+    def sublayers(self) -> list[Sublayer[TargetView]]:
         """See TransformerLayer."""
         return [self._attend_target, self._attend_memory, self._feed_forward]
 
-    def _attend_target(self, x: Tensor, view: TargetView) -> Tensor:
-        own = _entered(self.self_attn_residual, x, view.reads)
+    def _attend_target(self, x: Tensor, view: TargetView, reads: Reads) -> Tensor:
+        own = _entered(self.self_attn_residual, x, reads)
         return self.self_attn_residual(x, view.attend(self.self_attn, own))
 
-    def _attend_memory(self, x: Tensor, view: TargetView) -> Tensor:
+    def _attend_memory(self, x: Tensor, view: TargetView, reads: Reads) -> Tensor:
         context = self.cross_attn(self.cross_attn_residual.enter(x), view.remembered(self.cross_attn))
         return self.cross_attn_residual(x, context)
 
@@ -214,11 +201,11 @@ class MergedDecoderLayer(AnyDecoderLayer):
         """See AnyDecoderLayer."""
         return self.merged_attn.own, self.merged_attn.cross
 
-    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+    def sublayers(self) -> list[Sublayer[TargetView]]:
         """See TransformerLayer."""
         return [self._attend, self._feed_forward]
 
-    def _attend(self, x: Tensor, view: TargetView) -> Tensor:
+    def _attend(self, x: Tensor, view: TargetView, reads: Reads) -> Tensor:
         return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), view))
 
 
@@ -282,16 +269,15 @@ class _Stack(Recomputing):
     def _through(self, module: nn.Module, state: HistoryState, view: View) -> tuple[HistoryState, Tensor]:
         """Return the state after one more layer, and what that layer read."""
         layer = cast(TransformerLayer[View], module)
-        units: Sequence[Callable[[Tensor, View], Tensor]] = layer.sublayers() if self.split else [layer]
+        units: Sequence[Sublayer[View]] = layer.sublayers() if self.split else [layer]
         # LayerDrop: a skipped layer gives what it reads, so the history goes on as always. The draw is from the CPU's
         # generator; asking the GPU's would wait for it.
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
         inputs = []
         for unit in units:
-            reading = self.history.read(state)
-            inputs.append(reading.stream)
-            seen = view if reading.attention is None else view.reading(reading.attention)
-            state = self.history.push(state, inputs[-1] if dropped else unit(inputs[-1], seen))
+            x, reads = self.history.read(state)
+            inputs.append(x)
+            state = self.history.push(state, x if dropped else unit(x, view, reads))
         return state, inputs[0]
 
     def _pass(

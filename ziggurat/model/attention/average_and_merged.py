@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -122,13 +122,6 @@ class TargetView(Protocol):
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Return the memory as `module` projects it."""
 
-    @property
-    def reads(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Inputs of queries, keys and values of self-attention, where these are not the stream."""
-
-    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> Self:
-        """Return the view of a layer whose self-attention reads these."""
-
 
 class WholeTarget(NamedTuple):
     """All target positions at once.
@@ -140,7 +133,6 @@ class WholeTarget(NamedTuple):
         first: where the first layer leaves its values of the target, if there is a value residual.
         first_of_memory: the same for those of the memory.
         kept: where attention to the memory leaves its weights.
-        reads: what queries, keys and values of self-attention read; None: the stream.
     """
 
     future: Mask
@@ -149,11 +141,6 @@ class WholeTarget(NamedTuple):
     first: FirstValues | None = None
     first_of_memory: FirstValues | None = None
     kept: KeptWeights | None = None
-    reads: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> WholeTarget:
-        """Return the view of a layer whose self-attention reads these."""
-        return self._replace(reads=reads)
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` [batch, target, d_model] to itself."""
