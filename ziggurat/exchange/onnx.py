@@ -288,7 +288,7 @@ def _make_room(model: nn.Module, positions: int | None) -> None:
     """Grow tables of sinusoids to `positions` by using them once."""
     for module in model.modules():
         if isinstance(module, SinusoidalPositions) and positions is not None:
-            module(0, positions)
+            module(positions)
         if isinstance(module, Rotary) and positions is not None:
             module(torch.empty(1, 1, positions, module.d_head), 0)
 
