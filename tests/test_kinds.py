@@ -30,7 +30,7 @@ from ziggurat.config.kinds import (
 )
 from ziggurat.config.model import DecoderConfig, EncoderConfig, InitConfig, ModelConfig, StackConfig
 from ziggurat.model.attention.kinds import ATTENTION, ENCODER_ATTENTION
-from ziggurat.model.init import INIT, Distribution, ModelDepth, Normal, Uniform
+from ziggurat.model.init import INIT, Distribution, ModelDepth
 from ziggurat.model.kinds import HISTORY, RESIDUAL
 from ziggurat.model.roles import Role, Slot
 
@@ -170,14 +170,14 @@ N, M, LAYER, OUT, IN = 12, 5, 3, 300, 200
 FUSED = math.sqrt(6 / (IN + 3 * OUT))  # Glorot's bound, the value map being a third of one matrix
 
 VALUE_MAP: dict[str, Callable[[], Distribution]] = {
-    "xavier": lambda: Uniform(FUSED),
-    "depth_scaled": lambda: Uniform(FUSED * LAYER**-0.25),
-    "admin": lambda: Uniform(FUSED),
-    "deepnorm": lambda: Normal((12 * M) ** -0.25 * math.sqrt(2 / (IN + OUT))),
-    "magneto": lambda: Uniform(FUSED * math.log(3 * M) ** 0.5),
-    "t_fixup": lambda: Uniform((9 * M) ** -0.25 * math.sqrt(6 / (IN + OUT))),
-    "fixup": lambda: Uniform(FUSED * (2 * N + 3 * M) ** (-1 / 6)),
-    "uniform": lambda: Uniform(FUSED),
+    "xavier": lambda: Distribution("uniform", FUSED),
+    "depth_scaled": lambda: Distribution("uniform", FUSED * LAYER**-0.25),
+    "admin": lambda: Distribution("uniform", FUSED),
+    "deepnorm": lambda: Distribution("normal", (12 * M) ** -0.25 * math.sqrt(2 / (IN + OUT))),
+    "magneto": lambda: Distribution("uniform", FUSED * math.log(3 * M) ** 0.5),
+    "t_fixup": lambda: Distribution("uniform", (9 * M) ** -0.25 * math.sqrt(6 / (IN + OUT))),
+    "fixup": lambda: Distribution("uniform", FUSED * (2 * N + 3 * M) ** (-1 / 6)),
+    "uniform": lambda: Distribution("uniform", FUSED),
 }
 """The initial values of the value map in layer LAYER of a decoder of M layers, above an encoder of N."""
 

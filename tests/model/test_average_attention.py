@@ -20,7 +20,8 @@ from ziggurat.model.attention.multihead import SelfAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.feed_forward import FeedForward
-from ziggurat.model.residual.base import Residual, ShiftedLinear
+from ziggurat.model.linear import ShiftedLinear
+from ziggurat.model.residual.base import Residual
 from ziggurat.model.roles import Role, assign_roles
 
 D_MODEL = 6

@@ -135,6 +135,11 @@ def agrees(table: Tensor | None, outputs: list[Tensor], expected: list[Tensor]) 
         torch.testing.assert_close(total, read, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("kind", sorted({*get_args(HistoryKind)} - {"latest", "mudd"}))  # these are of whole layers
+def test_a_history_may_act_between_sublayers(kind: HistoryKind) -> None:
+    assert "combination.unit" in HISTORIES[kind].options, f"name `combination.unit` on the row of `{kind}`"
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     "start": {"start": "last"},
     "learnable": {"learnable": False},

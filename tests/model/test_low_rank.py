@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.linear import Linear
+from ziggurat.model.linear import Linear, ShiftedLinear
 from ziggurat.model.low_rank import Factors, LowRank
-from ziggurat.model.residual.base import ShiftedLinear
 
 RANK, SCALE = 2, 1.5
 

@@ -123,7 +123,7 @@ def test_step_by_step_is_the_whole_layer() -> None:
     whole = layer(x, step_order(torch.ones(B, T, dtype=torch.bool), 1))
     state = layer.first.start(B)
     for t in range(T):
-        state = layer.step(x[:, t], state)
+        state = layer.first.step(x[:, t], state)
         torch.testing.assert_close(state.output, whole[:, t], **EXACT)
 
 
@@ -140,7 +140,7 @@ def test_under_autocast_products_are_narrow_and_states_are_not() -> None:
     exact = layer(x, order)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x, order)
-        state = layer.step(x[:, 0], layer.first.start(B))
+        state = layer.first.step(x[:, 0], layer.first.start(B))
     assert y.dtype == state.cell.dtype == torch.float32
     error = (y - exact).detach().abs().max()
     assert 0 < float(error) < 0.05

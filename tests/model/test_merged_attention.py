@@ -23,8 +23,7 @@ from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.attention.relative import RelativeAttention
 from ziggurat.model.build import count_parameters as count
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.linear import Linear
-from ziggurat.model.residual.base import ShiftedLinear
+from ziggurat.model.linear import Linear, ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
 from ziggurat.model.transformer import DecoderLayerCache
 from ziggurat.system.errors import ConfigError
@@ -173,7 +172,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     hidden = padding_mask(mask, torch.float64)
     beam, sentences = 3, [0, 1]
     live = LiveBeams(beam, 2)
-    at = DecoderLayerCache(module.start(live), LiveMemory(live))
+    at = DecoderLayerCache(module.own.start(live), LiveMemory(live))
     rows = live.admit(mask, memory)
     at.own.admit(rows)
     at.cross.admit(module.cross.remember(memory, None), rows)

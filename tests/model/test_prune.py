@@ -22,7 +22,7 @@ TARGET = torch.tensor([[1, 4, 8], [1, 9, 2]])
 
 
 class Passing(nn.Module):
-    def forward(self, x: Tensor, view: Any) -> Tensor:
+    def forward(self, x: Tensor, *view: Any) -> Tensor:
         return x
 
 

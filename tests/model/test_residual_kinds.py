@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ziggurat.config.kinds import ResidualKind
+from ziggurat.config.kinds import RESIDUALS, ResidualKind
 from ziggurat.model.dropout import Dropout, StochasticBranch
 from ziggurat.model.kinds import RESIDUAL
+from ziggurat.model.linear import ShiftedLinear
 from ziggurat.model.residual import kinds as residual
-from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
+from ziggurat.model.residual.base import Residual, ResidualOptions, ShiftScale, SublayerPosition
 from ziggurat.model.residual.kinds import deepnorm_constants
 from ziggurat.model.roles import Role, assign_roles
 
@@ -180,6 +181,36 @@ def test_every_kind_has_its_formula_and_starts_as_it_says(kind: ResidualKind) ->
     own = {id(values) for learned in made for values in learned.values()}
     expected = 1 if kind in ONE_PER_LAYER else sum(map(len, made))
     assert len(own) == expected, f"residual `{kind}` learns {len(own)} parameters per layer: ONE_PER_LAYER ({HERE})"
+
+
+@pytest.mark.parametrize("kind", get_args(ResidualKind))
+@pytest.mark.parametrize("decoder", [False, True])
+def test_the_row_of_a_kind_says_what_its_constants_depend_on(kind: ResidualKind, decoder: bool) -> None:
+    x, fx, below = stream(2, 3, 2) if kind in STREAMS else stream(2, 3), stream(2, 3), stream(2, 3) + 1
+    shared = material(streams=2)
+
+    def made(layer: int, times: int = 1) -> list[Residual]:
+        places = [SublayerPosition(decoder, layer, i, 2, i == 0, times * N, times * M) for i in range(2)]
+        return [RESIDUAL[kind].make(place, shared).double() for place in places]
+
+    def results(residuals: list[Residual]) -> Tensor:
+        for one, like in zip(residuals, made(3), strict=True):
+            one.load_state_dict(like.state_dict())
+        return torch.cat([part.flatten() for r in residuals for part in (r.enter(x), r(x, fx, below))])
+
+    def parameters(layer: int) -> list[list[str]]:
+        return [[*one.state_dict()] for one in made(layer)]
+
+    facts = {
+        "depth_constants": not torch.equal(results(made(3)), results(made(3, times=2))),
+        "layer_constants": not torch.equal(results(made(3)), results(made(4))),
+        "first_differs": parameters(1) != parameters(3),
+        "layer_input": any(residual.bypass for residual in made(3)),
+    }
+    for fact, true in facts.items():
+        assert getattr(RESIDUALS[kind], fact) == true, (
+            f"residual `{kind}`: `{fact}` is {true} (ziggurat/config/kinds.py)"
+        )
 
 
 @pytest.mark.parametrize("name", [*REFERENCES, *sorted(STREAMS)])

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from tests.model.stepping import assert_steps_equal_whole, draw, linear, randomised
 from ziggurat.model.attention.average_and_merged import Ssru
 from ziggurat.model.build import count_parameters as count
-from ziggurat.model.linear import Linear
+from ziggurat.model.linear import Linear, ShiftedLinear
 from ziggurat.model.lstm import decayed_sum
-from ziggurat.model.residual.base import ShiftedLinear
 from ziggurat.model.roles import Role, assign_roles
 
 D_MODEL = 6

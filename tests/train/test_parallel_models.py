@@ -149,7 +149,7 @@ def short_of_memory(layer_drop: str) -> None:
             tables = [module for module in together.model.modules() if isinstance(module, SinusoidalPositions)]
             assert tables
             for table in tables:
-                table(0, 300)
+                table(300)
         for number in range(SHORTAGES):
             parameters = list(together.model.parameters())
 

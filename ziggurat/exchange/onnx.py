@@ -23,12 +23,12 @@ from ziggurat.config import ModelConfig
 from ziggurat.exchange.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningCell, RunningSum, ScannedLstm
 from ziggurat.model.attention.average_and_merged import Ssru
 from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, Mask, padding_bias
-from ziggurat.model.attention.multihead import CrossAttention, FirstValues, OwnAttention, SelfAttention
+from ziggurat.model.attention.multihead import FirstValues, SelfAttention
 from ziggurat.model.embedding import Rotary, SinusoidalPositions
 from ziggurat.model.lstm import LstmLayer, LstmState
 from ziggurat.model.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
 from ziggurat.model.seq2seq import Memory, Seq2Seq
-from ziggurat.model.transformer import AnyDecoderLayer, Decoder, DecoderCache, DecoderLayerCache, MergedDecoderLayer
+from ziggurat.model.transformer import AnyDecoderLayer, Decoder, DecoderCache, DecoderLayerCache
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import write_atomically
 
@@ -83,7 +83,7 @@ class _TransformerPorts:
         self.memory: list[Port] = []
         self.states: list[Port] = []
         self._aligned = decoder.aligned
-        self._attentions = [_attentions(cast(AnyDecoderLayer, layer)) for layer in decoder.layers]
+        self._attentions = [cast(AnyDecoderLayer, layer).attentions() for layer in decoder.layers]
         self._kinds: list[type[GrowingCache] | type[RunningSum]] = []
         for number, (own, cross) in enumerate(self._attentions):
             width = cross.q_proj.weight.shape[0]
@@ -117,13 +117,6 @@ class _TransformerPorts:
     def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
         layers = cast(list[LayerCache], cast(DecoderCache, cache).layers)
         return [part for layer in layers for part in layer.own.parts]
-
-
-def _attentions(layer: AnyDecoderLayer) -> tuple[OwnAttention, CrossAttention]:
-    """Return a decoder layer's attention to the target and its attention to the memory."""
-    if isinstance(layer, MergedDecoderLayer):
-        return layer.merged_attn.own, layer.merged_attn.cross
-    return layer.self_attn, layer.cross_attn
 
 
 class _RnmtPorts:
@@ -295,7 +288,7 @@ def _make_room(model: nn.Module, positions: int | None) -> None:
     """Grow tables of sinusoids to `positions` by using them once."""
     for module in model.modules():
         if isinstance(module, SinusoidalPositions) and positions is not None:
-            module(0, positions)
+            module(positions)
         if isinstance(module, Rotary) and positions is not None:
             module(torch.empty(1, 1, positions, module.d_head), 0)
 

@@ -131,12 +131,6 @@ class LayerCache:
         self.own = own
         self.cross = cross
         self.first = first
-        self.reads: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> LayerCache:
-        """Return itself, for a layer whose self-attention reads these."""
-        self.reads = reads
-        return self
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; the cache gains that position."""

@@ -138,19 +138,19 @@ class _Watched(nn.Module):
         self.layer = layer
         self.states: list[Tensor] = []
 
-    def forward(self, x: Tensor, view: Any) -> Tensor:
-        y: Tensor = self.layer(x, view)
+    def forward(self, x: Tensor, *view: Any) -> Tensor:
+        y: Tensor = self.layer(x, *view)
         self.states = [x, y]
         return y
 
-    def sublayers(self) -> list[Callable[[Tensor, Any], Tensor]]:
+    def sublayers(self) -> list[Callable[..., Tensor]]:
         """See ziggurat.model.transformer.TransformerLayer."""
         self.states = []
         return [self._kept(unit) for unit in cast(Any, self.layer).sublayers()]
 
-    def _kept(self, unit: Callable[[Tensor, Any], Tensor]) -> Callable[[Tensor, Any], Tensor]:
-        def run(x: Tensor, view: Any) -> Tensor:
-            y = unit(x, view)
+    def _kept(self, unit: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(x: Tensor, *view: Any) -> Tensor:
+            y = unit(x, *view)
             self.states = [self.states[0] if self.states else x, y]
             return y
 
@@ -164,10 +164,10 @@ class _LeftOut(nn.Module):
         super().__init__()
         self.units = len(cast(Any, layer).sublayers())
 
-    def forward(self, x: Tensor, _view: Any) -> Tensor:
+    def forward(self, x: Tensor, *_view: Any) -> Tensor:
         return x
 
-    def sublayers(self) -> list[Callable[[Tensor, Any], Tensor]]:
+    def sublayers(self) -> list[Callable[..., Tensor]]:
         """See ziggurat.model.transformer.TransformerLayer."""
         return [self.forward] * self.units
 

@@ -1,7 +1,4 @@
-"""Building of models: ModelConfig -> Seq2Seq, and what follows from the whole model: roles, compilation, recomputation.
-
-`assemble` makes the modules, whose parameters have no values; `build_model` also initialises them.
-"""
+"""Building of models: ModelConfig -> Seq2Seq, and what follows from the whole: roles, compilation, recomputation."""
 
 from __future__ import annotations
 
@@ -37,17 +34,11 @@ def build_model(
     *,
     seed: int = 1,
 ) -> Seq2Seq:
-    """Build and initialise a model on the CPU in fp32.
+    """Build and initialise a model on the CPU in fp32; the vocabularies are numbers of tokens.
 
-    Args:
-        config: the architecture.
-        source_vocabulary: number of source tokens.
-        target_vocabulary: number of target tokens.
-        seed: of the initial weights; the global random state is left alone.
-
-    Where `init.omega` is `profiled`, the skips of `residual: admin` are 1 until training profiles them
-    (ziggurat.train.objective). Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of
-    different size.
+    The initial weights depend on `seed` alone, and the global random state is left alone. Where `init.omega` is
+    `profiled`, the skips of `residual: admin` are 1 until training profiles them (ziggurat.train.objective). Raises
+    ConfigError when `model.embedding.sharing: all` meets vocabularies of different size.
     """
     model = assemble(config, source_vocabulary, target_vocabulary)
     depth = ModelDepth(
@@ -55,7 +46,6 @@ def build_model(
         config.planned_decoder_layers,
         merged=config.decoder.attention == "merged",
     )
-    # A separate generator: initial weights depend on the seed, not on what was drawn before.
     below, above = config.stack_init(decoder=False), config.stack_init(decoder=True)
     initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed), (below, above))
     if below.kind == "admin" and below.omega != "profiled":
@@ -77,10 +67,10 @@ def assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int
 
 
 class _Undrawn(TorchFunctionMode):
-    """Context in which nothing is drawn.
+    """Context in which modules of torch.nn draw no initial values.
 
-    The modules of torch.nn draw initial values while they are made. Initialisation or a model file replaces every one
-    of them, and for a deep model drawing takes longer than all the rest. It would also move the global random state.
+    Initialisation or a model file replaces every one of them, and for a deep model drawing takes longer than all the
+    rest. It would also move the global random state.
     """
 
     _DRAWS = frozenset({nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_})
@@ -122,7 +112,6 @@ _FAMILY: dict[Family, Callable[[ModelConfig, int, int], Seq2Seq]] = {
     "transformer": _build_transformer,
     "rnmt": build_rnmt,
 }
-"""Family -> builder from (config, source vocabulary, target vocabulary)."""
 
 
 def stack_residuals(stack: nn.Module) -> list[Residual]:

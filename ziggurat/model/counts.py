@@ -31,14 +31,7 @@ _VOCABULARY = ("data.subword", "data.unicode")
 
 @dataclass(frozen=True)
 class VocabularySizes:
-    """Numbers of tokens, control symbols and tags included.
-
-    Attributes:
-        source: of the source side.
-        target: of the target side.
-        origin: the place they were read from, in words.
-        joint: True when both sides share one vocabulary.
-    """
+    """Numbers of tokens, control symbols and tags included; `origin`: the place they were read from, in words."""
 
     source: int
     target: int
@@ -48,15 +41,13 @@ class VocabularySizes:
 
 @dataclass(frozen=True)
 class Inspection:
-    """The size of the model of a configuration, and its methods.
+    """The size of the model of a configuration, and the published methods that it uses.
 
     Attributes:
         parameters: values that are trained; a shared matrix counts once.
         parts: the same by part: embeddings, encoder, decoder, output; a shared matrix counts where it is met first.
         layers: encoder and decoder layers.
         layer_parameters: values in the topmost layer of the encoder and of the decoder.
-        vocabulary: sizes it was built with.
-        methods: the published methods in use.
     """
 
     parameters: int
@@ -93,17 +84,13 @@ def vocabulary_sizes(data: DataConfig, folder: Path | None = None) -> Vocabulary
 
     The run or model directory `folder`; the store, if it was made with the vocabularies that `data` asks for; the
     files that `data.subword` names, or the sizes it asks for (of a small corpus the trained model may have fewer).
-
     Raises DataError: a folder or file that cannot be read.
     """
     return _sizes(data, *_vocabularies(data, folder))
 
 
 def _vocabularies(data: DataConfig, folder: Path | None) -> tuple[tuple[Tokenizer, Tokenizer] | None, str]:
-    """Return the tokenizers that there are, of either side, and the place they were read from, in words.
-
-    None: they are still to be trained.
-    """
+    """Return the tokenizers, None if they are still to be trained, and the place they were read from, in words."""
     if folder is not None:
         return load_tokenizers(folder), str(folder)
     store = Path(data.store).expanduser()

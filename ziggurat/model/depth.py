@@ -30,11 +30,9 @@ _ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
 
 
 class Copies(NamedTuple):
-    """Origins of the layers of one stack.
+    """Origins of the layers of one stack, which had `before` of them.
 
-    Attributes:
-        before: number of its layers before.
-        sources: for each layer that it has now, which of those it starts as, from 0; None: its own initial weights.
+    `sources` says for each layer that it has now which of those it starts as, from 0; None: initial weights.
     """
 
     before: int
@@ -49,10 +47,7 @@ class Deepening(NamedTuple):
 
 
 def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -> Deepening:
-    """Return where the layers of a model of the depth of `after` come from, given one of the depth of `before`.
-
-    Raises ConfigError when the strategy cannot reach that depth.
-    """
+    """Return where the layers of `after` come from, given `before`. Raises ConfigError: the strategy cannot do it."""
     return Deepening(*(_copies(strategy, before, after, decoder=decoder) for decoder in (False, True)))
 
 
@@ -114,15 +109,10 @@ def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | Non
 
 @torch.no_grad()
 def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> None:
-    """Copy the weights `old` of a shallow model into `model`, which was built with the new depth.
+    """Copy the weights `old` of a shallow model, by name, into `model`, which was built with the new depth.
 
-    Args:
-        model: keeps its own weights in layers that come from none.
-        old: parameters of the shallow model by name.
-        plan: where its layers come from.
-
-    Everything outside the layers is copied; histories and mixtures extend as their kind says. Raises ConfigError when
-    the models differ in more than their depth.
+    Layers that come from none keep their weights. Everything outside the layers is copied; histories and mixtures
+    extend as their kind says. Raises ConfigError when the models differ in more than their depth.
     """
     across = _extended(model, old, plan)
     for name, parameter in model.named_parameters():
@@ -139,13 +129,9 @@ def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> 
 def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
     """Return an optimiser state for the grown model: each layer takes the moments of the layer that it copies.
 
-    Args:
-        parameters: of the grown model, by name.
-        old: state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.train.optim).
-        plan: see grow_weights.
-
-    Where nothing of that shape was trained before there are none, as before a first step: the optimiser that owns the
-    parameter makes its own kinds, zeros, and its bias correction treats the first step as a first step.
+    `old` is the state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.train.optim). Where nothing of
+    that shape was trained before there are none, as before a first step: the optimiser that owns the parameter makes
+    its own kinds, zeros, and its bias correction treats the first step as a first step.
     """
     by_name: dict[str, dict[str, Tensor]] = {}
     for key, value in old.items():
@@ -172,7 +158,6 @@ def _source_name(name: str, plan: Deepening) -> str | None:
 
 
 def _extended(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
-    """Return the tensors of the combinations of layers, by name, extended to the new depth."""
     extended = {}
     for stack, copies in ((model.encoder, plan.encoder), (model.decoder, plan.decoder)):
         assert isinstance(stack, Encoder | Decoder)
@@ -193,7 +178,6 @@ def _extended(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> dic
 
 
 def _within(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with `part`, named without it."""
     return {name.removeprefix(part): values for name, values in tensors.items() if name.startswith(part)}
 
 

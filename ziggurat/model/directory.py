@@ -1,13 +1,4 @@
-"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read.
-
-The dev score of a run's averaged model: where it is worse than `best`, `best` is the one taken by default.
-
-averaged/validation.json   metric, value (null: not measured), rival (`best` or `last`), rival_value, checksum
-
-The device of a model, by the name that a setting gives, and torch's random state there.
-
-Checks that vocabularies fit weights: one for a shared embedding, and ids of text as weights learned them.
-"""
+"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read."""
 
 from __future__ import annotations
 
@@ -65,20 +56,17 @@ from ziggurat.system.staging import TEMPORARY, building, recover, tidy
 from ziggurat.system.yaml_text import changed, shown
 
 AVERAGED = "averaged"
-"""Folder of a run with its averaged model."""
+"""AVERAGED is the folder of a run with its averaged model."""
 SCORE_FILE = "validation.json"
-"""File in it; an average that was made by hand has none, and is taken."""
+"""SCORE_FILE is a file in it, an AverageScore; an average that was made by hand has none, and is taken."""
 
 
 @dataclass(frozen=True)
 class AverageScore:
-    """An averaged model beside the checkpoint that is taken where there is no average.
+    """The dev scores, by `training.validation.metric`, of an averaged model and of its rival.
 
-    Attributes:
-        metric: `training.validation.metric`.
-        value: the averaged model's; None: not measured, or not a finite number.
-        rival: name of the checkpoint: `best` or, where none is kept, `last`.
-        rival_value: its value.
+    That is the checkpoint which is taken by default where the average is worse: `best` or, where none is kept, `last`.
+    A `value` of None was not measured, or is no finite number.
     """
 
     metric: str
@@ -171,11 +159,9 @@ def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """A model ready to decode.
+    """A model ready to decode, in evaluation mode.
 
     Attributes:
-        model: in evaluation mode.
-        experiment: its configuration.
         tokenizers: of the source and the target; the same object twice where they are joint.
         directory: folder that holds the vocabulary files.
         weights: file the weights came from.
@@ -208,7 +194,7 @@ def may_become_model_directory(path: Path) -> bool:
 
 
 def _holds_nothing(path: Path) -> bool:
-    """Return whether a folder holds nothing but temporary files, such as the lock of a process that builds it."""
+    # Temporary files apart, such as the lock of a process that builds it.
     return all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
 
 
@@ -226,9 +212,7 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
 
-    Low-rank updates are merged with the weights that they belong to (ziggurat.model.low_rank).
-
-    Raises CheckpointError: missing, damaged, too new.
+    Low-rank updates are merged with the weights that they belong to. Raises CheckpointError: missing, damaged, too new.
     """
     if (path.parent / META_FILE).is_file():
         verify(path, read_meta(path.parent)["checksums"][path.name])

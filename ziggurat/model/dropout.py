@@ -1,7 +1,4 @@
-"""Dropout of elements (Srivastava et al. 2014), and of residual branches as a whole.
-
-On a CPU the masks of elements come from random bytes, which is far faster than torch's own dropout there.
-"""
+"""Dropout of elements (Srivastava et al. 2014), and of residual branches as a whole."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ def random_bytes(like: Tensor) -> Tensor:
     It is a registered operator, so torch.compile calls it and does not look inside. One 64-bit draw decides eight
     elements, where bernoulli_ spends one draw each: in a bf16 update on CPU bernoulli_ took 23 % of the time.
     """
-    noise: Tensor = torch.ops.ziggurat.random_bytes(like)
-    return noise
+    return torch.ops.ziggurat.random_bytes(like)
 
 
 def _random_bytes(like: Tensor) -> Tensor:
@@ -116,20 +112,14 @@ class Dropout(nn.Module):
         if relu:
             fused = self.training and self.p > 0.0 and not self.exact and x.device.type == "cpu" and residual is None
             if fused and not torch.compiler.is_compiling():
-                y: Tensor = _ByteDropoutOfRelu.apply(x, _threshold(self.p))  # type: ignore[no-untyped-call]
-                return y
+                return _ByteDropoutOfRelu.apply(x, _threshold(self.p))  # type: ignore[no-untyped-call]
             x = nn.functional.relu(x)
         if not self.training or self.p == 0.0:
             return x if residual is None else residual + x
         if self.exact or x.device.type != "cpu":
             dropped = nn.functional.dropout(x, self.p)
             return dropped if residual is None else residual + dropped
-        result: Tensor = _ByteDropout.apply(x, residual, _threshold(self.p))  # type: ignore[no-untyped-call]
-        return result
-
-    def extra_repr(self) -> str:
-        """Return p for printing."""
-        return f"p={self.p}" + (", exact" if self.exact else "")
+        return _ByteDropout.apply(x, residual, _threshold(self.p))  # type: ignore[no-untyped-call]
 
 
 class StochasticBranch(nn.Module):
@@ -139,10 +129,7 @@ class StochasticBranch(nn.Module):
     grows with the number of the layer. With "sample" it draws one b for each element of dimension 0: DropPath, Larsson
     et al. 2017, as in TorchScale. The branch is computed in any case.
 
-    Args:
-        dropout: on the elements of the branch; called as dropout(fx, residual=...) it also adds.
-        p: probability that a branch is dropped, less than 1.
-        unit: for the whole batch, or for single sentences.
+    `dropout` is that of elements; called as dropout(fx, residual=...) it also adds. p is less than 1.
     """
 
     p: Tensor
@@ -161,9 +148,4 @@ class StochasticBranch(nn.Module):
             kept = torch.rand(draws, device=fx.device) >= self.p
             factor = (kept / (1 - self.p)).to(fx.dtype)
             fx = fx * factor.view(draws, *[1] * (fx.dim() - 1))
-        y: Tensor = self.dropout(fx, residual=residual)
-        return y
-
-    def extra_repr(self) -> str:
-        """Return the unit for printing."""
-        return f"unit={self.unit}"
+        return self.dropout(fx, residual=residual)

@@ -6,7 +6,8 @@ Positions are added to embeddings, or, if rotary, turn queries and keys by angle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Multiply, linear
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 from ziggurat.system.errors import ConfigError
 
 _IMPOSSIBLE = -1e8
@@ -46,17 +47,12 @@ class SinusoidalPositions(nn.Module):
         table = torch.empty(length, d_model) if on_meta else sinusoids(length, d_model).float()
         self.register_buffer("table", table, persistent=False)
 
-    def forward(self, start: int, length: int) -> Tensor:
-        """Return [length, d_model]: positions start, start + 1, ..."""
-        end = start + length
-        if end > self.table.shape[0]:
+    def forward(self, length: int) -> Tensor:
+        """Return [length, d_model]."""
+        if length > self.table.shape[0]:
             # Doubled, so that step-by-step decoding does not rebuild the table at every step.
-            self.table = sinusoids(max(end, 2 * self.table.shape[0]), self.d_model).to(self.table)
-        return self.table[start:end]
-
-    def at(self, positions: Tensor, longest: int) -> Tensor:
-        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
-        return self(0, longest + 1)[positions]
+            self.table = sinusoids(max(length, 2 * self.table.shape[0]), self.d_model).to(self.table)
+        return self.table[:length]
 
     def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -66,35 +62,25 @@ class SinusoidalPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """One trained vector per position.
+    """One trained vector per position. Raises ConfigError in `forward` when an input is longer than `max_positions`."""
 
-    Raises ConfigError in `forward` when an input is longer than `max_positions`.
-    """
+    roles: ClassVar[Roles] = {"weight": Role.POSITION}
 
     def __init__(self, d_model: int, max_positions: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_positions, d_model))
 
-    def forward(self, start: int, length: int) -> Tensor:
-        """Return [length, d_model]: positions start, start + 1, ..."""
-        if start + length > self.weight.shape[0]:
+    def forward(self, length: int) -> Tensor:
+        """Return [length, d_model]."""
+        if length > self.weight.shape[0]:
             raise ConfigError(
-                f"a sequence of {start + length} tokens is longer than `model.embedding.max_positions` "
+                f"a sequence of {length} tokens is longer than `model.embedding.max_positions` "
                 f"({self.weight.shape[0]}); raise it and train again, or lower `data.filters.max_pieces`, "
                 "`decoding.max_source_pieces` or `decoding.max_length.limit`",
                 key="model.embedding.max_positions",
                 named=["data.filters.max_pieces", "decoding.max_source_pieces", "decoding.max_length.limit"],
             )
-        return self.weight[start : start + length]
-
-    def at(self, positions: Tensor, longest: int) -> Tensor:
-        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
-        vectors: Tensor = self(0, longest + 1)[positions]
-        return vectors
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.weight, Role.POSITION, "weight")
+        return self.weight[:length]
 
 
 def _as_they_are(rows: Tensor) -> Tensor:
@@ -105,9 +91,9 @@ class InputEmbedding(nn.Module):
     """dropout(scale * E[token] + bias + position).
 
     Args:
-        tokens: embedding of [vocabulary, d_model]; may be shared with other modules.
-        positions: module that gives [length, d_model] for (start, length), or None.
-        scale: factor of the embedding, sqrt(d_model) or 1.
+        tokens: E [vocabulary, d_model]; may be shared with other modules.
+        positions: module that gives [length, d_model] for a length.
+        scale: sqrt(d_model) or 1.
         dropout: on the sum.
         bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
         zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
@@ -116,6 +102,7 @@ class InputEmbedding(nn.Module):
         rounded: what is done to embeddings before anything else: nothing; see ziggurat.model.fast.fake_quantised.
     """
 
+    roles: ClassVar[Roles] = {"bias": Role.INPUT_BIAS}
     bias: nn.Parameter | None
 
     def __init__(
@@ -137,13 +124,13 @@ class InputEmbedding(nn.Module):
         self.zero_start = zero_start
         self.rounded: Callable[[Tensor], Tensor] = _as_they_are
 
-    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
-        """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return [batch, length, d_model] for `ids` [batch, length]."""
         x = self._scaled(ids)
-        if self.zero_start and start == 0:
+        if self.zero_start:
             x = F.pad(x[:, 1:], (0, 0, 1, 0))
         if self.positions is not None:
-            x = x + self.positions(start, ids.shape[1])
+            x = x + self.positions(ids.shape[1])
         return self.dropout(x)
 
     def step(self, ids: Tensor, positions: Tensor, longest: int) -> Tensor:
@@ -152,7 +139,7 @@ class InputEmbedding(nn.Module):
         if self.zero_start:
             x = x.masked_fill((positions == 0)[:, None, None], 0.0)
         if self.positions is not None:
-            x = x + self.positions.at(positions, longest)[:, None]
+            x = x + self.positions(longest + 1)[positions][:, None]
         return self.dropout(x)
 
     def _scaled(self, ids: Tensor) -> Tensor:
@@ -162,20 +149,13 @@ class InputEmbedding(nn.Module):
             x = x * self.scale
         return x if self.bias is None else x + self.bias
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        if self.bias is not None:
-            yield Slot(self.bias, Role.INPUT_BIAS, "bias")
-
 
 class OutputProjection(nn.Module):
     """Logits = hidden W^T + b.
 
-    Args:
+    Attributes:
         weight: W [vocabulary, d_model], another parameter or the target embedding's.
         bias: b [vocabulary], or None.
-
-    Attributes:
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
             produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
             step would wait for a GPU.
@@ -183,6 +163,7 @@ class OutputProjection(nn.Module):
         rounded: what the product does to the rows of both of its factors.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.OUTPUT, "bias": Role.BIAS}  # a shared matrix has its embedding's role
     weight: Tensor
     bias: nn.Parameter | None
     ruled_out: Tensor | None
@@ -209,12 +190,6 @@ class OutputProjection(nn.Module):
         weight, bias = self.weight[tokens], None if self.bias is None else self.bias[tokens]
         return lambda hidden: self.multiply(hidden, weight, bias)
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself; a shared matrix has its embedding's role."""
-        yield Slot(self.weight, Role.OUTPUT, "weight")
-        if self.bias is not None:
-            yield Slot(self.bias, Role.BIAS, "bias")
-
 
 def _turns(length: int, d_head: int) -> Tensor:
     """Return [2, length, d_head / 2] in fp64: cosine and sine of position * 10000^(-2i / d_head)."""
@@ -234,11 +209,8 @@ class Rotary(nn.Module):
 
     The product of a rotated query and a rotated key depends on their distance alone. Pair i is made of the channels
     i and i + d_head / 2. The paper pairs neighbours: the same with the rows of the query and key maps permuted.
-    The table grows for longer inputs; nothing is saved with the model.
-
-    Args:
-        d_head: width of a head; even.
-        length: initial size of the table. Growing costs a compiled layer a new graph, so it should be rare.
+    Nothing is saved with the model. The table, of `length` positions at first, grows for longer inputs: that costs a
+    compiled layer a new graph, so it should be rare.
     """
 
     table: Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear
-from ziggurat.model.roles import Role, Slot, linear_slots
+from ziggurat.model.roles import Role, Roles, Slot, table_slots
 
 _without_bias = partial(Linear, bias=False)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -21,6 +22,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F
 class _TwoMaps(nn.Module):
     """The base of both networks: two linear maps, dropout between them, Fixup's scalar [1] before the activation."""
 
+    roles: ClassVar[Roles] = {"in_proj": Role.FFN_IN, "out_proj": Role.FFN_OUT, "shift": Role.WIRING}
     shift: nn.Parameter | None
 
     def __init__(self, in_proj: nn.Module, out_proj: nn.Module, dropout: nn.Module, *, shifted: bool) -> None:
@@ -32,12 +34,6 @@ class _TwoMaps(nn.Module):
 
     def _shifted(self, inner: Tensor) -> Tensor:
         return inner if self.shift is None else inner + self.shift
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself but the first map's."""
-        yield from linear_slots(self, "out_proj", Role.FFN_OUT)
-        if self.shift is not None:
-            yield Slot(self.shift, Role.WIRING, "shift")
 
 
 class FeedForward(_TwoMaps):
@@ -69,7 +65,7 @@ class FeedForward(_TwoMaps):
 
     @property
     def is_plain(self) -> bool:
-        """Return whether it is two linear maps with a ReLU between them and nothing else."""
+        """True if it is two linear maps with a ReLU between them and nothing else."""
         linear = isinstance(self.in_proj, Linear) and isinstance(self.out_proj, Linear)
         return linear and self.activation is F.relu and self.shift is None
 
@@ -80,28 +76,14 @@ class FeedForward(_TwoMaps):
             active = self.dropout(inner, relu=True)
         else:
             active = self.dropout(self.activation(inner))
-        y: Tensor = self.out_proj(active)
-        return y
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "in_proj", Role.FFN_IN)
-        yield from super().slots()
+        return self.out_proj(active)
 
 
 class GatedFeedForward(_TwoMaps):
     """SwiGLU: dropout(silu(x W_1) * x W_3) W_2, no biases: Shazeer 2020, equation 6.
 
-    The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as the
-    plain network of width d_ff. W_1 and W_3 are one matrix, `in_proj`, in this order.
-
-    Args:
-        d_model: width of input and output.
-        d_ff: inner width of the plain network of that size.
-        dropout: after the gate.
-        linear: makes the two maps from (width in, width out).
-        out: makes the second one; None: as `linear`.
-        shifted: add one trained scalar, from 0, before the activation (Fixup).
+    The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as
+    FeedForward, of which it has the other arguments too. W_1 and W_3 are one matrix, `in_proj`, in this order.
     """
 
     def __init__(
@@ -121,8 +103,7 @@ class GatedFeedForward(_TwoMaps):
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         opened, carried = self.in_proj(x).chunk(2, dim=-1)
-        y: Tensor = self.out_proj(self.dropout(F.silu(self._shifted(opened)) * carried))
-        return y
+        return self.out_proj(self.dropout(F.silu(self._shifted(opened)) * carried))
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
@@ -130,4 +111,4 @@ class GatedFeedForward(_TwoMaps):
         gate, value = weight.chunk(2)
         yield Slot(gate, Role.FFN_IN, "in_proj.weight[gate]")
         yield Slot(value, Role.FFN_IN, "in_proj.weight[value]")
-        yield from super().slots()
+        yield from table_slots(self, {"out_proj": Role.FFN_OUT, "shift": Role.WIRING})

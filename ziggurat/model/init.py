@@ -1,35 +1,15 @@
-"""Initialisation: a scheme for each row of the table in docs/depth.md, ADMIN's skip vectors, transfer of learning
-rates.
+"""Initialisation: a scheme for each row of the table in docs/depth.md, ADMIN's skip vectors, transfer of rates.
 
-A scheme says of one parameter, by its role, shape and layer, which distribution its values are drawn from. It never
-looks at names. `xavier` knows every role; the others change what they must and leave the rest to it (`admin` is
-`xavier`). ADMIN's omega (Liu et al. 2020, section 4) is constant or profiled in one forward pass.
-
-Transfer (CompleteP and depth-muP: Dey et al. 2025, table 1): a rate that was tuned on a small model, the base, is right
-for a wider and deeper one if the sizes of its values and of their changes stay as they were. With m_N the ratio of
-widths and m_L that of depths, the paper scales
-
-    branches            x + m_L^-a f(LN(x))
-    weights in layers   variance 1/m_N, rate m_N^-1 m_L^(a-1), decay m_N
-    vectors in layers   rate m_L^(a-1)
-    logits              1/m_N
-    Adam's epsilon      m_N^-1 m_L^-a in layers
-
-with a = 1 for CompleteP and 1/2 for depth-muP. Ours is what the paper leaves open: encoder and decoder have each their
-own m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model), multiplied by
-sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to change by the same
-amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more. The attention's scale
-1/sqrt(d_head) stays, so the width of heads is to be that of the base.
+A scheme says of one parameter, by its role, shape and layer, which distribution its values are drawn from. `xavier`
+knows every role; the others change what they must and leave the rest to it.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Self, assert_never
+from typing import Any, Literal, NamedTuple, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +23,9 @@ from ziggurat.model.roles import MATRICES, QUERY_KEY_VALUE, WRITTEN, Role, Slot
 
 
 class ModelDepth(NamedTuple):
-    """The depth of a model, as far as initial values depend on it.
+    """The depths N and M of a model's encoder and decoder; of the grown model, where growth is planned.
 
-    Attributes:
-        encoder_layers: N; of the grown encoder, where growth is planned.
-        decoder_layers: M, likewise.
-        merged: the decoder has merged average attention (MAtt): Fixup scales its maps differently.
+    `merged`: the decoder has merged average attention (MAtt), whose maps Fixup scales differently.
     """
 
     encoder_layers: int
@@ -56,64 +33,39 @@ class ModelDepth(NamedTuple):
     merged: bool = False
 
 
-@dataclass(frozen=True)
-class Distribution(ABC):
-    """A distribution of initial values; `size` is its scale, to which values are proportional."""
+class Distribution(NamedTuple):
+    """A distribution of initial values; `size` is its scale, to which values are proportional.
 
-    size: float
+    uniform: U(-size, size). normal: N(0, size^2). constant: `size`. as_built: what the parameter's module has given it.
+    """
 
-    def scaled(self, factor: float) -> Self:
+    kind: Literal["uniform", "normal", "constant", "as_built"]
+    size: float = 1.0
+
+    def scaled(self, factor: float) -> Distribution:
         """Return the distribution of `factor` times a value."""
-        return replace(self, size=self.size * factor)
-
-    @abstractmethod
-    def fill(self, values: Tensor, generator: torch.Generator) -> None:
-        """Draw `values`, of any shape, in place."""
-
-
-class Uniform(Distribution):
-    """U(-size, size)."""
+        return self._replace(size=self.size * factor)
 
     def fill(self, values: Tensor, generator: torch.Generator) -> None:
         """Draw `values`, of any shape, in place."""
-        values.uniform_(-self.size, self.size, generator=generator)
-
-
-class Normal(Distribution):
-    """N(0, size^2)."""
-
-    def fill(self, values: Tensor, generator: torch.Generator) -> None:
-        """Draw `values`, of any shape, in place."""
-        values.normal_(0.0, self.size, generator=generator)
-
-
-class Constant(Distribution):
-    """The number `size`."""
-
-    def fill(self, values: Tensor, generator: torch.Generator) -> None:
-        """Fill `values`, of any shape, in place; nothing is drawn."""
-        values.fill_(self.size)
-
-
-class AsBuilt(Distribution):
-    """The values that the parameter's module has given it; schemes do not scale them."""
-
-    def __init__(self) -> None:
-        super().__init__(1.0)
-
-    def scaled(self, factor: float) -> Self:
-        """Return itself."""
-        return self
-
-    def fill(self, values: Tensor, generator: torch.Generator) -> None:
-        """Leave `values` as they are; nothing is drawn."""
+        match self.kind:
+            case "uniform":
+                values.uniform_(-self.size, self.size, generator=generator)
+            case "normal":
+                values.normal_(0.0, self.size, generator=generator)
+            case "constant":
+                values.fill_(self.size)
+            case "as_built":
+                pass
+            case _:
+                assert_never(self.kind)
 
 
 def _xavier_bound(slot: Slot, *, fused: bool) -> float:
     """Return sqrt(6 / (fan_in + fan_out)) of a matrix slot.
 
-    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance; a map that is
-    not one of three (`fused_out` 0) keeps its own bound.
+    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance, if there are all
+    three.
     """
     fan_out, fan_in = slot.values.shape
     if fused and slot.role in QUERY_KEY_VALUE:
@@ -124,26 +76,24 @@ def _xavier_bound(slot: Slot, *, fused: bool) -> float:
 def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """Glorot uniform (Glorot and Bengio 2010), the default of fairseq, tensor2tensor and zero.
 
-    Matrices are U(-bound, bound) (`_xavier_bound`), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
-
-    The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
+    Matrices are U(-bound, bound) (`init.qkv` says which count as one), embeddings N(0, 1/d_model), biases 0, norms 1
+    and 0; the vector added to all embeddings U(-sqrt(3/d), sqrt(3/d)) (zero), the inner maps of additive attention
     N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) and low-rank updates stay as
-    their modules made them; maps from streams to their own weights are N(0, 0.02^2) where they do not start at 0
-    (`wiring.stream_start`).
+    built; maps from streams to their own weights are N(0, 0.02^2) where they do not start at 0 (`wiring.stream_start`).
     """
     match slot.role:
         case Role.EMBEDDING | Role.POSITION | Role.OUTPUT | Role.ADDITIVE:
-            return Normal(slot.values.shape[-1] ** -0.5)
+            return Distribution("normal", slot.values.shape[-1] ** -0.5)
         case Role.BIAS | Role.NORM_BIAS:
-            return Constant(0.0)
+            return Distribution("constant", 0.0)
         case Role.NORM_GAIN:
-            return Constant(1.0)
+            return Distribution("constant", 1.0)
         case Role.INPUT_BIAS:
-            return Uniform(math.sqrt(3.0 / slot.values.shape[-1]))
+            return Distribution("uniform", math.sqrt(3.0 / slot.values.shape[-1]))
         case Role.WIRING | Role.LOW_RANK:
-            return AsBuilt()
+            return Distribution("as_built")
         case Role.STREAM_MAP:
-            return Normal(0.02)
+            return Distribution("normal", 0.02)
         case (
             Role.ATTENTION_QUERY
             | Role.ATTENTION_KEY
@@ -156,22 +106,10 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
             | Role.LSTM
             | Role.PROJECTION
         ):
-            return Uniform(_xavier_bound(slot, fused=_is_fused(slot, config)))
+            fused = config.qkv == "fused" or (config.qkv == "fused_self" and not slot.cross)
+            return Distribution("uniform", _xavier_bound(slot, fused=fused))
         case _:
             assert_never(slot.role)
-
-
-def _is_fused(slot: Slot, config: InitConfig) -> bool:
-    """Return whether query, key and value maps count as one matrix (`init.qkv`)."""
-    match config.qkv:
-        case "fused":
-            return True
-        case "separate":
-            return False
-        case "fused_self":
-            return not slot.cross
-        case _:
-            assert_never(config.qkv)
 
 
 _UNIFORM = frozenset({Role.EMBEDDING, Role.OUTPUT, Role.LSTM, Role.PROJECTION})
@@ -183,7 +121,7 @@ def uniform(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     As lingvo has it. The rest is as in `xavier`: query and key maps of additive attention Glorot, its inner maps
     N(0, 1/fan_in), biases 0.
     """
-    return Uniform(config.uniform) if slot.role in _UNIFORM else xavier(slot, config, depth)
+    return Distribution("uniform", config.uniform) if slot.role in _UNIFORM else xavier(slot, config, depth)
 
 
 def depth_scaled(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
@@ -213,7 +151,7 @@ def deepnorm(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     if slot.role in WRITTEN:
         _, gain = deepnorm_constants(depth.encoder_layers, depth.decoder_layers, slot.decoder)
     fan_out, fan_in = slot.values.shape
-    return Normal(gain * math.sqrt(2.0 / (fan_in + fan_out)))
+    return Distribution("normal", gain * math.sqrt(2.0 / (fan_in + fan_out)))
 
 
 def magneto(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
@@ -244,7 +182,7 @@ def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
         return xavier(slot, config, depth).scaled(factor)
     if slot.role in WRITTEN and slot.layer:
         factor = decoder_factor if slot.decoder else 0.67 * depth.encoder_layers**-0.25
-        return Uniform(factor * _xavier_bound(slot, fused=False))
+        return Distribution("uniform", factor * _xavier_bound(slot, fused=False))
     return xavier(slot, config, depth)
 
 
@@ -259,7 +197,7 @@ def fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     branches = 2.0 * depth.encoder_layers + 3.0 * depth.decoder_layers
     draw = xavier(slot, config, depth)
     if slot.role in (Role.ATTENTION_OUT, Role.FFN_OUT, Role.OUTPUT):
-        return Constant(0.0)
+        return Distribution("constant", 0.0)
     if slot.role in QUERY_KEY_VALUE:
         return draw.scaled(branches ** (-1 / 8 if slot.decoder and depth.merged else -1 / 6))
     if slot.role is Role.FFN_IN:
@@ -273,7 +211,7 @@ Scheme = Callable[[Slot, InitConfig, ModelDepth], Distribution]
 INIT: dict[InitKind, Scheme] = {
     "xavier": xavier,
     "depth_scaled": depth_scaled,
-    "admin": xavier,  # ADMIN changes its skip vectors only: ziggurat.model.init
+    "admin": xavier,  # it changes skip vectors only: constant_omega, profile_omega
     "deepnorm": deepnorm,
     "magneto": magneto,
     "t_fixup": t_fixup,
@@ -290,10 +228,7 @@ def initialise(
     generator: torch.Generator,
     layers: tuple[InitConfig, InitConfig] | None = None,
 ) -> None:
-    """Fill every slot in place, in the order given: equal slots, depth and generator state give equal values.
-
-    `layers`: what the layers of encoder and decoder go by; None: by `config`, as everything outside of them does.
-    """
+    """Fill every slot in place, in the order given; `layers`: what those of encoder and decoder layers go by."""
     for slot in slots:
         chosen = layers[slot.decoder] if layers is not None and slot.layer else config
         INIT[chosen.kind](slot, chosen, depth).fill(slot.values, generator)
@@ -305,11 +240,9 @@ def constant_omega(
 ) -> None:
     """Set omega of all n sub-layers of one stack to one number: the profile-free forms of admin-torch.
 
-    n is `planned`, the sub-layers of the stack once it has grown, or by default those it has.
-
-    `log`: sqrt((n + 1) / ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the
-    parameters; `linear`: sqrt(n), for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A
-    stack without omega stays as it is.
+    n is `planned`, the sub-layers of the stack once it has grown, or by default those it has. `log`: sqrt((n + 1) /
+    ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the parameters; `linear`: sqrt(n),
+    for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A stack without omega stays as it is.
     """
     n = planned or len(residuals)
     match kind:
@@ -403,13 +336,7 @@ class _Recursion:
 
 
 class RateScale(NamedTuple):
-    """Factors of what an optimiser has for a parameter.
-
-    Attributes:
-        rate: of the learning rate.
-        epsilon: of Adam's epsilon.
-        decay: of the weight decay.
-    """
+    """Factors of a parameter's learning rate, of Adam's epsilon, and of its weight decay."""
 
     rate: float = 1.0
     epsilon: float = 1.0
@@ -439,7 +366,24 @@ def output_factor(config: ModelConfig) -> float | None:
 
 
 def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], RateScale]:
-    """Return the Scale of every parameter of a model with a base, by place (ziggurat.model.roles.place_of)."""
+    """Return the RateScale of every parameter of a model with a base, by place (ziggurat.model.roles.place_of).
+
+    Transfer (CompleteP and depth-muP: Dey et al. 2025, table 1): a rate that was tuned on a small model, the base, is
+    right for a wider and deeper one if the sizes of its values and of their changes stay as they were. With m_N the
+    ratio of widths and m_L that of depths, the paper scales
+
+        branches            x + m_L^-a f(LN(x))
+        weights in layers   variance 1/m_N, rate m_N^-1 m_L^(a-1), decay m_N
+        vectors in layers   rate m_L^(a-1)
+        logits              1/m_N
+        Adam's epsilon      m_N^-1 m_L^-a in layers
+
+    with a = 1 for CompleteP and 1/2 for depth-muP. Ours is what the paper leaves open: encoder and decoder have each
+    their own m_L; the variance of weights follows from Glorot's bounds; embeddings are W = E / sqrt(d_model),
+    multiplied by sqrt(d_model) where they are read, so that E, which the paper is about, keeps its size. For E to
+    change by the same amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need m_N^-1/2 more.
+    The attention's scale 1/sqrt(d_head) stays, so the width of heads is to be that of the base.
+    """
     assert config.transfer is not None
     base, a = config.transfer.width, config.transfer.exponent
     found: dict[tuple[int, int], RateScale] = {}

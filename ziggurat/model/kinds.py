@@ -1,10 +1,6 @@
-"""Tables of residual and history kinds: what each is built by, and what the model must know of it.
+"""Tables of residual and history kinds, and makers of a model's parts; ziggurat.config.kinds has the facts of a kind.
 
-What a configuration must know (paper, options, notices) is on the kind's row in ziggurat.config.kinds. The table of
-attention is in ziggurat.model.attention.kinds, that of initialisation in ziggurat.model.init.
-
-Before the tables come the makers of a model's parts. Configuration objects end here: the modules of ziggurat.model are
-given numbers and makers only.
+Configuration objects end here: the layers are given numbers and makers only.
 """
 
 from __future__ import annotations
@@ -29,13 +25,12 @@ from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.history.state_dependent import AttentionResiduals, BlockAttentionResiduals, Mudd
 from ziggurat.model.init import branch_factor, output_factor
-from ziggurat.model.linear import Linear, NormedLinear
+from ziggurat.model.linear import Linear, NormedLinear, ShiftedLinear
 from ziggurat.model.residual import kinds as residual
 from ziggurat.model.residual.base import (
     Residual,
     ResidualOptions,
     ScaledNorm,
-    ShiftedLinear,
     ShiftScale,
     SublayerPosition,
 )
@@ -142,11 +137,7 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
 
 
 class Embeddings:
-    """Makes the parts outside the stacks: token embeddings, positions, output projection.
-
-    Args:
-        config: the architecture.
-    """
+    """Makes the parts outside the stacks: token embeddings, positions, output projection."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -193,12 +184,7 @@ class Embeddings:
 
 
 class StackParts:
-    """Makes the parts of one stack of Transformer layers.
-
-    Args:
-        config: the architecture.
-        decoder: whether the stack is the decoder.
-    """
+    """Makes the parts of one stack of Transformer layers."""
 
     def __init__(self, config: ModelConfig, *, decoder: bool) -> None:
         self.config = config

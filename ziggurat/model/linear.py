@@ -6,12 +6,14 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from ziggurat.model.roles import Role, Roles
 
 if TYPE_CHECKING:
     from ziggurat.model.low_rank import LowRank
@@ -68,8 +70,7 @@ def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     # plain loop alone: 430 ms for a product [128, 256] x [256, 512] (Zen 4).
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()
-    y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
-    return y
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -110,8 +111,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not _by_onednn(x, weight, x.numel() // max(1, x.shape[-1])):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in (x, weight, bias)):
-        y: Tensor = _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-        return y
+        return _OneDnnLinear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return _onednn(x, weight, bias)
 
 
@@ -151,15 +151,36 @@ class Linear(nn.Linear):
         return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
 
 
-class NormedLinear(nn.Module):
-    """N(x) W^T + b: a norm and the linear map that alone reads it (Sub-LN, Wang et al. 2022).
+class ShiftedLinear(nn.Module):
+    """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector: Fixup (Zhang, Dauphin and Ma 2019).
 
-    Args:
-        norm: of [..., in].
-        width_in: in.
-        width_out: out.
-        bias: whether there is b.
+    Every linear map of the layers has one; the toolkit zero leaves it out on attention's memory and output.
     """
+
+    roles: ClassVar[Roles] = {"shift": Role.WIRING}  # that of the matrix is said by the module that owns this map
+    low_rank: LowRank | None
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(d_out, d_in))
+        self.shift = nn.Parameter(torch.zeros(1))
+        self.bias: nn.Parameter | None = None
+        self.register_module("low_rank", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., d_out] for `x` [..., d_in]."""
+        shifted = x + self.shift
+        y = linear(shifted, self.weight)
+        return y if self.low_rank is None else self.low_rank(shifted, y)
+
+    def part(self, x: Tensor, number: int, parts: int) -> Tensor:
+        """Return part `number` of the `parts` equal ones of x W^T, [..., d_out / parts], without the shift."""
+        y = linear(x, self.weight.chunk(parts)[number])
+        return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
+
+
+class NormedLinear(nn.Module):
+    """N(x) W^T + b: a norm and the linear map that alone reads it (Sub-LN, Wang et al. 2022)."""
 
     def __init__(self, norm: nn.Module, width_in: int, width_out: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -178,5 +199,4 @@ class NormedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] for `x` [..., in]."""
-        y: Tensor = self.map(self.norm(x))
-        return y
+        return self.map(self.norm(x))

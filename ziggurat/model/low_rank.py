@@ -1,16 +1,17 @@
 """Low-rank updates of linear maps whose weights are frozen: LoRA (Hu et al. 2021, arXiv 2106.09685).
 
-Which maps of a model have updates, the updates in files, and merging them. A run keeps the weights that it started
-from once, in `base/`, a model directory. Its checkpoints hold the updates alone, `<map>.low_rank.<part>.down` and `.up`
-for every part of a map that has one. An opened checkpoint has both merged, under the names of a model without updates.
+A run keeps the weights that it started from once, in `base/`, a model directory. Its checkpoints hold the updates
+alone, `<map>.low_rank.<part>.down` and `.up` for every part of a map that has one. An opened checkpoint has both
+merged, under the names of a model without updates.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from pydantic import ValidationError
@@ -19,9 +20,8 @@ from torch import Tensor, nn
 from ziggurat.config.train import LoraConfig, LoraMap
 from ziggurat.model.build import model_slots
 from ziggurat.model.dropout import Dropout
-from ziggurat.model.linear import Linear, linear
-from ziggurat.model.residual.base import ShiftedLinear
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.linear import Linear, ShiftedLinear, linear
+from ziggurat.model.roles import Role, Roles, Slot
 from ziggurat.model.run_folder import BASE, MODEL_FILE, read_meta, run_of
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import read_shapes
@@ -30,14 +30,9 @@ from ziggurat.system.files import fingerprint
 
 
 class Factors(nn.Module):
-    """The matrices of one update: `down` A [rank, in] and `up` B [out, rank], without values until `LowRank.reset`.
+    """The matrices of one update: `down` A [rank, in] and `up` B [out, rank], without values until `LowRank.reset`."""
 
-    Args:
-        width_in: in.
-        width_out: out.
-        rank: of the product B A.
-        device: that of the map's weight.
-    """
+    roles: ClassVar[Roles] = {"down": Role.LOW_RANK, "up": Role.LOW_RANK}
 
     def __init__(self, width_in: int, width_out: int, rank: int, device: torch.device) -> None:
         super().__init__()
@@ -102,8 +97,7 @@ class LowRank(nn.Module):
         """Return `y` [..., out], the map's own output for `x` [..., in], with the updates of all parts added."""
         read = self.dropout(x)
         if self.parts == 1:
-            updated: Tensor = y + self._factors(0)(read, self.scale)
-            return updated
+            return y + self._factors(0)(read, self.scale)
         outputs = list(y.chunk(self.parts, dim=-1))
         for number in self.chosen:
             outputs[number] = outputs[number] + self._factors(number)(read, self.scale)
@@ -113,18 +107,10 @@ class LowRank(nn.Module):
         """Return `y` [..., out / parts], part `number` of the map's own output for `x` [..., in], with its update."""
         if number not in self.chosen:
             return y
-        updated: Tensor = y + self._factors(number)(self.dropout(x), self.scale)
-        return updated
+        return y + self._factors(number)(self.dropout(x), self.scale)
 
     def _factors(self, number: int) -> Factors:
-        factors: Factors = getattr(self, str(number))
-        return factors
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each factor."""
-        for number in self.chosen:
-            for name, values in self._factors(number).named_parameters():
-                yield Slot(values, Role.LOW_RANK, f"{number}.{name}")
+        return getattr(self, str(number))
 
 
 _UPDATE = re.compile(r"(.+)\.low_rank\.(\d{1,4})\.(down|up)")
@@ -141,12 +127,8 @@ _ROLES: dict[LoraMap, frozenset[Role]] = {
 def adapt(model: Seq2Seq, config: LoraConfig, *, seed: int | None = None) -> None:
     """Freeze `model` and give the maps that `config` chooses low-rank updates, in place; it computes what it did.
 
-    Args:
-        model: on the CPU, or without values.
-        config: section `training.lora`.
-        seed: of the initial values of A; None: the updates are left without values.
-
-    Raises ConfigError when the model lacks one of these maps.
+    `seed` is that of the initial values of A; without it the updates are left without values. Raises ConfigError when
+    the model lacks one of these maps.
     """
     there = maps_of(model)
     if missing := [name for name in config.maps if name not in there]:
@@ -244,19 +226,13 @@ def base_file(weights_file: Path) -> Path | None:
 
 
 def weights_files(weights_file: Path) -> list[Path]:
-    """Return the files that the weights in `weights_file` are made of: itself, and what its updates belong to.
-
-    Raises CheckpointError as base_file does.
-    """
+    """Return the files of the weights in `weights_file`: itself and what its updates belong to. Raises as base_file."""
     base = base_file(weights_file)
     return [weights_file] if base is None else [weights_file, base]
 
 
 def weights_fingerprint(weights_file: Path) -> str:
-    """Return the fingerprint of weights: of their file, or where that holds updates alone those of both, joined by +.
-
-    Raises CheckpointError as base_file does.
-    """
+    """Return the fingerprints of `weights_files`, joined by +. Raises as base_file."""
     return "+".join(map(fingerprint, weights_files(weights_file)))
 
 

@@ -1,12 +1,10 @@
-"""Layer-normalised LSTM layers of one or two directions (RNMT+, Chen et al. 2018, section 3; Ba et al. 2016).
+"""Recurrences over whole sequences: layer-normalised LSTM layers (RNMT+, Chen et al. 2018), and `decayed_sum`.
 
-Recurrences over whole sequences, with backward passes written by hand: of layer-normalised LSTM layers, and of cells
-that keep a part of themselves at every step (`decayed_sum`).
-
-In an LSTM, what does not depend on the step before is one matrix product over all steps: the input's part of the
-gates, and in the backward pass the gradients of weights and input, as cuDNN does for a plain LSTM (Appleyard et al.
-2016). What is left to a step is about ten kernels in either pass, for all gates and both directions at once. Sums and
-gates are computed in the dtype of the gains (fp32 under autocast), products in that of input and weights.
+Backward passes are written by hand. In an LSTM, what does not depend on the step before is one matrix product over all
+steps: the input's part of the gates, and in the backward pass the gradients of weights and input, as cuDNN does for a
+plain LSTM (Appleyard et al. 2016). What is left to a step is about ten kernels in either pass, for all gates and both
+directions at once. Sums and gates are computed in the dtype of the gains (fp32 under autocast), products in that of
+input and weights.
 
 The passes are torch operators, opaque to torch.compile: a compiled layer holds one call of them, not a loop
 unrolled over the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler,
@@ -17,24 +15,24 @@ Shapes: T steps, B batch, D directions, I width of the input, C width of the cel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.linear import linear, product
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 
 CELL_CLIP = 10.0
 """Cells are clipped to [-10, 10] (lingvo's cell_value_cap)."""
 EPSILON = 1e-8
-"""Of the gates' normalisation (lingvo's layer_norm_epsilon)."""
+"""EPSILON is that of the gates' normalisation (lingvo's layer_norm_epsilon)."""
 
 
 def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int) -> Tensor:
-    """Return the outputs [T + 1, B, D, C] of D cells over T steps; those before the first step are 0.
+    """Return the outputs [T + 1, B, D, C] of D cells (LstmCell) over T steps; those before the first step are 0.
 
     Args:
         x: [D, T * B, I], what each direction reads, step by step.
@@ -42,14 +40,11 @@ def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batc
         gain: [D, 4, C].
         bias: [D, 4, C].
         batch: B.
-
-    ziggurat.model.lstm.LstmCell has the equations.
     """
     if torch.is_autocast_enabled(x.device.type):
         narrow = torch.get_autocast_dtype(x.device.type)
         x, weights = x.to(narrow), [weight.to(narrow) for weight in weights]
-    outputs: Tensor = torch.ops.ziggurat.lstm(x, list(weights), gain, bias, batch)[0]
-    return outputs
+    return torch.ops.ziggurat.lstm(x, list(weights), gain, bias, batch)[0]
 
 
 def _forward(
@@ -118,7 +113,6 @@ def _backward(
 
 
 def _empty(x: Tensor, gain: Tensor, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return room for what the forward pass returns."""
     directions, four, width = gain.shape
     steps = x.shape[1] // batch
     states, gates = (steps + 1, batch, directions, width), (steps, batch, directions, four, width)
@@ -197,8 +191,7 @@ def decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
 
     `x` and `keep` have that shape and one dtype, which is also that of the sums.
     """
-    c: Tensor = torch.ops.ziggurat.decayed_sum(x, keep)
-    return c
+    return torch.ops.ziggurat.decayed_sum(x, keep)
 
 
 def _decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
@@ -268,12 +261,7 @@ STEP_BY_STEP: dict[Any, Callable[..., Any]] = {
 
 
 class LstmState(NamedTuple):
-    """The state of a cell between steps.
-
-    Attributes:
-        output: m [..., width].
-        cell: c [..., width].
-    """
+    """The state of a cell between steps: m and c, [..., width]."""
 
     output: Tensor
     cell: Tensor
@@ -316,16 +304,13 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
 
 
 class LstmCell(nn.Module):
-    """One direction of a layer: matrix and normalisation of its four gates.
+    """One direction of a layer: [g; i; f; o] = [x; m] W, each slice normalised by itself: LN(slice) * gain + bias.
 
-    [g; i; f; o] = [x; m] W, each of the four slices normalised on its own: LN(slice) * gain + bias. Then
-    c' = clip(sigmoid(f) c + sigmoid(i) tanh(g), -10, 10) and m' = sigmoid(o) c', without a tanh on the output and
-    without an offset of the forget gate.
-
-    Args:
-        inputs: width of x.
-        width: width of m and c.
+    Then c' = clip(sigmoid(f) c + sigmoid(i) tanh(g), -10, 10) and m' = sigmoid(o) c', without a tanh on the output and
+    without an offset of the forget gate (Chen et al. 2018, section 3; Ba et al. 2016).
     """
+
+    roles: ClassVar[Roles] = {"weight": Role.LSTM, "gain": Role.NORM_GAIN, "bias": Role.NORM_BIAS}
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()
@@ -350,20 +335,11 @@ class LstmCell(nn.Module):
         cell = (f.sigmoid() * state.cell + i.sigmoid() * g.tanh()).clamp(-CELL_CLIP, CELL_CLIP)
         return LstmState(o.sigmoid() * cell, cell)
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.weight, Role.LSTM, "weight")
-        yield Slot(self.gain, Role.NORM_GAIN, "gain")
-        yield Slot(self.bias, Role.NORM_BIAS, "bias")
-
 
 class LstmLayer(nn.Module):
     """Cells that read the same sequence: one from left to right and, in a bidirectional layer, one from right to left.
 
-    Args:
-        inputs: width of the input.
-        width: of each direction's output.
-        directions: 1 or 2.
+    `width` is that of each direction's output.
     """
 
     def __init__(self, inputs: int, width: int, directions: int = 1) -> None:
@@ -383,10 +359,6 @@ class LstmLayer(nn.Module):
             batch,
         )
         return outputs.flatten(0, 2).index_select(0, order.states).view(batch, length, -1)
-
-    def step(self, x: Tensor, state: LstmState) -> LstmState:
-        """Return the first direction's state after one more input `x` [..., inputs]."""
-        return self.first.step(x, state)
 
     @property
     def first(self) -> LstmCell:

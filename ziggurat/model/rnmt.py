@@ -6,7 +6,7 @@ Chen et al. 2018, section 3; the attention, with several heads, is that of Bahda
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.kinds import Embeddings, memory_mixtures
 from ziggurat.model.linear import Linear, linear
 from ziggurat.model.lstm import LstmLayer, LstmState, StepOrder, step_order
-from ziggurat.model.roles import Role, Slot, linear_slots
+from ziggurat.model.roles import Role, Roles, Slot, table_slots
 from ziggurat.model.seq2seq import Memory, Recomputing, Seq2Seq, StepwiseDecoder
 
 
@@ -35,12 +35,8 @@ class AdditiveAttention(nn.Module):
     """Per head, with keys K = memory W_s + b_s and a query q = x W_q + b_q: softmax(v^T tanh(K A + q B)) K.
 
     The values are the keys; `key_map` A, `query_map` B [d_head, d_head] and `score` v [d_head] are shared by the
-    heads; there is no output map (lingvo's MultiHeadedAttention over AdditiveAttention).
-
-    Args:
-        width: of queries, memory and result.
-        heads: number of heads; divides `width`.
-        dropout: on the attention weights.
+    heads; there is no output map (lingvo's MultiHeadedAttention over AdditiveAttention). Queries, memory and result are
+    all `width` wide.
     """
 
     def __init__(self, width: int, heads: int, dropout: Dropout) -> None:
@@ -55,19 +51,12 @@ class AdditiveAttention(nn.Module):
         self.dropout = dropout
 
     def remember(self, memory: Tensor, mask: Mask | None, kept: KeptWeights | None = None) -> CrossAttentionCache:
-        """Project `memory` [batch, source, width] once; `mask` hides its padding.
-
-        The cache has K A as its keys and K as its values. `forward` leaves its weights in `kept`, if given.
-        """
+        """Project `memory` [batch, source, width] once, to K A and K; `mask` hides its padding."""
         keys = split_heads(self.k_proj(memory), self.heads)
         return CrossAttentionCache(keys @ self.key_map, keys, mask, kept)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
-        """Return [batch, queries, width] for `x` of that shape.
-
-        The queries are one target position in training and beams in decoding; all share the projected memory, which is
-        never repeated. One call takes memory for [batch, heads, queries, source, d_head].
-        """
+        """Return [batch, queries, width] for `x` of that shape: one target position in training, beams in decoding."""
         query = split_heads(self.q_proj(x), self.heads) @ self.query_map
         logits = torch.tanh(query.unsqueeze(3) + cache.key.unsqueeze(2)) @ self.score
         if cache.mask is not None:
@@ -79,20 +68,12 @@ class AdditiveAttention(nn.Module):
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "k_proj", Role.ATTENTION_KEY, cross=True)
-        yield from linear_slots(self, "q_proj", Role.ATTENTION_QUERY, cross=True)
-        for name in ("key_map", "query_map", "score"):
-            yield Slot(getattr(self, name), Role.ADDITIVE, name, cross=True)
+        maps = {"k_proj": Role.ATTENTION_KEY, "q_proj": Role.ATTENTION_QUERY}
+        return table_slots(self, maps | dict.fromkeys(("key_map", "query_map", "score"), Role.ADDITIVE), cross=True)
 
 
 class RnmtLayer(nn.Module):
-    """y = dropout(LSTM(x)), or x + y.
-
-    Args:
-        lstm: of one or two directions.
-        dropout: on its output.
-        residual: whether the output joins the stream or replaces it.
-    """
+    """dropout(LSTM(x)), with `residual` x + dropout(LSTM(x))."""
 
     def __init__(self, lstm: LstmLayer, dropout: Dropout, residual: bool) -> None:
         super().__init__()
@@ -107,24 +88,20 @@ class RnmtLayer(nn.Module):
 
     def step(self, x: Tensor, context: Tensor, state: LstmState) -> tuple[Tensor, LstmState]:
         """Return [N, K, d_out] for one position per hypothesis, and the state [N, K, ...] after it."""
-        state = self.lstm.step(torch.cat([x, context], dim=-1), state)
+        state = self.lstm.first.step(torch.cat([x, context], dim=-1), state)
         return self._join(x, state.output), state
 
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
-        joined: Tensor = self.dropout(y, x if self.residual else None)
-        return joined
+        return self.dropout(y, x if self.residual else None)
 
 
 class RnmtEncoder(Recomputing):
-    """Bidirectional layers, their transparent merge if there is one, and a projection to the decoder's width.
+    """Bidirectional layers, bottom first, their transparent merge if there is one, and a projection to `width`.
 
     The outputs of the layers alone are merged: the embedding has another width (so in lingvo; the paper includes it).
-
-    Args:
-        layers: bottom first.
-        transparent: mixture of all layers as the decoder's memory, or None: the last one.
-        width: of each direction.
     """
+
+    roles: ClassVar[Roles] = {"out_proj": Role.PROJECTION}
 
     def __init__(self, layers: Sequence[RnmtLayer], transparent: Transparent | None, width: int) -> None:
         super().__init__()
@@ -158,28 +135,13 @@ class RnmtEncoder(Recomputing):
                 given.append(x)
         return x, given
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "out_proj", Role.PROJECTION)
-
 
 class RnmtCache:
-    """The decoder's state of the live hypotheses between steps.
+    """The decoder's state of the live hypotheses between steps; attention to the memory is left in `kept`."""
 
-    Args:
-        live: the hypotheses.
-        kept: where attention to the memory is left, or None.
-        width: of cells and context.
-        layers: number of layers.
-
-    Attributes:
-        memory: its projection.
-    """
-
-    def __init__(self, live: LiveBeams, kept: KeptWeights | None, width: int, layers: int) -> None:
+    def __init__(self, live: LiveBeams, kept: KeptWeights | None, layers: int) -> None:
         self.live = live
         self.memory = LiveMemory(live, kept)
-        self._width = width
         self._layers = layers
         # The context, then outputs and cells of all layers in turn: [slots, K, width] each.
         self._buffers: list[Tensor] = []
@@ -231,9 +193,7 @@ class RnmtCache:
 class RnmtDecoder(StepwiseDecoder[RnmtCache]):
     """An LSTM that reads the result of its own attention at the step before, and layers that all read that result too.
 
-    Args:
-        layers: bottom first; the output of the first is the attention's query.
-        attention: to the memory.
+    The output of the first layer is the attention's query.
     """
 
     def __init__(self, layers: Sequence[RnmtLayer], attention: AdditiveAttention) -> None:
@@ -298,7 +258,7 @@ class RnmtDecoder(StepwiseDecoder[RnmtCache]):
     def start(self, live: LiveBeams, *, keep_attention: bool = False) -> RnmtCache:
         """Return the cache for the hypotheses of `live`; with `keep_attention` it keeps attention to the memory."""
         kept = KeptWeights(self.aligned.head) if keep_attention else None
-        return RnmtCache(live, kept, self.attention.score.shape[0] * self.attention.heads, len(self.layers))
+        return RnmtCache(live, kept, len(self.layers))
 
     def admit(self, memory: Memory, rows: slice, cache: RnmtCache) -> None:
         """Project the memory of new sentences, which have `rows` among the live ones; attend with a zero query."""
@@ -322,13 +282,7 @@ class RnmtDecoder(StepwiseDecoder[RnmtCache]):
 
 
 def build_rnmt(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """Return an RNMT+ whose parameters have no values yet.
-
-    Args:
-        config: the architecture, of `family: rnmt`; cells and embeddings are `d_model` wide.
-        source_vocabulary: number of source tokens.
-        target_vocabulary: number of target tokens.
-    """
+    """Return an RNMT+ whose parameters have no values yet; cells and embeddings are `d_model` wide."""
     width, depth = config.d_model, config.encoder.layers
     outside = Embeddings(config)
     source_tokens, target_tokens, output = outside.tokens(source_vocabulary, target_vocabulary, 2 * width)

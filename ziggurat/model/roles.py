@@ -1,9 +1,13 @@
-"""Roles of parameters: each module says what its own do; initialisation and optimisers go by roles, never by names."""
+"""Roles of parameters: each module says what its own do; initialisation and optimisers go by roles, never by names.
+
+A class has them as a table, `roles`, from the names of its parameters and linear maps. Where the rows of one matrix
+have different roles, or only the object knows them, it has a method `slots` instead.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -36,6 +40,9 @@ class Role(Enum):
     LOW_RANK = "low_rank"
 
 
+Roles = Mapping[str, Role]
+"""The type of a class's table `roles`: name of a parameter or of a linear map -> role."""
+
 QUERY_KEY_VALUE = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
 """Roles of the rows of a fused attention matrix, in their order."""
 
@@ -52,7 +59,6 @@ class Slot:
 
     Attributes:
         values: view of the parameter, [out, in] for matrices.
-        role: what it does.
         name: for messages and tables only.
         fused_out: output width of query, key and value maps taken as one matrix (3 d_model); 0: no such map.
         cross: it belongs to attention to the memory.
@@ -92,8 +98,7 @@ def linear_slots(
 def assign_roles(root: nn.Module) -> list[Slot]:
     """Return the slots of every parameter under `root`; a shared parameter appears once, where it is first met.
 
-    A module that holds parameters itself gives their roles by a method `slots`. Raises TypeError for a parameter whose
-    role no module gives.
+    Raises TypeError for a parameter whose role no module gives.
     """
     slots: list[Slot] = []
     seen: set[tuple[int, int]] = set()
@@ -107,21 +112,28 @@ def assign_roles(root: nn.Module) -> list[Slot]:
     if covered != total:
         known = [slot.name for slot in slots]
         unknown = [n for n, _ in root.named_parameters() if not any(k.startswith(n) for k in known)]
-        raise TypeError(f"no role for {', '.join(unknown)}: give the module that owns it a method `slots`")
+        raise TypeError(f"no role for {', '.join(unknown)}: name it in `roles` of the class that owns it")
     return slots
+
+
+_OF_TORCH: dict[type[nn.Module], Roles] = {
+    nn.LayerNorm: {"weight": Role.NORM_GAIN, "bias": Role.NORM_BIAS},
+    nn.RMSNorm: {"weight": Role.NORM_GAIN},
+    nn.Embedding: {"weight": Role.EMBEDDING},
+}
 
 
 def _slots_of(module: nn.Module) -> Iterable[Slot]:
     if callable(own := getattr(module, "slots", None)):
         return own()
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        return _norm_slots(module)
-    if isinstance(module, nn.Embedding):
-        return [Slot(module.weight, Role.EMBEDDING, "weight")]
-    return []
+    return table_slots(module, getattr(module, "roles", _OF_TORCH.get(type(module), {})))
 
 
-def _norm_slots(norm: nn.LayerNorm | nn.RMSNorm) -> Iterator[Slot]:
-    yield Slot(norm.weight, Role.NORM_GAIN, "weight")
-    if isinstance(bias := getattr(norm, "bias", None), nn.Parameter):
-        yield Slot(bias, Role.NORM_BIAS, "bias")
+def table_slots(module: nn.Module, roles: Roles, *, cross: bool = False) -> Iterator[Slot]:
+    """Yield the slots of the parameters and linear maps that `roles` names, as far as `module` has them."""
+    for name, role in roles.items():
+        held = getattr(module, name)
+        if isinstance(held, nn.Parameter):
+            yield Slot(held, role, name, cross=cross)
+        elif isinstance(held, nn.Module):
+            yield from linear_slots(module, name, role, cross=cross)

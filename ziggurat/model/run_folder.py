@@ -1,7 +1,4 @@
-"""The folder of a run: its lock, its checkpoints and their metadata, and the links to them.
-
-Measures of a run after training, kept in its folder for reports: scores on test sets and decoding speed.
-"""
+"""The folder of a run: its lock, its checkpoints, the links to them, and measures of it that reports show."""
 
 from __future__ import annotations
 
@@ -236,14 +233,12 @@ _SPEED_FILE = "speed.json"
 
 
 class KeptScore(JsonForm):
-    """A score of a test set. Scores of unlike signatures must not be compared."""
+    """A score of a test set, from 0 to 100. Scores of unlike signatures must not be compared."""
 
     name: str
     """Name of the metric, such as `BLEU`."""
     value: float
-    """From 0 to 100."""
     signature: str
-    """The settings behind it."""
 
 
 class DecodingSpeed(JsonForm):
@@ -252,13 +247,12 @@ class DecodingSpeed(JsonForm):
     tokens_per_second: float = Field(gt=0)
     """Output tokens per second, median of the rounds."""
     rounds: int = Field(ge=1)
-    """Number of times that the text was translated."""
     how: str
     """Text, search, machine and threads."""
 
 
 class _Scores(RootModel[list[KeptScore]]):
-    """Content of a file of scores."""
+    pass
 
 
 def read_scores(run: Path) -> dict[str, list[KeptScore]]:

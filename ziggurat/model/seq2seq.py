@@ -1,7 +1,4 @@
-"""The encoder-decoder: the only model type that training and decoding see, and what it asks of its decoder.
-
-Activation checkpointing: the insides of layers are computed again in the backward pass (Chen et al. 2016).
-"""
+"""The encoder-decoder: the only model type that training and decoding see, and what it asks of its decoder."""
 
 from __future__ import annotations
 
@@ -27,11 +24,10 @@ _INSIDE = 16
 
 
 class LayerRange(NamedTuple):
-    """Consecutive layers of a stack.
+    """Consecutive layers of a stack, by number, from 0.
 
-    Attributes:
-        layers: their numbers, from 0.
-        again: keep what goes into them, and compute their insides again in the backward pass.
+    With `again` only what goes into them is kept, and their insides are computed again in the backward pass (activation
+    checkpointing, Chen et al. 2016).
     """
 
     layers: range
@@ -45,8 +41,7 @@ class LayerRange(NamedTuple):
         if not self.again:
             return function(self.layers, *inputs)
         # The reentrant form gives no gradient to tensors inside lists and named tuples, which runs of layers return.
-        result: _T = checkpoint(function, self.layers, *inputs, use_reentrant=False)
-        return result
+        return checkpoint(function, self.layers, *inputs, use_reentrant=False)
 
 
 def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
@@ -70,12 +65,7 @@ def runs(layers: int, recompute: Recompute) -> list[LayerRange]:
 
 
 class Recomputing(nn.Module):
-    """A stack whose layers may be recomputed.
-
-    Attributes:
-        layers: bottom first.
-        recompute: which of them (ziggurat.config.train); None unless training sets it.
-    """
+    """A stack of layers, bottom first; training may set which of them are recomputed (ziggurat.config.train)."""
 
     layers: nn.ModuleList
 
@@ -149,8 +139,7 @@ Cache = TypeVar("Cache", bound=StepCache)
 class StepwiseDecoder(Recomputing, Generic[Cache]):
     """A stack that gives hidden states for whole targets (training), or for one position after another (search).
 
-    Attributes:
-        aligned: the attention to the memory that is kept where one is asked for.
+    `aligned` is the attention to the memory that is kept where one is asked for.
     """
 
     def __init__(self) -> None:
@@ -179,12 +168,7 @@ class StepwiseDecoder(Recomputing, Generic[Cache]):
 
 
 class DecoderState:
-    """Decoding state of N sentences with K hypotheses each; sentences enter and leave the batch.
-
-    Attributes:
-        live: positions and masks of the hypotheses.
-        cache: the decoder's.
-    """
+    """Decoding state of N sentences with K hypotheses each; sentences enter and leave the batch."""
 
     def __init__(self, live: LiveBeams, cache: StepCache) -> None:
         self.live = live
@@ -207,9 +191,7 @@ class DecoderState:
 
 
 class Seq2Seq(nn.Module):
-    """Encoder-decoder model.
-
-    Source sentences end with end-of-sentence; decoder input begins with begin-of-sentence.
+    """Encoder-decoder model. Source sentences end with end-of-sentence; decoder input begins with begin-of-sentence.
 
     Args:
         source_embedding: of the encoder's input.
@@ -252,12 +234,8 @@ class Seq2Seq(nn.Module):
         return Memory(self.encoder(self.source_embedding(source), source_mask, outputs), source_mask)
 
     def decode(self, target_in: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
-        """Return hidden states [batch, target, d_hidden] for decoder input `target_in` [batch, target] (ids).
-
-        Attention to the memory goes to `kept`, if given (StepwiseDecoder.forward).
-        """
-        hidden: Tensor = self.decoder(self.target_embedding(target_in), memory, kept)
-        return hidden
+        """Return hidden states [batch, target, d_hidden] for decoder input `target_in` [batch, target] (ids)."""
+        return self.decoder(self.target_embedding(target_in), memory, kept)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_hidden]."""
@@ -271,10 +249,7 @@ class Seq2Seq(nn.Module):
         outputs: list[Tensor] | None = None,
         kept: KeptWeights | None = None,
     ) -> Tensor:
-        """Return hidden states [batch, target, d_hidden]; the loss projects them in pieces, never all at once.
-
-        `outputs` as in `encode`, `kept` as in `decode`.
-        """
+        """Return hidden states [batch, target, d_hidden]; the loss projects them in pieces, never all at once."""
         return self.decode(target_in, self.encode(source, source_mask, outputs), kept)
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> DecoderState:

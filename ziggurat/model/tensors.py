@@ -1,7 +1,4 @@
-"""Tensors of a model: whole ones and those cut up, safetensors files, weights by name.
-
-Files are written tensor by tensor, with their checksum on the way, and read whole. No pickle is read.
-"""
+"""Tensors of a model: whole ones and those cut up over processes, safetensors files, weights by name."""
 
 from __future__ import annotations
 
@@ -175,7 +172,6 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
-    """Raise CheckpointError naming the first parameter that is missing, unknown or of another shape in `name`."""
     if missing := sorted(parameters.keys() - shapes.keys()):
         raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
     if unknown := sorted(shapes.keys() - parameters.keys()):
@@ -191,12 +187,7 @@ def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, 
 def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -> None:
     """Compare a configuration with the header of its weights before a model is built, which takes its memory.
 
-    Args:
-        config: the architecture.
-        sizes: numbers of source and target tokens.
-        weights_file: `model.safetensors`.
-
-    Raises CheckpointError: they do not fit; the file cannot be read.
+    `sizes` are numbers of source and target tokens. Raises CheckpointError: they do not fit; the file cannot be read.
     """
     shapes = read_shapes(weights_file)
     # Layers first: making 4,096 of them takes a minute even on the meta device.

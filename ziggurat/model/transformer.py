@@ -1,9 +1,7 @@
-"""The stacks of the Transformer: loops over layers, wired across depth by their history (Vaswani et al. 2017).
+"""The Transformer (Vaswani et al. 2017): layers of sub-layers, each joined to the stream by its Residual, and stacks.
 
-A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. The history says what
+A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. Its history says what
 each layer reads and what the stack gives.
-
-Encoder and decoder layers: named sub-layers, each joined to the stream by its Residual.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,36 +31,21 @@ from ziggurat.model.history.kinds import Transparent
 from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Memory, Recomputing, StepwiseDecoder
 
-View = TypeVar("View", bound="_View")
+View = TypeVar("View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
 
+Reads = tuple[Tensor, Tensor, Tensor] | None
+"""Inputs of queries, keys and values of self-attention, where these are not the stream (MUDD)."""
 
-Reads = tuple[Tensor, Tensor, Tensor]
-"""Inputs of queries, keys and values of self-attention, where these are not the stream
-(ziggurat.model.history.state_dependent)."""
-
-
-class _View(Protocol):
-    def reading(self, reads: Reads) -> Self:
-        """Return the view of a layer whose self-attention reads these."""
+Sublayer = Callable[[Tensor, View, Reads], Tensor]
+"""(stream, view, reads) -> stream; what attends to the own sequence alone looks at `reads`."""
 
 
 class SourceView(NamedTuple):
-    """All that an encoder layer sees besides the stream.
-
-    Attributes:
-        padding: hides it, or None.
-        first: where the first layer leaves its values, if there is a value residual.
-        reads: see Reads; None: the stream.
-    """
+    """All that an encoder layer sees besides the stream; the attributes are those of WholeTarget."""
 
     padding: Mask | None
     first: FirstValues | None = None
-    reads: Reads | None = None
-
-    def reading(self, reads: Reads) -> SourceView:
-        """Return the view of a layer whose self-attention reads these."""
-        return self._replace(reads=reads)
 
 
 class TransformerLayer(nn.Module, Generic[View]):
@@ -77,34 +60,31 @@ class TransformerLayer(nn.Module, Generic[View]):
     ffn_residual: Residual
 
     @abstractmethod
-    def forward(self, x: Tensor, view: View) -> Tensor:
-        """Return the stream after the layer, given the stream `x` before it."""
+    def sublayers(self) -> list[Sublayer[View]]:
+        """Return the sub-layers in order, `_feed_forward` last.
 
-    @abstractmethod
-    def sublayers(self) -> list[Callable[[Tensor, View], Tensor]]:
-        """Return the sub-layers in order, as functions of (stream, view): for a history that combines between them.
-
-        What they are not given is the input of the whole layer, so no Residual with a bypass can be in this layer.
+        A history may combine between them. Then none is given the input of the whole layer, which a bypass needs.
         """
 
-    def _feed_forward(self, x: Tensor, view: View, bottom: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, view: View, reads: Reads = None) -> Tensor:
+        """Return the stream after the layer, given the stream `x` before it."""
+        y = x
+        for attention in self.sublayers()[:-1]:
+            y = attention(y, view, reads)
+        return self._feed_forward(y, view, reads, bottom=x)
+
+    def _feed_forward(self, x: Tensor, view: View, reads: Reads, bottom: Tensor | None = None) -> Tensor:
         # The last sub-layer alone is given the layer's input, `bottom`: the residual kind `b2t` adds it there.
         return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), bottom)
 
 
-def _entered(residual: Residual, x: Tensor, reads: Reads | None) -> Tensor:
+def _entered(residual: Residual, x: Tensor, reads: Reads) -> Tensor:
     """Return the input of self-attention: of the stream `x`, or [3, ...] of queries, keys and values."""
     return residual.enter(x if reads is None else torch.stack(reads))
 
 
 class EncoderLayer(TransformerLayer[SourceView]):
-    """Self-attention and feed-forward network.
-
-    Args:
-        self_attn: attention over the source.
-        ffn: position-wise network.
-        residuals: one per sub-layer.
-    """
+    """Self-attention over the source and feed-forward network; `residuals`: one per sub-layer."""
 
     def __init__(self, self_attn: SelfAttention, ffn: nn.Module, residuals: Sequence[Residual]) -> None:
         super().__init__()
@@ -112,39 +92,26 @@ class EncoderLayer(TransformerLayer[SourceView]):
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, view: SourceView) -> Tensor:
-        """Return the stream after the layer."""
-        y = self._attend_source(x, view)
-        return self._feed_forward(y, view, bottom=x)
-
-    def sublayers(self) -> list[Callable[[Tensor, SourceView], Tensor]]:
+    def sublayers(self) -> list[Sublayer[SourceView]]:
         """See TransformerLayer."""
         return [self._attend_source, self._feed_forward]
 
-    def _attend_source(self, x: Tensor, view: SourceView) -> Tensor:
-        own = _entered(self.self_attn_residual, x, view.reads)
+    def _attend_source(self, x: Tensor, view: SourceView, reads: Reads) -> Tensor:
+        own = _entered(self.self_attn_residual, x, reads)
         return self.self_attn_residual(x, self.self_attn(own, view.padding, view.first))
 
 
 class DecoderLayerCache:
     """The state of the live hypotheses that one decoder layer keeps between steps; its TargetView in a step.
 
-    Args:
-        own: of its attention to the target.
-        cross: of its attention to the memory.
-        first: where the first layer leaves its values of the newest position, if there is a value residual.
+    `own` is that of its attention to the target, `cross` to the memory. In `first` the first layer leaves its values of
+    the newest position, if there is a value residual.
     """
 
     def __init__(self, own: OwnCache, cross: LiveMemory, first: FirstValues | None = None) -> None:
         self.own = own
         self.cross = cross
         self.first = first
-        self.reads: Reads | None = None
-
-    def reading(self, reads: Reads) -> DecoderLayerCache:
-        """Return itself, for a layer whose self-attention reads these in this step."""
-        self.reads = reads
-        return self
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; its cache gains that position."""
@@ -164,15 +131,32 @@ class DecoderLayerCache:
         self.cross.keep(moves)
 
 
-class DecoderLayer(TransformerLayer[TargetView]):
-    """Attention to the target so far, attention to the memory, feed-forward network.
+class AnyDecoderLayer(TransformerLayer[TargetView]):
+    """The base of both kinds of decoder layers."""
 
-    Args:
-        self_attn: attention over the target so far.
-        cross_attn: attention to the memory.
-        ffn: position-wise network.
-        residuals: one per sub-layer.
-    """
+    @abstractmethod
+    def attentions(self) -> tuple[OwnAttention, CrossAttention]:
+        """Return what attends to the target, and what to the memory."""
+
+    def start(
+        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
+    ) -> DecoderLayerCache:
+        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
+        own, _ = self.attentions()
+        return DecoderLayerCache(own.start(live), LiveMemory(live, kept), first)
+
+    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
+        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
+
+        `first` has the first layer's values of that memory.
+        """
+        _, cross = self.attentions()
+        cache.own.admit(rows)
+        cache.cross.admit(cross.remember(memory, None, first=first), rows)
+
+
+class DecoderLayer(AnyDecoderLayer):
+    """Attention to the target so far, attention to the memory, feed-forward network; a residual for each."""
 
     def __init__(
         self,
@@ -187,47 +171,25 @@ class DecoderLayer(TransformerLayer[TargetView]):
         self.ffn = ffn
         self.self_attn_residual, self.cross_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, view: TargetView) -> Tensor:
-        """Return the stream after the layer."""
-        y = self._attend_target(x, view)
-        y = self._attend_memory(y, view)
-        return self._feed_forward(y, view, bottom=x)
+    def attentions(self) -> tuple[OwnAttention, CrossAttention]:
+        """See AnyDecoderLayer."""
+        return self.self_attn, self.cross_attn
 
-    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+    def sublayers(self) -> list[Sublayer[TargetView]]:
         """See TransformerLayer."""
         return [self._attend_target, self._attend_memory, self._feed_forward]
 
-    def _attend_target(self, x: Tensor, view: TargetView) -> Tensor:
-        own = _entered(self.self_attn_residual, x, view.reads)
+    def _attend_target(self, x: Tensor, view: TargetView, reads: Reads) -> Tensor:
+        own = _entered(self.self_attn_residual, x, reads)
         return self.self_attn_residual(x, view.attend(self.self_attn, own))
 
-    def _attend_memory(self, x: Tensor, view: TargetView) -> Tensor:
+    def _attend_memory(self, x: Tensor, view: TargetView, reads: Reads) -> Tensor:
         context = self.cross_attn(self.cross_attn_residual.enter(x), view.remembered(self.cross_attn))
         return self.cross_attn_residual(x, context)
 
-    def start(
-        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
-    ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
-        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, kept), first)
 
-    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
-        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
-
-        `first` has the first layer's values of that memory.
-        """
-        cache.own.admit(rows)
-        cache.cross.admit(self.cross_attn.remember(memory, None, first=first), rows)
-
-
-class MergedDecoderLayer(TransformerLayer[TargetView]):
-    """One sub-layer that attends to the target so far and to the memory, and the feed-forward network.
-
-    Args:
-        merged_attn: both attentions.
-        ffn: position-wise network.
-        residuals: one per sub-layer.
-    """
+class MergedDecoderLayer(AnyDecoderLayer):
+    """One sub-layer that attends to the target so far and to the memory, and the feed-forward network."""
 
     def __init__(self, merged_attn: MergedAttention, ffn: nn.Module, residuals: Sequence[Residual]) -> None:
         super().__init__()
@@ -235,34 +197,16 @@ class MergedDecoderLayer(TransformerLayer[TargetView]):
         self.ffn = ffn
         self.merged_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, view: TargetView) -> Tensor:
-        """Return the stream after the layer."""
-        y = self._attend(x, view)
-        return self._feed_forward(y, view, bottom=x)
+    def attentions(self) -> tuple[OwnAttention, CrossAttention]:
+        """See AnyDecoderLayer."""
+        return self.merged_attn.own, self.merged_attn.cross
 
-    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+    def sublayers(self) -> list[Sublayer[TargetView]]:
         """See TransformerLayer."""
         return [self._attend, self._feed_forward]
 
-    def _attend(self, x: Tensor, view: TargetView) -> Tensor:
+    def _attend(self, x: Tensor, view: TargetView, reads: Reads) -> Tensor:
         return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), view))
-
-    def start(
-        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
-    ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
-        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, kept), first)
-
-    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
-        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
-
-        `first` has the first layer's values of that memory.
-        """
-        cache.own.admit(rows)
-        cache.cross.admit(self.merged_attn.cross.remember(memory, None, first=first), rows)
-
-
-AnyDecoderLayer = DecoderLayer | MergedDecoderLayer
 
 
 @dataclass(frozen=True)
@@ -271,8 +215,8 @@ class StackWiring:
 
     Attributes:
         history: says what each layer reads.
-        entry_norm: on the stack's input, or None.
-        final_norm: on its output, or None.
+        entry_norm: on the stack's input.
+        final_norm: on its output.
         streams: parallel residual streams (hyper-connections); None: the plain stream.
         end: merges the streams at the end; None: their sum.
         split: the history acts between sub-layers, not between layers.
@@ -289,13 +233,7 @@ class StackWiring:
 
 
 class _Passed(NamedTuple):
-    """The result of a run of layers.
-
-    Attributes:
-        state: the history's, after the run.
-        read: the input of each layer, streams merged; empty unless asked for.
-        given: the output of each layer, likewise.
-    """
+    """The history after a run of layers, and, if asked for, what each layer has read and given, streams merged."""
 
     state: HistoryState
     read: list[Tensor]
@@ -331,16 +269,15 @@ class _Stack(Recomputing):
     def _through(self, module: nn.Module, state: HistoryState, view: View) -> tuple[HistoryState, Tensor]:
         """Return the state after one more layer, and what that layer read."""
         layer = cast(TransformerLayer[View], module)
-        units: Sequence[Callable[[Tensor, View], Tensor]] = layer.sublayers() if self.split else [layer]
+        units: Sequence[Sublayer[View]] = layer.sublayers() if self.split else [layer]
         # LayerDrop: a skipped layer gives what it reads, so the history goes on as always. The draw is from the CPU's
         # generator; asking the GPU's would wait for it.
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
         inputs = []
         for unit in units:
-            reading = self.history.read(state)
-            inputs.append(reading.stream)
-            seen = view if reading.attention is None else view.reading(reading.attention)
-            state = self.history.push(state, inputs[-1] if dropped else unit(inputs[-1], seen))
+            x, reads = self.history.read(state)
+            inputs.append(x)
+            state = self.history.push(state, x if dropped else unit(x, view, reads))
         return state, inputs[0]
 
     def _pass(
@@ -371,13 +308,7 @@ class _Stack(Recomputing):
 
 
 class Encoder(_Stack):
-    """A stack of encoder layers.
-
-    Args:
-        layers: bottom first.
-        wiring: everything else.
-        transparent: mixtures of all layers as the decoder's memory, or None: the stack's output.
-    """
+    """A stack of encoder layers, bottom first; `transparent`: mixtures of all of them are the decoder's memory."""
 
     def __init__(
         self, layers: Sequence[EncoderLayer], wiring: StackWiring, transparent: Transparent | None = None
@@ -388,11 +319,9 @@ class Encoder(_Stack):
     def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
         """Return the memory: [batch, source, d_model] for all decoder layers, or one such tensor for each.
 
-        `x` is the embedded source [batch, source, d_model], `mask` [batch, source] is True at real tokens. The
-        output of every layer is appended to `outputs`, when it is given.
-
-        `transparent` merges the inputs of all layers and the stack's output before its final norm: in the plain stack
-        these are the embedding and the outputs of all layers.
+        `x` is the embedded source [batch, source, d_model], `mask` [batch, source] is True at real tokens. The output
+        of every layer is appended to `outputs`, when it is given. `transparent` merges the inputs of all layers and the
+        stack's output before its final norm: in the plain stack these are the embedding and the outputs of all layers.
         """
         view = SourceView(padding_mask(mask, x.dtype), FirstValues())
         state = self._open(x)
@@ -410,12 +339,7 @@ class Encoder(_Stack):
 
 
 class DecoderCache:
-    """The decoder's caches between steps, one per layer.
-
-    Args:
-        layers: bottom first.
-        kept: where one of the layers leaves its attention to the memory, or None.
-    """
+    """The decoder's caches between steps, one per layer; in `kept` one of them leaves its attention to the memory."""
 
     def __init__(self, layers: list[DecoderLayerCache], kept: KeptWeights | None) -> None:
         self.layers = layers
@@ -438,10 +362,7 @@ class DecoderCache:
 
 
 class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
-    """A stack of decoder layers; the arguments are those of Encoder."""
-
-    def __init__(self, layers: Sequence[AnyDecoderLayer], wiring: StackWiring) -> None:
-        super().__init__(layers, wiring)
+    """A stack of decoder layers, bottom first."""
 
     def forward(self, x: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
         """Return [batch, target, d_model] for the embedded target input `x`, all positions at once; see the base."""

@@ -1,27 +1,18 @@
-"""Sub-layers in place of self-attention in the decoder, whose state does not grow: average attention, MAtt and SSRU.
-
-Average attention: each target position reads the mean of all positions up to it (Zhang, Xiong and Su 2018). Merged
-attention (MAtt): attention to the target and to the memory in one sub-layer (Zhang, Titov and Sennrich 2019). SSRU: the
-simpler simple recurrent unit (Kim et al. 2019).
-
-First comes the view that a decoder layer has of target and memory: everything at once in training, one step at a time
-in decoding (then it is ziggurat.model.transformer.DecoderLayerCache). A layer asks its view to attend, and so has one
-`forward` for both.
-"""
+"""Sub-layers in place of self-attention in the decoder, whose state does not grow: average attention, MAtt and SSRU."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.model.attention.cache import CrossAttentionCache, KeptWeights, LiveBeams, Mask, StateCache
-from ziggurat.model.attention.multihead import CrossAttention, FirstValues, LinearMaker, OwnAttention, OwnCache
+from ziggurat.model.attention.multihead import CrossAttention, FirstValues, LinearMaker, OwnAttention
 from ziggurat.model.linear import Linear, NormedLinear
 from ziggurat.model.lstm import decayed_sum
-from ziggurat.model.roles import Role, Slot, linear_slots
+from ziggurat.model.roles import Role, Roles, Slot, linear_slots
 from ziggurat.system.errors import ConfigError
 
 
@@ -45,10 +36,7 @@ class AverageCache(StateCache):
     """The sum of all inputs of each live hypothesis so far, [slots, K, d_model]."""
 
     def append(self, x: Tensor) -> Tensor:
-        """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type.
-
-        In a first step it is one beam, [N, 1, d_model], that stands for all.
-        """
+        """Add one position, [N, K or 1, d_model]; return the mean of all so far, of the same shape and type."""
         total = self.current(x).add_(x)[:, : x.shape[1]]
         return (total / (self.live.positions + 1)[:, None, None]).to(x.dtype)
 
@@ -56,15 +44,11 @@ class AverageCache(StateCache):
 class AverageAttention(OwnAttention):
     """Average attention (AAN): y_j is the mean of x_1 .. x_j, through a network if there is one; i * x + o * y.
 
-    The gates are [i; o] = sigmoid([x; y] W_g + b_g), W_g [2 d_model, 2 d_model] (Zhang, Xiong and Su 2018). The
-    residual around it adds x once more. The authors' code has no network by default.
-
-    Args:
-        d_model: width of input and output.
-        gate: whether there are gates; without them the output is y.
-        ffn: position-wise network on the mean, or None.
-        linear: makes the map of the gates.
+    The gates are [i; o] = sigmoid([x; y] W_g + b_g), W_g [2 d_model, 2 d_model] (Zhang, Xiong and Su 2018); without
+    them the output is y. The residual around it adds x once more. The authors' code has no network by default.
     """
+
+    roles: ClassVar[Roles] = {"gate_proj": Role.GATE}
 
     def __init__(self, d_model: int, *, gate: bool, ffn: nn.Module | None, linear: LinearMaker = Linear) -> None:
         super().__init__()
@@ -92,21 +76,12 @@ class AverageAttention(OwnAttention):
         of_x, of_y = torch.sigmoid(self.gate_proj(torch.cat([x, y], dim=-1))).chunk(2, dim=-1)
         return of_x * x + of_y * y
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself, outside its network."""
-        if self.gate_proj is not None:
-            yield from linear_slots(self, "gate_proj", Role.GATE)
-
 
 class SimplifiedAverageAttention(OwnAttention):
     """Simplified average attention (SAAN): W_o (mean of W_v x_1 + b_v .. W_v x_j + b_v) + b_o.
 
     It is causal self-attention with all logits equal: there are no queries, keys or heads, and no dropout on the
     weights (Zhang, Titov and Sennrich 2019).
-
-    Args:
-        d_model: width of input and output.
-        linear: makes the linear maps.
     """
 
     def __init__(self, d_model: int, *, linear: LinearMaker = Linear) -> None:
@@ -135,20 +110,17 @@ class SimplifiedAverageAttention(OwnAttention):
 
 
 class TargetView(Protocol):
-    """All that a decoder layer sees besides the stream."""
+    """All that a decoder layer sees besides the stream.
+
+    That is everything at once in training (WholeTarget), one step at a time in decoding
+    (ziggurat.model.transformer.DecoderLayerCache). A layer asks its view to attend, and so has one `forward` for both.
+    """
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` to the target so far."""
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Return the memory as `module` projects it."""
-
-    @property
-    def reads(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Inputs of queries, keys and values of self-attention, where these are not the stream."""
-
-    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> Self:
-        """Return the view of a layer whose self-attention reads these."""
 
 
 class WholeTarget(NamedTuple):
@@ -157,11 +129,10 @@ class WholeTarget(NamedTuple):
     Attributes:
         future: hides it.
         memory: [batch, source, d_memory].
-        padding: hides that of the memory, or None.
+        padding: hides that of the memory.
         first: where the first layer leaves its values of the target, if there is a value residual.
         first_of_memory: the same for those of the memory.
-        kept: where attention to the memory leaves its weights, or None.
-        reads: what queries, keys and values of self-attention read; None: the stream.
+        kept: where attention to the memory leaves its weights.
     """
 
     future: Mask
@@ -170,16 +141,10 @@ class WholeTarget(NamedTuple):
     first: FirstValues | None = None
     first_of_memory: FirstValues | None = None
     kept: KeptWeights | None = None
-    reads: tuple[Tensor, Tensor, Tensor] | None = None
-
-    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> WholeTarget:
-        """Return the view of a layer whose self-attention reads these."""
-        return self._replace(reads=reads)
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` [batch, target, d_model] to itself."""
-        y: Tensor = module(x, self.future, self.first)
-        return y
+        return module(x, self.future, self.first)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Project the memory."""
@@ -187,37 +152,23 @@ class WholeTarget(NamedTuple):
 
 
 class MergedAttention(nn.Module):
-    """own(x) + cross(x): both attentions read the same input, each with its own maps, and their outputs are added.
-
-    Args:
-        own: attention to the target so far.
-        cross: attention to the memory.
-    """
+    """own(x) + cross(x): attention to the target so far and attention to the memory read the same input."""
 
     def __init__(self, own: OwnAttention, cross: CrossAttention) -> None:
         super().__init__()
         self.own = own
         self.cross = cross
 
-    def start(self, live: LiveBeams) -> OwnCache:
-        """Return the cache of the attention to the target for the hypotheses of `live`."""
-        return self.own.start(live)
-
     def forward(self, x: Tensor, view: TargetView) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
-        y: Tensor = view.attend(self.own, x) + self.cross(x, view.remembered(self.cross))
-        return y
+        return view.attend(self.own, x) + self.cross(x, view.remembered(self.cross))
 
 
 class MergedAverageAttention(MergedAttention):
-    """Merged attention (MAtt): W_o (context of the memory + mean of V x_1 .. V x_j) + b_o.
+    """MAtt: W_o (context of the memory + mean of V x_1 .. V x_j) + b_o: Zhang, Titov and Sennrich 2019.
 
-    Args:
-        cross: attention to the memory, without an output map.
-        share_value: V is the value map of `cross`, as in the authors' code; else it is another map.
-        linear: makes the linear maps.
-
-    Raises ConfigError when V cannot be shared because encoder and decoder are not equally wide.
+    `cross` has no output map. With `share_value`, as in the authors' code, V is its value map. Raises ConfigError when
+    V cannot be shared because encoder and decoder are not equally wide.
     """
 
     def __init__(self, cross: CrossAttention, *, share_value: bool, linear: LinearMaker = Linear) -> None:
@@ -267,10 +218,7 @@ class CellCache(StateCache):
     """The cells of all live hypotheses, [slots, K, d_model]."""
 
     def append(self, x: Tensor, keep: Tensor) -> Tensor:
-        """Let each cell become keep * cell + x, both [N, K, d_model]; return the cells, of the same shape.
-
-        In a first step it is one beam, [N, 1, d_model], that stands for all.
-        """
+        """Let each cell become keep * cell + x, both [N, K or 1, d_model]; return the cells, of the same shape."""
         return self.current(x).mul_(keep).add_(x)[:, : x.shape[1]]
 
 
@@ -278,13 +226,10 @@ class Ssru(OwnAttention):
     """The simpler simple recurrent unit (SSRU): y_j = ReLU(c_j), c_j = f_j * c_{j-1} + (1 - f_j) * W x_j, c_0 = 0.
 
     f_j = sigmoid(W_f x_j + b_f) (Kim et al. 2019, "From research to production and back: ludicrously fast neural
-    machine translation"). There are no heads, and no map of the output.
-
-    Args:
-        d_model: width of input and output.
-        linear: makes the map of the gate.
-        value: makes the map of the cell's input, which has no bias.
+    machine translation"). There are no heads, and no map of the output. `value` makes W, which has no bias.
     """
+
+    roles: ClassVar[Roles] = {"v_proj": Role.ATTENTION_VALUE, "gate_proj": Role.GATE}
 
     def __init__(self, d_model: int, *, linear: LinearMaker = Linear, value: LinearMaker) -> None:
         super().__init__()
@@ -312,8 +257,3 @@ class Ssru(OwnAttention):
         wide = torch.promote_types(gate.dtype, torch.float32)
         gate = gate.to(wide)
         return torch.sigmoid(-gate) * value.to(wide), torch.sigmoid(gate)
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE)
-        yield from linear_slots(self, "gate_proj", Role.GATE)

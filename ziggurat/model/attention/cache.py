@@ -1,9 +1,4 @@
-"""Caches of attention between decoding steps.
-
-The live hypotheses of a search: the positions and masks that all caches of a decoder share.
-
-Masks of attention: a bias of the logits, and the same in the forms that fused kernels take.
-"""
+"""Masks of attention, the live hypotheses of a search, and what attention keeps of them between decoding steps."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ import torch
 from torch import Tensor
 
 _MOST_SEQUENCES = 65_535
-"""Of a call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
+"""The most sequences of a call of flash attention: they are an axis of the kernel's grid, whose size CUDA bounds."""
 
 
 class SequenceBounds(NamedTuple):
@@ -74,7 +69,7 @@ def causal_mask(length: int, dtype: torch.dtype, device: torch.device) -> Mask:
 
 
 def sequence_bounds(mask: Tensor, queries: int | None = None) -> SequenceBounds:
-    """Return the bounds of the sequences of a padded batch; the arguments are those of `padding_mask`."""
+    """Return the bounds of a padded batch; the arguments are those of `padding_mask`."""
     batch, length = mask.shape
     begin = torch.arange(batch + 1, device=mask.device)
     keys = _interleaved(begin * length, begin[:-1] * length + mask.sum(1))
@@ -129,10 +124,10 @@ class LiveBeams:
         count: N.
         room: the number of sentences that the caches have memory for.
         longest: the largest of `positions`.
-        aligned: whether all sentences are at the same position.
+        aligned: all sentences are at the same position.
         source: source positions S of the longest sentence at the latest `admit`.
         first: all sentences take their first step. All beams of a sentence start from the same token, so that step
-            runs one beam, and its result holds for the others.
+            runs one beam, [N, 1, d_model] for [N, K, d_model], and its result holds for the others.
     """
 
     def __init__(self, beam_size: int, slots: int) -> None:
@@ -286,13 +281,9 @@ _DENSE_BLOCK = 8
 
 
 class KeptWeights:
-    """The place where an attention to the memory leaves the weights of its latest use, before dropout.
+    """The place where an attention to the memory leaves the `weights` [batch, queries, source] of its latest use.
 
-    Args:
-        head: number of the head, from 0, whose weights are kept; None: the mean over all heads.
-
-    Attributes:
-        weights: [batch, queries, source]; None before the first use.
+    They are those before dropout, of one head, counted from 0, or the mean over all.
     """
 
     def __init__(self, head: int | None = None) -> None:
@@ -305,13 +296,9 @@ class KeptWeights:
 
 
 class CrossAttentionCache:
-    """Keys and values of the memory, one row per sentence, shared by its beams.
+    """Keys and values of the memory, [batch, heads, source, d_head]: one row per sentence, shared by its beams.
 
-    Args:
-        key: [batch, heads, source, d_head].
-        value: the same shape.
-        mask: hides padding; its bias is [batch, 1, 1, source]. None when no sentence is padded.
-        kept: where to leave the attention weights; None: nowhere.
+    `mask` hides padding, if there is any; attention weights are left in `kept`, if given.
     """
 
     def __init__(self, key: Tensor, value: Tensor, mask: Mask | None, kept: KeptWeights | None = None) -> None:
@@ -327,12 +314,7 @@ class CrossAttentionCache:
 
 
 class LiveMemory(CrossAttentionCache):
-    """Keys and values of the memory of the live sentences, which enter and leave the batch.
-
-    Args:
-        live: the hypotheses.
-        kept: as in CrossAttentionCache.
-    """
+    """Keys and values of the memory of the live sentences, which enter and leave the batch."""
 
     def __init__(self, live: LiveBeams, kept: KeptWeights | None = None) -> None:
         super().__init__(torch.empty(0), torch.empty(0), None, kept)
@@ -381,9 +363,6 @@ class SelfAttentionCache:
 
     They lie in blocks of a fixed number of positions; when one is full another is added, so nothing is copied but where
     there are more sentences than ever before.
-
-    Args:
-        live: the hypotheses.
     """
 
     def __init__(self, live: LiveBeams) -> None:
@@ -446,11 +425,7 @@ class SelfAttentionCache:
 
 
 class StateCache:
-    """One state of every live hypothesis, [slots, K, d_model], in at least fp32; it does not grow with the positions.
-
-    Args:
-        live: the hypotheses.
-    """
+    """One state of every live hypothesis, [slots, K, d_model], in at least fp32, whatever the positions."""
 
     def __init__(self, live: LiveBeams) -> None:
         self.live = live

@@ -1,8 +1,4 @@
-"""The table of attention kinds, and the decoder layer that each makes.
-
-What a configuration must know of a kind is on its row in ziggurat.config.kinds: also whether attention to the memory is
-part of the same sub-layer (`merged`).
-"""
+"""The table of attention kinds, and the decoder layer that each makes; ziggurat.config.kinds has the facts of each."""
 
 from __future__ import annotations
 

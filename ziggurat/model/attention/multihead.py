@@ -1,16 +1,11 @@
-"""Multi-head self-attention and cross-attention (Vaswani et al. 2017, section 3.2.2).
-
-Attention itself: the one place where it is computed, and the base of all attention to one's own sequence.
-
-Value residuals: attention above the first layer reads the first layer's values too (ResFormer, Zhou et al. 2024).
-"""
+"""Attention itself, its multi-head forms (Vaswani et al. 2017, section 3.2) and value residuals."""
 
 from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +26,14 @@ from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.embedding import Rotary
 from ziggurat.model.fast import compiled
-from ziggurat.model.linear import Linear, NormedLinear
-from ziggurat.model.residual.base import ShiftedLinear
-from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
+from ziggurat.model.linear import Linear, NormedLinear, ShiftedLinear
+from ziggurat.model.roles import QUERY_KEY_VALUE, Role, Roles, Slot, linear_slots, table_slots
 
 ValueResidualKind = Literal["half", "learned", "single"]
 
 
 class FirstValues:
-    """The place where the first layer leaves its values for those above, once in each pass through a stack.
-
-    Attributes:
-        values: V_1 [batch, heads, length, d_head]; None before the first layer.
-    """
+    """The place where the first layer leaves V_1 [batch, heads, length, d_head] for those above, in each pass."""
 
     def __init__(self) -> None:
         self.values: Tensor | None = None
@@ -52,19 +42,16 @@ class FirstValues:
 class ValueResidual(nn.Module):
     """The values V_n' that layer n attends to, from its projections V_n and those of the first layer.
 
-    V_1' = V_1, and above it (Zhou et al. 2024 and the authors' code)
+    V_1' = V_1, and above it (ResFormer, Zhou et al. 2024, and the authors' code)
 
         half      V_n' = V_1 / 2 + V_n / 2
         learned   V_n' = a V_1 + b V_n, both numbers trained from 1/2
         single    V_n' = V_1: there is no value map above the first layer (SVFormer)
 
     Gradients flow into V_1 from every layer. Norms of values (`attention.value_norm`) come before, in each layer.
-
-    Args:
-        kind: one of these.
-        first: the layer is the first of its stack.
     """
 
+    roles: ClassVar[Roles] = {"shares": Role.WIRING}
     shares: nn.Parameter | None
 
     def __init__(self, kind: ValueResidualKind, *, first: bool) -> None:
@@ -80,10 +67,7 @@ class ValueResidual(nn.Module):
         return self.first or self.kind != "single"
 
     def forward(self, own: Sequence[Tensor], first: FirstValues) -> Tensor:
-        """Return V_n' [batch, heads, length, d_head], `own` being V_n of that shape, or nothing where there is no V_n.
-
-        The first layer leaves its values in `first`.
-        """
+        """Return V_n' [batch, heads, length, d_head], `own` being V_n of that shape, or nothing where there is none."""
         if self.first:
             (first.values,) = own
         assert first.values is not None, "no first layer has been called in this pass"
@@ -94,19 +78,13 @@ class ValueResidual(nn.Module):
         of_first, of_own = self.shares.unbind()
         return of_first * first.values + of_own * own[0]
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        if self.shares is not None:
-            yield Slot(self.shares, Role.WIRING, "shares")
-
 
 def _attended_values(residual: ValueResidual | None, own: Sequence[Tensor], first: FirstValues | None) -> Tensor:
     """Return what a layer attends to: its `own` values, or what its value residual, if any, makes of them."""
     if residual is None:
         return own[0]
     assert first is not None, "attention with a value residual is called within a stack"
-    joined: Tensor = residual(own, first)
-    return joined
+    return residual(own, first)
 
 
 EXPLICIT_MAX_LENGTH = 256
@@ -148,7 +126,7 @@ def attend(
     Args:
         query: [batch, heads, queries, d_head].
         key: [batch, heads, keys, d_head].
-        value: [batch, heads, keys, d_head].
+        value: the same shape.
         mask: hides keys; its bias broadcasts to [batch, heads, queries, keys]. None: nothing is hidden.
         dropout: on the attention weights.
         need_weights: also return the weights before dropout.
@@ -295,9 +273,9 @@ class SelfAttention(OwnAttention):
         heads: number of heads; divides d_model.
         dropout: on the attention weights.
         linear: makes the linear maps.
-        scaling: of queries, keys and values, or None.
-        rotary: rotation of queries and keys by their positions, or None.
-        residual: joins the values to those of the first layer, or None.
+        scaling: of queries, keys and values.
+        rotary: rotation of queries and keys by their positions.
+        residual: joins the values to those of the first layer.
         out: makes the output map; None: as `linear`.
     """
 
@@ -328,20 +306,14 @@ class SelfAttention(OwnAttention):
         return SelfAttentionCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
-        """Return [batch, length, d_model] for `x` of that shape; keys that `mask` hides are not attended to.
-
-        `first` has the first layer's values, if there is a value residual.
-        """
+        """Return [batch, length, d_model] for `x` of that shape; keys that `mask` hides are not attended to."""
         query, key, value = self._project(x, first)
         return self.out_proj(join_heads(self._context(query, key, value, mask)))
 
     def step(  # type: ignore[override]
         self, x: Tensor, cache: SelfAttentionCache, first: FirstValues | None = None
     ) -> Tensor:
-        """Attend from the newest position to all so far, itself included.
-
-        `x` is [N, K, d_model], one new position per hypothesis; the cache gains that position. Returns the same shape.
-        """
+        """Attend from the newest position, `x` [N, K, d_model], to all so far, itself included; see OwnAttention."""
         query, key, value = self._project(x, first, cache.live)
         context = self._context_of_beams(query, cache.append(key, value), cache.live)
         return self.out_proj(_joined_for(x, context))
@@ -397,16 +369,11 @@ class SelfAttention(OwnAttention):
 class CrossAttention(nn.Module):
     """Attention of the decoder to the memory; key and value maps are one matrix `kv_proj` [2 d_model, d_memory].
 
-    Where `residual` says that there is no value map it is [d_model, d_memory].
+    Where `residual` says that there is no value map it is [d_model, d_memory]. Other arguments are as in SelfAttention.
 
     Args:
-        d_model: width of the decoder.
         d_memory: width of the memory (the encoder's d_model).
-        heads: number of heads; divides d_model.
-        dropout: on the attention weights.
-        linear: makes the linear maps.
-        scaling: of queries and keys, or None.
-        residual: joins the memory's values to those of the first layer, or None.
+        residual: joins the memory's values to those of the first layer.
         project_out: whether there is an output map.
     """
 
@@ -435,22 +402,14 @@ class CrossAttention(nn.Module):
     def remember(
         self, memory: Tensor, mask: Mask | None, kept: KeptWeights | None = None, first: FirstValues | None = None
     ) -> CrossAttentionCache:
-        """Project `memory` [batch, source, d_memory] once; `mask` hides its padding.
-
-        `forward` leaves its weights in `kept`, if given. `first` has the first layer's values, if there is a value
-        residual.
-        """
+        """Project `memory` [batch, source, d_memory] once; `mask` hides its padding, `kept` will have the weights."""
         key, *value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(self.maps, dim=-1))
         if self.scaling is not None:
             key, value = self.scaling.key(key), [*map(self.scaling.value, value)]
         return CrossAttentionCache(key, _attended_values(self.residual, value, first), mask, kept)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
-        """Return [batch, queries, d_model] for `x` of that shape.
-
-        The queries are target positions in training and beams in decoding: either way the projected memory is
-        shared by all of them, never repeated.
-        """
+        """Return [batch, queries, d_model] for `x` of that shape: target positions in training, beams in decoding."""
         query = split_heads(self.q_proj(x), self.heads)
         if self.scaling is not None:
             query = self.scaling.query(query)
@@ -476,5 +435,4 @@ class CrossAttention(nn.Module):
         for name in ("q_proj", "kv_proj"):
             if (bias := getattr(self, name).bias) is not None:
                 yield Slot(bias, Role.BIAS, f"{name}.bias", cross=True)
-        if self.out_proj is not None:
-            yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT, cross=True)
+        yield from table_slots(self, {"out_proj": Role.ATTENTION_OUT}, cross=True)

@@ -12,7 +12,7 @@ from ziggurat.model.attention.multihead import LinearMaker, SelfAttention, Value
 from ziggurat.model.attention.scaling import QueryKeyScaling
 from ziggurat.model.dropout import Dropout
 from ziggurat.model.linear import Linear
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Slot, table_slots
 
 
 class RelativeAttention(SelfAttention):
@@ -22,16 +22,8 @@ class RelativeAttention(SelfAttention):
     3 and 4). The tables [2k + 1, d_head] are shared by the heads. No tensor is [length, length, d_head]: the
     product of queries and table is spread over the keys by distance, and the weights are summed by distance.
 
-    Args:
-        d_model: width of input and output.
-        heads: number of heads; divides d_model.
-        dropout: on the attention weights.
-        clip: k; larger distances count as k.
-        values: whether there is the table s.
-        linear: makes the linear maps.
-        scaling: of queries, keys and values, or None; it leaves the tables as they are.
-        residual: joins the values to those of the first layer, or None; so does this.
-        out: makes the output map; None: as `linear`.
+    Arguments are those of SelfAttention, `clip`, which is k, and `values`: whether there is the table s. Scaling and
+    value residual leave the tables as they are.
     """
 
     value_table: nn.Parameter | None
@@ -92,9 +84,7 @@ class RelativeAttention(SelfAttention):
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
         yield from super().slots()
-        yield Slot(self.key_table, Role.RELATIVE, "key_table")
-        if self.value_table is not None:
-            yield Slot(self.value_table, Role.RELATIVE, "value_table")
+        yield from table_slots(self, {"key_table": Role.RELATIVE, "value_table": Role.RELATIVE})
 
 
 def _table(clip: int, d_head: int) -> nn.Parameter:

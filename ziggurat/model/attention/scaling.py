@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 
 _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
     "layer": lambda width, epsilon: nn.LayerNorm(width, epsilon, bias=False),
@@ -19,12 +19,9 @@ _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
 
 
 class QueryKeyScaling(nn.Module):
-    """Normalisation of the queries, keys and values of every head, and scaling of the queries.
-
-    Heads share all parameters.
+    """Normalisation of the queries, keys and values of every head, and scaling of the queries; heads share parameters.
 
     Args:
-        d_head: width of a head.
         norm: "layer", "rms": LN or RMSNorm with a learned gain and no bias, one for queries and one for keys; the
             division of the logits by sqrt(d_head) stays (Dehghani et al. 2023). "l2": queries and keys of length 1,
             and one learned factor g of the logits in place of that division (Henry et al. 2020). "none": neither.
@@ -34,6 +31,7 @@ class QueryKeyScaling(nn.Module):
         epsilon: of the norms; with "l2" a shorter query or key is divided by this.
     """
 
+    roles: ClassVar[Roles] = {"factor": Role.WIRING, "dimensions": Role.WIRING}
     factor: nn.Parameter | None
     dimensions: nn.Parameter | None
 
@@ -68,11 +66,11 @@ class QueryKeyScaling(nn.Module):
         return scaled.to(query.dtype)
 
     def key(self, key: Tensor) -> Tensor:
-        """Return `key` [batch, heads, length, d_head] scaled, in its own type."""
+        """Return `key` scaled, likewise."""
         return self._normalised(key, self.key_norm).to(key.dtype)
 
     def value(self, value: Tensor) -> Tensor:
-        """Return `value` [batch, heads, length, d_head] normalised, in its own type."""
+        """Return `value` normalised, likewise."""
         return self._by(self.value_norm, value).to(value.dtype)
 
     def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
@@ -83,9 +81,3 @@ class QueryKeyScaling(nn.Module):
     def _by(self, norm: nn.LayerNorm | nn.RMSNorm | None, x: Tensor) -> Tensor:
         # Under autocast queries and keys are of a half type, the gain is fp32: RMSNorm has no fused kernel for both.
         return x if norm is None else norm(x.to(norm.weight.dtype))
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself; norms are known by their type."""
-        for name in ("factor", "dimensions"):
-            if (values := getattr(self, name)) is not None:
-                yield Slot(values, Role.WIRING, name)

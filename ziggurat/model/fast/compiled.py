@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from ziggurat.model.fast.fake_quantised import CENTRE, LEVELS, SMALLEST
-
 if TYPE_CHECKING:
     from ziggurat.model.attention.cache import KeyValueBlock
 
 LIBRARY = Path(__file__).with_name("_compiled.so")
-"""The library, if it was built."""
+"""LIBRARY is the library, if it was built."""
 
 Precision = Literal["float32", "bfloat16", "int8"]
 """Precision of the products; with `int8`, weights and inputs have 8 bits and sums 32."""
 
 # As in compiled.c.
+LEVELS = 127
+"""LEVELS is the number of steps from zero to the largest number of a row."""
+CENTRE = 128
+"""CENTRE is the unsigned byte that stands for zero."""
+SMALLEST = 1e-30
+"""SMALLEST stands for the largest number of a row of zeros: the reciprocal of a smaller one's step may be infinite."""
 _TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 _NUMBERS = {"float32": 1, "bfloat16": 2, "int8": 4}
 _PANEL = 64
@@ -35,46 +39,27 @@ _FLOATS = (torch.float32, torch.bfloat16)
 _ADDRESS, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
+def _of_type(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
 class _Map(ctypes.Structure):
     _fields_ = (
-        ("type", _LONG),
-        ("in_features", _LONG),
-        ("out_features", _LONG),
-        ("weight", _ADDRESS),
-        ("bias", _ADDRESS),
-        ("scale", _ADDRESS),
-        ("shift", _ADDRESS),
-        ("positive", _LONG),
-        ("relu", _LONG),
-        ("narrow", _LONG),
+        *_of_type(_LONG, "type in_features out_features"),
+        *_of_type(_ADDRESS, "weight bias scale shift"),
+        *_of_type(_LONG, "positive relu narrow"),
     )
 
 
 class _Block(ctypes.Structure):
-    _fields_ = (
-        ("key", _ADDRESS),
-        ("value", _ADDRESS),
-        ("entries", _LONG),
-    )
+    _fields_ = (*_of_type(_ADDRESS, "key value"), ("entries", _LONG))
 
 
 class _Shape(ctypes.Structure):
     _fields_ = (
-        ("sentences", _LONG),
-        ("beams", _LONG),
-        ("heads", _LONG),
-        ("d_head", _LONG),
-        ("narrow_query", _LONG),
-        ("narrow_key", _LONG),
-        ("blocks", _LONG),
-        ("key_sentence", _LONG),
-        ("key_head", _LONG),
-        ("key_entry", _LONG),
-        ("query_sentence", _LONG),
-        ("query_beam", _LONG),
-        ("query_head", _LONG),
-        ("bias_sentence", _LONG),
-        ("bias_beam", _LONG),
+        *_of_type(_LONG, "sentences beams heads d_head narrow_query narrow_key blocks"),
+        *_of_type(_LONG, "key_sentence key_head key_entry query_sentence query_beam query_head"),
+        *_of_type(_LONG, "bias_sentence bias_beam"),
         ("scale", ctypes.c_float),
     )
 
@@ -196,7 +181,7 @@ class CompiledLinear(nn.Module):
 
     Args:
         weight: W [out, in].
-        bias: b [out], or None.
+        bias: b [out].
         precision: of the products.
         positive: inputs are never negative, so with `int8` all 8 bits are for their magnitude.
         relu: negative results become 0.
@@ -248,11 +233,7 @@ class CompiledLinear(nn.Module):
 
 
 class CompiledFeedForward(nn.Module):
-    """relu(x W_1 + b_1) W_2 + b_2 with two CompiledLinear of one precision, in one call.
-
-    Args:
-        first: W_1, b_1, with ReLU.
-        second: W_2, b_2, for positive inputs.
+    """relu(x W_1 + b_1) W_2 + b_2 with two CompiledLinear of one precision, the first with ReLU, in one call.
 
     Raises ValueError when one cannot follow the other.
     """
@@ -285,7 +266,6 @@ def _rows(x: Tensor, taker: CompiledLinear) -> Tensor:
 
 
 def _room(x: Tensor, giver: CompiledLinear) -> Tensor:
-    """Return memory for the results."""
     return torch.empty(*x.shape[:-1], giver.out_features, dtype=giver.result, device="cpu")
 
 

@@ -18,16 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.model.embedding import InputEmbedding, OutputProjection
+from ziggurat.model.fast.compiled import CENTRE, LEVELS, SMALLEST
 from ziggurat.model.linear import Linear, product
-
-# Of all that computes with bytes, and as in compiled.c.
-
-LEVELS = 127
-"""Steps from zero to the largest number of a row."""
-CENTRE = 128
-"""The unsigned byte that stands for zero."""
-SMALLEST = 1e-30
-"""Largest number of a row of zeros, for its step: the reciprocal of a smaller one's may be infinite."""
 
 
 def _whole_rows(rows: Tensor, *, halves_up: bool = False) -> tuple[Tensor, Tensor]:
@@ -58,8 +50,7 @@ class _Rounded(torch.autograd.Function):
 def quantised_rows(x: Tensor) -> Tensor:
     """Return `x` [..., k] with every row rounded to whole steps, in fp32 or wider; its gradient passes as it is."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    y: Tensor = _Rounded.apply(wide)  # type: ignore[no-untyped-call]
-    return y
+    return _Rounded.apply(wide)  # type: ignore[no-untyped-call]
 
 
 def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
@@ -78,7 +69,6 @@ def _sums(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) 
 
 
 def _shapes(x: Tensor, weight: Tensor, bias: Tensor | None, compute: torch.dtype) -> tuple[Tensor, ...]:
-    """Return empty results of `_sums`."""
     rows = x.shape[:-1].numel()
     return (
         x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=compute),
@@ -134,8 +124,7 @@ def quantised_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     """
     kind = x.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    y: Tensor = torch.ops.ziggurat.quantised_linear(x, weight, bias, compute)[0]
-    return y
+    return torch.ops.ziggurat.quantised_linear(x, weight, bias, compute)[0]
 
 
 def quantise(model: nn.Module) -> None:
@@ -152,11 +141,7 @@ def quantise(model: nn.Module) -> None:
 
 
 class QuantisedEmbedding(nn.Module):
-    """Embeddings [rows, width] stored as whole numbers of steps, a byte each, for inference.
-
-    Args:
-        weight: the table.
-    """
+    """Embeddings `weight` [rows, width] stored as whole numbers of steps, a byte each, for inference."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()

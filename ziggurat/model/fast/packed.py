@@ -15,8 +15,16 @@ from torch import Tensor, nn
 from ziggurat.model.attention.average_and_merged import MergedAverageAttention
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.model.embedding import OutputProjection
-from ziggurat.model.fast.compiled import CompiledFeedForward, CompiledLinear, Precision, multiplies
-from ziggurat.model.fast.fake_quantised import CENTRE, LEVELS, SMALLEST, QuantisedEmbedding
+from ziggurat.model.fast.compiled import (
+    CENTRE,
+    LEVELS,
+    SMALLEST,
+    CompiledFeedForward,
+    CompiledLinear,
+    Precision,
+    multiplies,
+)
+from ziggurat.model.fast.fake_quantised import QuantisedEmbedding
 from ziggurat.model.feed_forward import FeedForward
 from ziggurat.model.linear import Linear
 from ziggurat.system.errors import ConfigError
@@ -29,8 +37,7 @@ def available(precision: Precision) -> bool:
     if not torch.backends.mkldnn.is_available():
         return False
     if precision == "bfloat16":
-        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return supported
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
     # int8 needs VNNI: older instructions add two products of bytes in 16 bits, which saturate.
     return precision == "float32" or torch.cpu._is_vnni_supported()
 
@@ -50,13 +57,9 @@ def _padded(x: Tensor) -> tuple[int, Tensor]:
 
 
 class PackedLinear(nn.Module):
-    """x W^T + b, and its positive part with `relu`; products in the type of `weight`, fp32 or bf16.
+    """x W^T + b, and its positive part with `relu`; products in the type of `weight` W [out, in], fp32 or bf16.
 
-    Args:
-        weight: W [out, in].
-        bias: b [out], or None.
-        relu: whether negative results become 0.
-        narrow: leave results in the type of `weight`; else they are fp32.
+    With `narrow` results are left in that type; else they are fp32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, narrow: bool = False) -> None:
@@ -76,16 +79,7 @@ class PackedLinear(nn.Module):
 
 
 class Int8Linear(nn.Module):
-    """x W^T + b with a scale for every row of W and, at run time, for every row of x: |largest| / 127.
-
-    A row's scale is its own, so that a sentence's result does not depend on its neighbours in the batch.
-
-    Args:
-        weight: W [out, in].
-        bias: b [out], or None.
-        positive: inputs are never negative, so all 8 bits are for their magnitude.
-        narrow: results are bf16; else they are fp32.
-    """
+    """x W^T + b in bytes, like CompiledLinear with `int8`, by oneDNN."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, positive: bool = False, narrow: bool = False) -> None:
         super().__init__()
@@ -116,10 +110,7 @@ class Int8Linear(nn.Module):
 class PackedFeedForward(nn.Module):
     """relu(x W_1 + b_1) W_2 + b_2 (ziggurat.model.feed_forward.FeedForward) without conversions in between.
 
-    Args:
-        ffn: the network.
-        precision: of its products.
-        as_trained: the inputs of the second map are signed bytes, as in ziggurat.model.fast.fake_quantised.
+    `as_trained`: the inputs of the second map are signed bytes, as in ziggurat.model.fast.fake_quantised.
     """
 
     def __init__(self, ffn: FeedForward, precision: Precision, *, as_trained: bool = False) -> None:
@@ -138,17 +129,13 @@ class PackedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         inner = self.in_proj(x)
-        y: Tensor = self.out_proj(inner if isinstance(self.in_proj, PackedLinear) else inner.relu_())
-        return y
+        return self.out_proj(inner if isinstance(self.in_proj, PackedLinear) else inner.relu_())
 
 
 class PackedOutput(nn.Module):
-    """hidden W^T + b (ziggurat.model.embedding.OutputProjection).
+    """hidden W^T + b (ziggurat.model.embedding.OutputProjection, whose weight stays: the embedding may be the same).
 
-    Args:
-        projection: the map; its weight stays, since the embedding may be the same.
-        precision: of the product.
-        as_trained: with `int8` the product is in bytes on every CPU, since the model was trained so.
+    `as_trained`: with `int8` the product is in bytes on every CPU, since the model was trained so.
     """
 
     def __init__(self, projection: OutputProjection, precision: Precision, *, as_trained: bool = False) -> None:
@@ -172,8 +159,7 @@ class PackedOutput(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocabulary] for `hidden` [..., d_model]."""
-        y: Tensor = self.map(hidden)
-        return y
+        return self.map(hidden)
 
     def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone, in the same type."""

@@ -1,8 +1,8 @@
-"""The fastest precision of this machine, told by the time of one product of each; CPUs differ in which it is.
+"""The fastest precision of this machine, by the time of one product of each.
 
-A flag does not tell: processors with AVX-512-BF16 and no AMX have the instructions, and some of Intel's run bf16 at
-half the speed of fp32, AMD's at twice. Rates are measured once in a process, in a tenth of a second, or up to some
-seconds on a processor that has to emulate bf16; they choose nothing but where a setting is `auto`.
+Flags do not say it: of processors with AVX-512-BF16 and no AMX, some of Intel's run bf16 at half the speed of fp32,
+AMD's at twice. Rates are measured once in a process, in a tenth of a second, or up to some seconds on a processor that
+has to emulate bf16; they choose nothing but where a setting is `auto`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,6 @@ def maps_of(model: torch.nn.Module) -> set[Widths]:
 
 
 def _told(maps: Iterable[Widths], error: Callable[[int, int], float], far: float) -> list[str]:
-    """Return the maps whose error is `far` or more, and how large it is."""
     errors = {(a, b): error(_narrowed(a), _narrowed(b)) for a, b in sorted(set(maps))}
     return [f"{a} to {b} (off by {found:.0%})" for (a, b), found in errors.items() if not found < far]  # or NaN
 
@@ -122,7 +121,6 @@ def _narrowed(width: int) -> int:
 
 @functools.cache
 def _packed_error(precision: Precision, wide_in: int, wide_out: int) -> float:
-    """Return the error of a packed map in `precision`, relative to the norm."""
     x, weight, bias = _drawn((_TAIL_ROWS, wide_in), (wide_out, wide_in), (wide_out,))
     right = torch.nn.functional.linear(x, weight, bias)
     return float((packed(weight, bias, precision)(x) - right).norm() / right.norm())
@@ -138,7 +136,6 @@ def _error(wide_in: int, wide_out: int) -> float:
 
 
 def _drawn(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
-    """Return random numbers, of a generator of their own."""
     numbers = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=numbers) for shape in shapes]
 
@@ -202,8 +199,7 @@ def _has_bf16(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):  # torch tells it of the current one, which is the first
-        found: bool = torch.cuda.is_bf16_supported(including_emulation=False)
-    return found
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def faster(rates: Mapping[str, float], than: str) -> str | None:

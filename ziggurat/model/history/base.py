@@ -21,12 +21,10 @@ class HistoryOptions:
 
     Attributes:
         units: number L of layers (or sub-layers) of the stack.
-        d_model: width of the stream.
         norm: makes a normalisation.
         dropout: makes the dropout of a combination.
         norm_at: normalise each source, each combination, or nothing.
         start: initial weights: 1/(l+1), 1, or 1 for the last layer and 0 for others.
-        learnable: train the weights.
         normalize_embedding: also normalise y_0 (sources) or the first combination (consumers).
         softmax: weights are the softmax of each row's parameters.
         window: combine only the newest outputs, this many of them; None: all.
@@ -51,14 +49,9 @@ class HistoryOptions:
 
 
 class HistoryState(NamedTuple):
-    """The outputs of the layers so far, as far as they are still needed.
+    """The outputs of the layers so far: `kept`, what later combinations read of them, oldest first, and `latest`, y_l.
 
-    y_0 is the stack's input, y_l the output of layer l.
-
-    Attributes:
-        kept: what later combinations read of the outputs, oldest first; each [batch, length, d_model].
-        latest: y_l.
-        depth: l.
+    y_0 is the stack's input, y_l the output of layer l = `depth`, [batch, length, d_model] each.
     """
 
     kept: tuple[Tensor, ...]
@@ -67,11 +60,9 @@ class HistoryState(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The input of a layer.
+    """The input of a layer: the stream that it adds to, and what queries, keys and values of its self-attention read.
 
-    Attributes:
-        stream: the stream that it adds to, [batch, length, d_model].
-        attention: what queries, keys and values of its self-attention read instead, before its norm; None: the stream.
+    All are [batch, length, d_model], before any norm; `attention` is None where self-attention reads the stream.
     """
 
     stream: Tensor
@@ -79,14 +70,12 @@ class Reading(NamedTuple):
 
 
 class History(nn.Module, ABC):
-    """The wiring of one stack.
+    """The wiring of one stack across its depth.
 
     A stack calls `start` with its input, `read` before each layer for what that layer reads, `push` with what it
     gives, and `output` at the end. Decoding step by step makes the same calls with one position. With `unit: sublayer`
-    a "layer" here is a sub-layer.
-
-    `start` and `push` keep the latest output alone; a kind that combines more replaces them. `forward`, `table` and
-    `extend` have no default: a kind that said nothing would be taken for the plain stack.
+    a "layer" here is a sub-layer. `start` and `push` keep the latest output alone; a kind that combines more replaces
+    them. What has no default would make a kind that said nothing a plain stack.
     """
 
     def start(self, x: Tensor) -> HistoryState:
@@ -106,17 +95,15 @@ class History(nn.Module, ABC):
 
         So that it is linear in `state`: for analyses that take a stream apart into its terms.
         """
-        y: Tensor = self(state)
-        return y
+        return self(state)
 
     def read(self, state: HistoryState) -> Reading:
-        """Return what the next layer reads; in all kinds but one that is a single stream."""
+        """Return what the next layer reads; in all kinds but MUDD that is a single stream."""
         return Reading(self(state))
 
     def output(self, state: HistoryState) -> Tensor:
         """Return the stack's output, before its final norm, [batch, length, d_model]."""
-        y: Tensor = self(state)
-        return y
+        return self(state)
 
     @abstractmethod
     def table(self) -> Tensor | None:
@@ -129,12 +116,9 @@ class History(nn.Module, ABC):
 
     @abstractmethod
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
-        """Return the initial values of this history's parameters in a stack that has grown, by name.
+        """Return the initial values, by name, of this history's parameters in a stack that has grown.
 
-        Args:
-            old: parameters of the shallower stack's history, named as within the history.
-            old_units: number of layers (or sub-layers) of that stack, which are the lowest ones of this.
-
+        `old` are those of the shallower stack, whose `old_units` layers (or sub-layers) are the lowest ones of this.
         Raises ConfigError where `old` is not of a history with the same options.
         """
 
@@ -143,15 +127,15 @@ class KeepingHistory(History):
     """A history of which each reader may read every output below, weighted by what they hold."""
 
     def start(self, x: Tensor) -> HistoryState:
-        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
+        """Keep y_0."""
         return HistoryState((x,), x, 0)
 
     def push(self, state: HistoryState, y: Tensor) -> HistoryState:
-        """Return the state after one more layer, whose output is `y`."""
+        """Keep y as well."""
         return HistoryState((*state.kept, y), y, state.depth + 1)
 
     def forward(self, state: HistoryState) -> Tensor:
-        """Return the stream above y_l for l = `state.depth`, [batch, length, d_model]."""
+        """Return `forward_as`, weighted by the same outputs."""
         return self.forward_as(state, state)
 
     def table(self) -> None:
@@ -159,10 +143,10 @@ class KeepingHistory(History):
 
 
 def mixed(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    """Return the sum of `sources`, each [..., d_model], by position, in the type of the first: the stack's input.
+    """Return the sum of `sources`, each [..., d_model], weighted by position, in the type of the first, y_0.
 
-    `weights` are [..., sources]. Of all products, only the sources themselves are kept for the backward pass, and the
-    layers that made them hold these anyway.
+    `weights` are [..., sources]. For the backward pass only the sources are kept, which the layers that made them hold
+    anyway.
     """
     first, *others = sources
     parts = [weight[..., None].to(first.dtype) for weight in weights.unbind(-1)]
@@ -187,11 +171,10 @@ def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Ten
 
 
 class _WeightedSum(torch.autograd.Function):
-    """sum_k w_k y_k, added up in one buffer.
+    """sum_k w_k y_k, added up in one buffer, with the y_k alone saved for the backward pass.
 
-    Only the y_k are saved for the backward pass, and the layers that made them hold these anyway. The two other ways
-    need memory for all layers once more: a chain of torch.addcmul builds each product that w_k's gradient sums, and a
-    stack of the outputs copies them.
+    The two other ways need memory for all layers once more: a chain of torch.addcmul builds each product that w_k's
+    gradient sums, and a stack of the outputs copies them.
     """
 
     @staticmethod
@@ -232,9 +215,6 @@ def _into_weight(gradient: Tensor, term: Tensor, weights: Tensor) -> Tensor:
 def weighted_sum(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
     """Return sum_k weights[k] * terms[k], [batch, length, d_model], in the dtype of the terms.
 
-    Args:
-        weights: [terms], or [terms, d_model] where each channel has its own.
-        terms: each [batch, length, d_model]; no stack of them is built.
+    `weights` are [terms], or [terms, d_model] where each channel has its own.
     """
-    total: Tensor = _WeightedSum.apply(weights, *terms)  # type: ignore[no-untyped-call]
-    return total
+    return _WeightedSum.apply(weights, *terms)  # type: ignore[no-untyped-call]

@@ -1,31 +1,28 @@
-"""History kinds: what the next layer reads of all layers below it, one kind each, as in the table of docs/depth.md.
-
-y_0 is the stack's input (the embedding) and y_l the output of layer l; G is a combination of them, a weighted sum with
-an optional norm at its sources or on itself.
+"""History kinds: what the next layer reads of y_0, the stack's input, and y_l, the output of layer l.
 
     Latest                  layer l + 1 reads y_l
-    Dlcl, dense, average    layer l + 1 reads G_l(y_0, ..., y_l)
+    Dlcl, dense, average    layer l + 1 reads a combination G_l(y_0, ..., y_l)
     Blocks                  the same over blocks of layers
     TopOnly                 layers read y_l, only the stack's output is a combination
     DepthWeighted           after every `period`-th layer, a combination of every `dilation`-th output
-    Transparent             the memory of each reader is its own mixture of all encoder layers (Bapna et al. 2018)
+    Transparent             the memory of each reader is its own mixture of all encoder layers
 
-The weighted sum that all share is in ziggurat.model.history.base.
+A combination is a weighted sum with an optional norm at its sources or on itself.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import assert_never
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.history.base import History, HistoryOptions, HistoryState, inherited, weighted_sum
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles
 
 _SHARE_OF_ZEROS = 0.05
 """The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
@@ -33,11 +30,7 @@ gives next to nothing hardly learns."""
 
 
 def _joined_logits(old: Tensor, added: int) -> Tensor:
-    """Return the logits `old` [sources, ...] with those of `added` more sources behind them.
-
-    The added ones together have a share of SHARE_OF_ZEROS in the softmax over the first axis; the others keep their
-    proportions.
-    """
+    """Return the logits `old` [sources, ...] with those of `added` more sources, together _SHARE_OF_ZEROS, behind."""
     if not added:
         return old
     # n added logits of value v have the share n e^v / (e^L + n e^v) = s, L being the logsumexp of the old ones, so
@@ -49,10 +42,9 @@ def _joined_logits(old: Tensor, added: int) -> Tensor:
 def _start_row(options: HistoryOptions, length: int) -> Tensor:
     """Return the initial parameters of a combination of `length` outputs: [length], or [length, groups] for several.
 
-    `options.start` gives the weights of the newest `window` outputs, n of them: `average` 1/n (without a window
-    1/(l+1)), `one` 1, `last` 1 for the newest and 0 for the others. With `softmax` the parameters are logits, and
-    weights have sum 1: `one` starts uniform like `average`, and with `last` the others have SHARE_OF_ZEROS together.
-    Parameters left of the window are 0 and never read.
+    `options.start` gives the weights of the newest `window` outputs, n of them: `average` 1/n, `one` 1, `last` 1 for
+    the newest and 0 for the others. With `softmax` the parameters are logits: `one` starts uniform like `average`, and
+    with `last` the others have _SHARE_OF_ZEROS together. Parameters left of the window are 0 and never read.
     """
     newest = min(length, options.window or length)
     row = torch.zeros(length)
@@ -75,11 +67,8 @@ def _start_row(options: HistoryOptions, length: int) -> Tensor:
 class Combination(History):
     """A history that mixes outputs by weights; its kinds say which outputs, and when.
 
-    Every output is kept, as combinations read it, until it leaves the window; kinds that combine fewer keep fewer.
-
-    With `learnable` false the weights are a buffer: part of the module's state, not of its parameters, so they are
-    not counted and no optimiser has them. Model directories hold parameters only: fixed weights follow from the
-    configuration.
+    Every output is kept, as combinations read it, until it leaves the window; kinds that combine fewer keep fewer. With
+    `learnable` false the weights are a buffer, which no optimiser and no file has: they follow from the configuration.
 
     Args:
         options: see HistoryOptions.
@@ -89,6 +78,7 @@ class Combination(History):
         last: largest index.
     """
 
+    roles: ClassVar[Roles] = {"weight": Role.WIRING}
     weight: Tensor
 
     def __init__(self, options: HistoryOptions, start: Tensor | None, normed: Iterable[int], last: int) -> None:
@@ -106,7 +96,7 @@ class Combination(History):
         self.dropout = options.dropout()
 
     def start(self, x: Tensor) -> HistoryState:
-        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
+        """Keep y_0 as combinations read it."""
         return HistoryState(self._joined((), 0, x), x, 0)
 
     def push(self, state: HistoryState, y: Tensor) -> HistoryState:
@@ -127,8 +117,7 @@ class Combination(History):
         mixed = weighted_sum(weights, terms)
         if self.options.norm_at == "consumers":
             mixed = self.norms[row](mixed)
-        dropped: Tensor = self.dropout(mixed)
-        return dropped
+        return self.dropout(mixed)
 
     def _weights(self, parameters: Tensor) -> Tensor:
         """Return the weights of one combination, [terms], for `table`; `parameters` are [terms] or [terms, groups]."""
@@ -151,14 +140,9 @@ class Combination(History):
             for name, values in norm.named_parameters()
         }
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        if isinstance(self.weight, nn.Parameter):
-            yield Slot(self.weight, Role.WIRING, "weight")
-
 
 class Latest(History):
-    """The plain stack: each layer reads the one below (Vaswani et al. 2017). Earlier outputs are not kept."""
+    """The plain stack: each layer reads the one below (Vaswani et al. 2017)."""
 
     def forward(self, state: HistoryState) -> Tensor:
         """Return the latest output."""
@@ -180,10 +164,9 @@ class Dlcl(Combination):
     (sources) or combination 0 (consumers) has a norm only with `normalize_embedding`, so there are L of them. Dropout
     comes last.
 
-    `weight` is W, [L+1, L+1], or [L+1, L+1, groups] for several groups: group i weighs the channels from
-    i d_model/groups on (in the released code channel c belongs to group c mod groups). Row l is G_l's. Entries above
-    the diagonal and those left of the window are never read (the released code keeps to the window in its initial
-    weights and under the softmax only). Sums are formed in the stream's dtype, whatever that of W is.
+    `weight` is W, [L+1, L+1], with an axis [groups] for several: group i weighs the channels from i d_model/groups on
+    (in the released code channel c belongs to group c mod groups). Entries above the diagonal and those left of the
+    window are never read (the released code keeps to the window in its initial weights and under the softmax only).
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -191,7 +174,7 @@ class Dlcl(Combination):
         super().__init__(options, _triangle(options), normed, options.units)
 
     def forward(self, state: HistoryState) -> Tensor:
-        """Return G_l for l = `state.depth`, [batch, length, d_model]."""
+        """Return G_l for l = `state.depth`."""
         return self._combined(state.depth, state.kept)
 
     def _combined(self, row: int, kept: tuple[Tensor, ...]) -> Tensor:
@@ -225,7 +208,6 @@ class Dlcl(Combination):
 
 
 def _triangle(options: HistoryOptions) -> Tensor:
-    """Return the initial W of Dlcl."""
     rows = options.units + 1
     weights = torch.zeros(rows, rows, *([options.groups] if options.groups > 1 else []))
     for row in range(rows):
@@ -262,13 +244,13 @@ class Blocks(Dlcl):
         return HistoryState(kept, y, depth)
 
     def forward(self, state: HistoryState) -> Tensor:
-        """Return the combination at the end of a block, else the latest output, [batch, length, d_model]."""
+        """Return the combination at the end of a block, else the latest output."""
         if not self._ends_block(state.depth):
             return state.latest
         return self._combined(self._rows(state.depth) - 1, state.kept)
 
     def table(self) -> Tensor:
-        """See History; inside a block each layer reads the one below."""
+        """See History."""
         blocks, table = super().table(), self._plain_table(self.layers)
         ends = [depth for depth in range(self.layers + 1) if self._ends_block(depth)]
         table[ends] = torch.nan
@@ -281,7 +263,6 @@ class Blocks(Dlcl):
         return depth % self.options.period == 0 or depth == self.layers
 
     def _rows(self, units: int) -> int:
-        """Return the number of combinations in a stack of `units` layers: that of y_0, and one per block."""
         return _blocks(units, self.options.period) + 1
 
 
@@ -309,7 +290,7 @@ class TopOnly(Combination):
         return state.latest
 
     def output(self, state: HistoryState) -> Tensor:
-        """Return the combination of all outputs, [batch, length, d_model]."""
+        """Return G_L."""
         return self._mixed(self.weight[state.depth + 1 - len(state.kept) :], state.kept, state.depth)
 
     def table(self) -> Tensor:
@@ -348,8 +329,8 @@ class DepthWeighted(Combination):
     `learnable`, `dropout`, `groups`, `period` and `dilation` count.
 
     `weight` holds only what is read: the rows of layers `period`, 2 `period`, ... one after the other, each with its
-    floor(i / dilation) + 1 sources, oldest first. Its shape is [sum of these], and [sum of these, groups] for several
-    groups. It is None in a stack of fewer than `period` layers.
+    floor(i / dilation) + 1 sources, oldest first: [sum of these], with an axis [groups] for several. It is None in a
+    stack of fewer than `period` layers.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
@@ -366,7 +347,7 @@ class DepthWeighted(Combination):
         return HistoryState(state.kept if depth % self.kept_every else (*state.kept, y), y, depth)
 
     def forward(self, state: HistoryState) -> Tensor:
-        """Return Y_i for i = `state.depth`, [batch, length, d_model]."""
+        """Return Y_i for i = `state.depth`."""
         i, period, dilation = state.depth, self.options.period, self.options.dilation
         if i == 0 or i % period:
             return state.latest
@@ -402,23 +383,19 @@ def _row_sizes(options: HistoryOptions, units: int) -> list[int]:
 
 
 def _rows_in_turn(options: HistoryOptions, sizes: list[int]) -> Tensor:
-    """Return the initial weights of DepthWeighted, for rows of these sizes one after the other."""
     return torch.cat([_start_row(options, size) for size in sizes])
 
 
 class Transparent(nn.Module):
-    """z_j = sum_i s_ij h^i, what reader j attends to, with s_j = softmax(dropout(w_j + 1/sources)).
+    """z_j = sum_i s_ij h^i, what reader j attends to, with s_j = softmax(dropout(w_j + 1/sources)): Bapna et al. 2018.
 
-    As in the released code (lingvo), w starts at 0: uniform mixtures. The constant cancels in the softmax but not
-    under dropout, which sets logits to 0: a dropped source still has about an average weight.
-
-    `weight` is w, [readers, sources].
-
-    Args:
-        sources: number of encoder states h^i, the embedding included where it is one of them.
-        readers: number of mixtures: one per attention to the memory.
-        dropout: probability of dropping a logit in training; exact, not rounded to 1/256.
+    h^i are the encoder's states, the embedding included where it is one of them; there is a reader for each attention
+    to the memory. As in the released code (lingvo), `weight` w [readers, sources] starts at 0: uniform mixtures. The
+    constant cancels in the softmax but not under dropout (exact, not rounded to 1/256), which sets logits to 0: a
+    dropped source still has about an average weight.
     """
+
+    roles: ClassVar[Roles] = {"weight": Role.WIRING}
 
     def __init__(self, sources: int, readers: int, dropout: float) -> None:
         super().__init__()
@@ -443,7 +420,3 @@ class Transparent(nn.Module):
         known = old["weight"].shape[1] if "weight" in old else sources
         before = inherited(old, "weight", (readers, known))
         return {"weight": _joined_logits(before.T, sources - known).T.contiguous()}
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.weight, Role.WIRING, "weight")

@@ -1,35 +1,33 @@
-"""Histories whose weights depend on the states: attention residuals (Kimi team 2026) and MUDD (Xiao et al. 2025).
-
-The weights of all other histories are numbers of the model. Here they differ from position to position. In attention
-residuals a reader has a trained query, and the outputs below are its keys and its values. In MUDD, queries, keys and
-values of self-attention read one mixture each, and the residual stream is the fourth.
-"""
+"""Histories whose weights depend on the states, and so differ from position to position: attention residuals, MUDD."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ziggurat.model.history.base import HistoryOptions, HistoryState, KeepingHistory, Reading, inherited, mixed
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Roles, Slot
 
 _EPSILON = 1e-6
-"""Of the RMS norm of keys; sources of any size that occurs are far above it."""
+"""_EPSILON is that of RMSNorm; sources of any size that occurs are far above it."""
 
 
 class AttentionResiduals(KeepingHistory):
     """Reader l + 1 gets sum_k a_k y_k over all outputs y_0, ..., y_l, with a = softmax_k(w . RMSNorm(y_k)).
 
-    Section 3 of the paper. w and the gain of the norm belong to the reader: a pair for each layer but the first, which
-    has y_0 alone to read, and one for the stack's output. w is 0 at first, so all weights start equal. In the paper a
-    "layer" is a sub-layer (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the stream that
-    they read (`residual: none`): attention over depth, not the residual connection, carries the stream.
+    Kimi team 2026, section 3. w and the gain of the norm belong to the reader: a pair for each layer but the first,
+    which has y_0 alone to read, and one for the stack's output. w is 0 at first, so all weights start equal. In the
+    paper a "layer" is a sub-layer (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the
+    stream that they read (`residual: none`): attention over depth, not the residual connection, carries the stream.
 
     `query` and `gain` are [L, d_model], row l - 1 for the reader above y_l.
     """
+
+    roles: ClassVar[Roles] = {"query": Role.WIRING, "gain": Role.WIRING}
 
     def __init__(self, options: HistoryOptions) -> None:
         super().__init__()
@@ -37,7 +35,7 @@ class AttentionResiduals(KeepingHistory):
         self.gain = nn.Parameter(torch.ones(options.units, options.d_model))
 
     def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
-        """Return the same for `state`, with the weights that the outputs `seen` give."""
+        """See History."""
         if state.depth == 0:
             return state.latest
         return mixed(self._weights(state.depth - 1, seen.kept), state.kept)
@@ -64,11 +62,6 @@ class AttentionResiduals(KeepingHistory):
             values[:old_units] = inherited(old, name, (old_units, values.shape[1]))
         return grown
 
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        yield Slot(self.query, Role.WIRING, "query")
-        yield Slot(self.gain, Role.WIRING, "gain")
-
 
 class BlockAttentionResiduals(AttentionResiduals):
     """The same over blocks: a reader's sources are y_0, the sum of each block below, and that of its own so far.
@@ -82,7 +75,7 @@ class BlockAttentionResiduals(AttentionResiduals):
         self.period = options.period
 
     def push(self, state: HistoryState, y: Tensor) -> HistoryState:
-        """Return the state after one more layer, whose output is `y`."""
+        """Keep y in the sum of its block."""
         if state.depth % self.period == 0:  # the first of its block
             return super().push(state, y)
         # At least in fp32: under autocast outputs are of a half type, and many are added up.
@@ -90,18 +83,16 @@ class BlockAttentionResiduals(AttentionResiduals):
         return HistoryState((*state.kept[:-1], so_far + y), y, state.depth + 1)
 
 
-_WAYS = 4
-"""Query, key, value and residual stream."""
-_LAST_WIDENING = 4
-"""The mixture of the stack's output is one, and its network this much wider for that (authors' code)."""
+_WAYS = 4  # query, key, value and residual stream
+_LAST_WIDENING = 4  # the mixture of the stack's output is one, and its network this much wider (authors' code)
 
 
 class Mudd(KeepingHistory):
     """Layer l + 1 reads X^c = sum_k A[c, k] y_k, c = q, k, v, r, with A = W_2 GELU(W_1 RMSNorm(y_l)) + a.
 
-    As the authors' code has it. A, [4, l + 1], differs from position to position; RMSNorm has no gain. The layer
-    computes X^r + MHA(LN X^q, LN X^k, LN X^v), and goes on with that as always. The first layer has y_0 alone to read;
-    the stack's output is one more mixture, A [1, L + 1].
+    MUDD: Xiao et al. 2025, as their code has it. A, [4, l + 1], differs from position to position; RMSNorm has no gain.
+    The layer computes X^r + MHA(LN X^q, LN X^k, LN X^v), and goes on with that as always. The first layer has y_0 alone
+    to read; the stack's output is one more mixture, A [1, L + 1].
 
     W_2 is 0 at first and a one-hot: each mixture is the output of the layer below, the plain stack. W_1 is N(0, 1/d).
     One LN, that of the sub-layer, serves q, k and v: the gains and biases that three would have are part of the maps
@@ -126,11 +117,11 @@ class Mudd(KeepingHistory):
             self.bias.append(nn.Parameter(bias))
 
     def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
-        """Return the same for `state`, with the weights that the outputs `seen` give."""
+        """See History."""
         return state.latest if state.depth == 0 else mixed(self._weights(seen)[..., -1, :], state.kept)
 
     def read(self, state: HistoryState) -> Reading:
-        """Return the stream, and what queries, keys and values of the next layer read."""
+        """Return X^r, and X^q, X^k and X^v."""
         if state.depth in (0, self.units):
             return Reading(self(state))
         query, key, value, stream = (mixed(weights, state.kept) for weights in self._weights(state).unbind(-2))

@@ -1,27 +1,19 @@
 """The residual connection: one equation with optional slots, by which a sub-layer joins the stream.
 
-Behind it stand the few parts that slots alone cannot express. The kinds are in ziggurat.model.residual.kinds.
-
-Modules of Fixup (Zhang, Dauphin and Ma 2019): scalar shifts in place of biases, as the toolkit zero has them.
-
-The multiplier of each branch is the residual kind `fixup` (ziggurat.model.residual.kinds).
+Behind it stand the few parts that slots cannot express. ziggurat.model.residual.kinds has the kinds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.model.linear import linear
-from ziggurat.model.roles import Role, Slot
-
-if TYPE_CHECKING:
-    from ziggurat.model.low_rank import LowRank
+from ziggurat.model.roles import Role, Roles, Slot
 
 
 @dataclass(frozen=True)
@@ -29,13 +21,11 @@ class SublayerPosition:
     """The position of a sub-layer in the model; residual kinds compute their constants from it.
 
     Attributes:
-        decoder: in the decoder stack.
         layer: number of its layer in the stack, from 1.
         sublayer: its number in the layer, from 0.
         sublayers: residual sub-layers per layer of this stack.
         attention: it is an attention sub-layer, not a feed-forward network.
-        encoder_layers: depth N of the encoder (of the grown one, where growth is planned).
-        decoder_layers: depth M of the decoder, likewise.
+        encoder_layers: depth N of the encoder (of the grown one, where growth is planned); `decoder_layers`: M.
     """
 
     decoder: bool
@@ -47,19 +37,14 @@ class SublayerPosition:
     decoder_layers: int
 
     @property
-    def last(self) -> bool:
-        """Return whether it is the last sub-layer of its layer."""
-        return self.sublayer == self.sublayers - 1
-
-    @property
     def layers(self) -> int:
         """Depth of its stack."""
         return self.decoder_layers if self.decoder else self.encoder_layers
 
     @property
-    def branches(self) -> int:
-        """Residual sub-layers of its stack."""
-        return self.sublayers * self.layers
+    def number(self) -> int:
+        """Its number among all sub-layers of its stack, from 0."""
+        return (self.layer - 1) * self.sublayers + self.sublayer
 
 
 @dataclass(frozen=True)
@@ -67,15 +52,12 @@ class ResidualOptions:
     """Numbers and makers of parts from which residual kinds are built.
 
     Attributes:
-        d_model: width of the stream.
         dropout: makes the dropout of a branch.
         norm: makes a normalisation of the stream.
         omega_trainable: whether ADMIN's skip is trained.
         layer_scale: initial factor of LayerScale; None: by depth.
-        streams: number of streams of hyper-connections and their manifold-constrained form.
-        dynamic: dynamic hyper-connections.
-        mixing: what makes the matrices of the manifold-constrained form doubly stochastic.
-        stream_start: its initial values.
+        streams: n of hyper-connections; `dynamic`: theirs too.
+        mixing: see ManifoldConnection, as for `stream_start`.
         branch: factor of every branch (transfer of a learning rate); None: 1.
         shared: parameters that the sub-layers of one layer share, by name; there is one ResidualOptions per layer.
     """
@@ -96,18 +78,14 @@ class ResidualOptions:
 class Residual(nn.Module):
     """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + bottom), f being the sub-layer.
 
-    A kind is a choice of slots; an empty slot is the identity, and `bottom`, the input of the whole layer, is added
-    only with `bypass`. A layer calls `enter` for the input of f and the module itself to join its output. So f stays
-    outside, and hooks on a Residual see x, f(x) and y of every sub-layer of every model.
+    A kind is a choice of slots; an empty slot is the identity. A layer calls `enter` for the input of f and the module
+    itself to join its output. So f stays outside, and hooks on a Residual see x, f(x) and y of every sub-layer of every
+    model.
 
     Args:
-        dropout: on the sub-layer's output; called as dropout(fx, residual=...) it also adds.
-        in_norm: normalisation of the sub-layer's input.
-        branch_norm: normalisation of the sub-layer's output.
-        out_norm: normalisation of the sum.
-        skip: factor of x: a number, or a parameter of shape [1] or [d_model].
-        branch: factor of the sub-layer's output, likewise.
-        bypass: add the input of the layer (b2t); only the last sub-layer of a layer can, since only it is given it.
+        dropout: called as dropout(fx, residual=...) it also adds.
+        skip: a number, or a parameter of shape [1] or [d_model]; so is `branch`.
+        bypass: add `bottom`, the input of the whole layer (b2t), which only a layer's last sub-layer is given.
 
     Attributes:
         gate: g [1] of GPAS, or None. Without `out_norm` the sum s becomes s - silu(g) sg(s), with one the skipped
@@ -166,8 +144,7 @@ class Residual(nn.Module):
 
         So that it is linear in both: for analyses that take a stream apart into its terms.
         """
-        y: Tensor = self(x, fx, bottom)
-        return y
+        return self(x, fx, bottom)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter that is its own, not one of its norms'."""
@@ -194,8 +171,7 @@ class NoSkip(Residual):
 
     def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Return the sub-layer's output `fx` [..., d_model] with dropout; the stream `x` ends here."""
-        y: Tensor = self.dropout(fx)
-        return y
+        return self.dropout(fx)
 
 
 class ScaledNorm(nn.Module):
@@ -211,50 +187,13 @@ class ScaledNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return a tensor of the shape and type of `x`."""
-        y: Tensor = self.norm(x) * self.factor  # 0-dimensional, so fp64 does not promote the stream
-        return y
-
-
-class ShiftedLinear(nn.Module):
-    """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector.
-
-    Every linear map of the layers has one; zero leaves it out on attention's memory and output.
-
-    Attributes:
-        low_rank: as in ziggurat.model.linear.Linear.
-    """
-
-    low_rank: LowRank | None
-
-    def __init__(self, d_in: int, d_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(d_out, d_in))
-        self.shift = nn.Parameter(torch.zeros(1))
-        self.bias: nn.Parameter | None = None
-        self.register_module("low_rank", None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return [..., d_out] for `x` [..., d_in]."""
-        shifted = x + self.shift
-        y = linear(shifted, self.weight)
-        return y if self.low_rank is None else self.low_rank(shifted, y)
-
-    def part(self, x: Tensor, number: int, parts: int) -> Tensor:
-        """Return part `number` of the `parts` equal ones of x W^T, [..., d_out / parts], without the shift."""
-        y = linear(x, self.weight.chunk(parts)[number])
-        return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of the shift; the module that owns this map says that of the matrix."""
-        yield Slot(self.shift, Role.WIRING, "shift")
+        return self.norm(x) * self.factor  # 0-dimensional, so fp64 does not promote the stream
 
 
 class ShiftScale(nn.Module):
-    """y = (x + shift) scale, two scalars from 0 and 1, at the end of a stack, where other kinds have a final norm.
+    """y = (x + shift) scale, two scalars from 0 and 1: the end of a stack with Fixup (the decoder's has no scale)."""
 
-    Args:
-        scaled: whether there is a scale: after the encoder, not after the decoder.
-    """
+    roles: ClassVar[Roles] = {"shift": Role.WIRING, "scale": Role.WIRING}
 
     def __init__(self, scaled: bool) -> None:
         super().__init__()
@@ -265,7 +204,3 @@ class ShiftScale(nn.Module):
         """Return a tensor of the shape of `x`."""
         shifted = x + self.shift
         return shifted if self.scale is None else shifted * self.scale
-
-    def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        return (Slot(values, Role.WIRING, name) for name, values in self.named_parameters(recurse=False))

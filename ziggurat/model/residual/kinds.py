@@ -1,23 +1,15 @@
-"""Residual kinds, one function each, in the order of the table in docs/depth.md.
+"""Residual kinds, one function each: how a sub-layer f joins the stream x, mostly by slots of `Residual`.
 
-A kind says how a sub-layer f joins the stream x. Each fills slots of the one equation of ziggurat.model.residual.base,
-
-    y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))))
-
-and an empty slot is the identity. LN stands for `options.norm()`, layer normalisation or RMSNorm; in the docstrings f
-has its dropout. What a stack adds before its first layer and after its last (a final LN, say) and what else must be
-known of a kind is on its row in ziggurat.model.kinds.
-
-Residual kinds with several streams: hyper-connections, their manifold-constrained form, and SiameseNorm.
-
-Their stream is [..., n, d_model]. A stack starts with n copies of its input and ends with one stream: the sum of them,
-or what a module of this file makes of them.
+LN stands for `options.norm()`, layer normalisation or RMSNorm, and f has its dropout. A stack of n streams
+[..., n, d_model] starts with n copies of its input and ends with their sum, or what a module of this file makes of
+them. What else a stack of a kind has, such as a final LN, is on the kind's row in ziggurat.model.kinds.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 
 import torch
@@ -25,20 +17,48 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.model.residual.base import NormalisedSkip, NoSkip, Residual, ResidualOptions, ScaledNorm, SublayerPosition
-from ziggurat.model.roles import Role, Slot
+from ziggurat.model.roles import Role, Slot, table_slots
 
 
-class HyperConnection(Residual):
-    """H' = A_r^T H + B^T dropout(f(LN(A_m^T H))) for n streams H [..., n, d_model]: equations 2 to 5.
+class _StreamConnection(Residual):
+    """H' = R H + p^T dropout(f(LN(q H))) for n streams H [..., n, d_model]; a kind says what q, p and R are.
 
-    `alpha` [n, 1 + n] is (A_m, A_r), at first (e_(number mod n), I); `beta` [n] is B, at first 1. Dynamic connections
-    add alpha_scale tanh(LN'(H) alpha_map) and beta_scale tanh(LN'(H) beta_map) to them (equations 10 to 13): LN' is a
-    norm used for nothing else, the maps start at 0, the scales [1] at 0.01. The stack starts with n copies of its input
-    and ends with their sum.
+    They may depend on H: q is needed before the sub-layer, p and R after it, so each is made when it is needed.
+    """
 
-    Args:
-        number: k of this connection, from 0, counted over the sub-layers of the stack.
-        options: see ResidualOptions; n is `streams`.
+    @abstractmethod
+    def reading(self, x: Tensor) -> Tensor:
+        """Return q, [n] or [..., n], for the streams `x` [..., n, d_model]."""
+
+    @abstractmethod
+    def writing(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p, [n] or [..., n], and R, [n, n] or [..., n, n], for the streams `x` [..., n, d_model]."""
+
+    def enter(self, x: Tensor) -> Tensor:
+        """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
+        return super().enter((self.reading(x)[..., None] * x).sum(-2).to(x.dtype))
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
+        return self.join_as(x, x, fx)
+
+    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join them by the weights that the streams `seen` give."""
+        write, mix = self.writing(seen)
+        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
+        with torch.autocast(x.device.type, enabled=False):
+            mixed = mix.to(x.dtype) @ x
+        return mixed + write[..., None].to(x.dtype) * self.dropout(fx)[..., None, :]
+
+
+class HyperConnection(_StreamConnection):
+    """H' = A_r^T H + B^T dropout(f(LN(A_m^T H))) for n streams H: Zhu et al. 2024, equations 2 to 5.
+
+    `alpha` [n, 1 + n] is (A_m, A_r), at first (e_(k mod n), I) for sub-layer k of its stack (section 2.3; the paper
+    leaves open if k begins at 0, as here, or 1, which only orders the streams); `beta` [n] is B, at first 1. Dynamic
+    connections add alpha_scale tanh(LN'(H) alpha_map) and beta_scale tanh(LN'(H) beta_map) to them (equations 10 to
+    13): LN' is a norm used for nothing else, the maps start at 0, the scales [1] at 0.01. The paper also leaves open if
+    the initial factor sqrt(n) of output matrices (section 4) enlarges or shrinks them: there is none here.
     """
 
     def __init__(self, number: int, options: ResidualOptions) -> None:
@@ -51,27 +71,17 @@ class HyperConnection(Residual):
             self.alpha_map, self.beta_map = nn.Parameter(torch.zeros(d, 1 + n)), nn.Parameter(torch.zeros(d))
             self.alpha_scale, self.beta_scale = (nn.Parameter(torch.full((1,), 0.01)) for _ in range(2))
 
-    def enter(self, x: Tensor) -> Tensor:
-        """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
-        return super().enter((self.weights(x)[0][..., :1] * x).sum(-2))
+    def reading(self, x: Tensor) -> Tensor:
+        """Return A_m."""
+        return self._weights(x)[0][..., 0]
 
-    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
-        """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
-        return self.join_as(x, x, fx)
+    def writing(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return B and A_r^T."""
+        alpha, beta = self._weights(x)
+        return beta, alpha[..., 1:].transpose(-1, -2)
 
-    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
-        """Join them by the weights that the streams `seen` give."""
-        alpha, beta = self.weights(seen)
-        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
-        with torch.autocast(x.device.type, enabled=False):
-            mixed = alpha[..., 1:].transpose(-1, -2) @ x
-        return mixed + beta[..., None] * self.dropout(fx)[..., None, :]
-
-    def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (A_m, A_r) and B for the streams `x` [..., n, d_model].
-
-        Their shapes are [n, 1 + n] and [n]; dynamic ones differ by position: [..., n, 1 + n] and [..., n].
-        """
+    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (A_m, A_r) and B; dynamic ones differ by position: [..., n, 1 + n] and [..., n]."""
         if self.stream_norm is None:
             return self.alpha, self.beta
         seen = self.stream_norm(x)
@@ -80,10 +90,10 @@ class HyperConnection(Residual):
 
 
 SINKHORN_ROUNDS = 20
-"""Of Sinkhorn's iteration (table 5 of the paper)."""
+"""SINKHORN_ROUNDS is the length of Sinkhorn's iteration (table 5 of Xie et al. 2025)."""
 
 
-class ManifoldConnection(Residual):
+class ManifoldConnection(_StreamConnection):
     """H' = R H + p^T dropout(f(LN(q H))) with q, p and R made from the streams themselves: Xie et al. 2025 (mHC).
 
     For n streams H [..., n, d_model], x = RMSNorm(vec H) over all channels, and [c_q, c_p, c_R] = s (x W) + b with a
@@ -99,12 +109,6 @@ class ManifoldConnection(Residual):
     and b such that connection k reads stream k mod n, writes to all, and mixes none (to 3 digits), as hyper-connections
     start; that they read different streams tells these apart. `normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the
     port of DeepSeek's model to transformers. All of it is computed in fp32.
-
-    q is needed before the sub-layer and p and R after it, so each is computed from H when it is needed.
-
-    Args:
-        number: k of this connection, from 0, counted over the sub-layers of the stack.
-        options: see ResidualOptions; n is `streams`.
     """
 
     permutations: Tensor | None
@@ -130,29 +134,13 @@ class ManifoldConnection(Residual):
                 # A sum of n! - 1 small weights: the identity needs a larger lead the more permutations there are.
                 mix.copy_(torch.where(kept, 8.0 + math.log(max(1.0, mixed / n)), -8.0))
 
-    def enter(self, x: Tensor) -> Tensor:
-        """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
-        return super().enter((self.reading(x)[..., None] * x).sum(-2).to(x.dtype))
-
-    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
-        """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
-        return self.join_as(x, x, fx)
-
-    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
-        """Join them by the weights that the streams `seen` give."""
-        write, mix = self.writing(seen)
-        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
-        with torch.autocast(x.device.type, enabled=False):
-            mixed = mix.to(x.dtype) @ x
-        return mixed + write[..., None].to(x.dtype) * self.dropout(fx)[..., None, :]
-
     def reading(self, x: Tensor) -> Tensor:
-        """Return q [..., n] for the streams `x` [..., n, d_model]."""
+        """Return q, [..., n]."""
         (read,) = self._logits(x, slice(0, 1))
         return torch.sigmoid(read)
 
     def writing(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p [..., n] and R [..., n, n] for the streams `x` [..., n, d_model]."""
+        """Return p, [..., n], and R, [..., n, n]."""
         write, mix = self._logits(x, slice(1, 3))
         with torch.autocast(x.device.type, enabled=False):  # or the mean of permutations would be in a half type
             return 2 * torch.sigmoid(write), self._mixing(mix)
@@ -179,18 +167,16 @@ class ManifoldConnection(Residual):
         return mix.exp()
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of each parameter that the module holds itself."""
-        for name, values in self.named_parameters(recurse=False):
-            drawn = name == "weight" and self.start == "normal"
-            yield Slot(values, Role.STREAM_MAP if drawn else Role.WIRING, name)
+        """Yield the role of every parameter that is its own; W is drawn if it does not start at 0."""
+        roles = {"weight": Role.STREAM_MAP if self.start == "normal" else Role.WIRING}
+        return table_slots(self, {**roles, "bias": Role.WIRING, "scale": Role.WIRING})
 
 
 class SiameseConnection(Residual):
     """x' = N_x(x) + z / c and y' = y + z with z = dropout(f(N_in(N_x(x) + N_y(y)))): Li et al. 2026 (SiameseNorm).
 
     Two streams H = (x, y): x is normalised at every sub-layer, as in post-norm, y never, as in pre-norm, and one branch
-    feeds both. c = sqrt(s l) in layer l, from 1, with s sub-layers each: the authors' code, whose layers have two; the
-    count for cross-attention is ours. A stack ends with SiameseEnd, then a norm.
+    feeds both; `factor` is 1 / c. A stack ends with SiameseEnd, then a norm.
     """
 
     factor: Tensor
@@ -214,17 +200,16 @@ class SiameseConnection(Residual):
 
 
 class SiameseEnd(nn.Module):
-    """N_x(x) + N_y(y) for the two streams of SiameseConnection."""
+    """N_x(x) + N_y(y), [..., d_model], for the two streams [..., 2, d_model] of SiameseConnection."""
 
     def __init__(self, norm: Callable[[], nn.Module]) -> None:
         super().__init__()
         self.x_norm, self.y_norm = norm(), norm()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., d_model] for the streams `x` [..., 2, d_model]."""
+        """Return one stream for the two."""
         post, pre = x.unbind(-2)
-        merged: Tensor = self.x_norm(post) + self.y_norm(pre)
-        return merged
+        return self.x_norm(post) + self.y_norm(pre)
 
 
 def post_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
@@ -293,7 +278,7 @@ def keel(position: SublayerPosition, options: ResidualOptions) -> Residual:
         options.dropout(),
         in_norm=options.norm(),
         out_norm=None if first and position.sublayer == 0 else options.norm(),
-        skip=None if first else float(position.branches),
+        skip=None if first else float(position.sublayers * position.layers),
     )
 
 
@@ -357,7 +342,7 @@ def b2t(position: SublayerPosition, options: ResidualOptions) -> Residual:
     The input of a layer thus bypasses all of the layer's norms but the last. The released code also multiplies initial
     weights by 1/sqrt(layers of the stack); here initialisation is a choice by itself.
     """
-    return Residual(options.dropout(), out_norm=options.norm(), bypass=position.last)
+    return Residual(options.dropout(), out_norm=options.norm(), bypass=position.sublayer == position.sublayers - 1)
 
 
 def no_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
@@ -368,30 +353,24 @@ def no_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
 def fixup(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + m f(x), a scalar m [1] from 1: Zhang, Dauphin and Ma 2019, section 3, rule 3.
 
-    The other rules are shifts for biases (ziggurat.model.residual.base) and branches that start at 0
-    (ziggurat.model.init).
+    The other rules are shifts for biases (ShiftedLinear) and branches that start at 0 (ziggurat.model.init).
     """
     return Residual(options.dropout(), branch=nn.Parameter(torch.ones(1)))
 
 
 def hyper(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """n streams H: f reads LN(A_m' H), then H becomes A_r' H + B f: Zhu et al. 2024, equations 2 to 5.
-
-    Connection k = 0, 1, ... of its stack, counted over sub-layers, begins by reading stream k mod n (section 2.3). The
-    paper leaves open if k begins at 0 or 1, which only orders the streams, and if the initial factor sqrt(n) of output
-    matrices (section 4) enlarges or shrinks them: there is none here.
-    """
-    return HyperConnection((position.layer - 1) * position.sublayers + position.sublayer, options)
+    """Hyper-connections: see HyperConnection."""
+    return HyperConnection(position.number, options)
 
 
 def manifold_hyper(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """H becomes R H + p f(LN(q H)), with R doubly stochastic and all three made from H: Xie et al. 2025 (mHC)."""
-    return ManifoldConnection((position.layer - 1) * position.sublayers + position.sublayer, options)
+    """Manifold-constrained hyper-connections: see ManifoldConnection."""
+    return ManifoldConnection(position.number, options)
 
 
 def siamese(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """x becomes N(x) + z/c and y becomes y + z, with z = f(N(N(x) + N(y))): Li et al. 2026 (SiameseNorm).
+    """SiameseNorm: see SiameseConnection. c = sqrt(s l) in layer l of s sub-layers, as in the authors' code.
 
-    c = sqrt(s l) in layer l of s sub-layers. A stack ends with N(N(x) + N(y)).
+    Its layers have two sub-layers; the count for cross-attention is ours.
     """
     return SiameseConnection(1 / math.sqrt(position.sublayers * position.layer), options)
