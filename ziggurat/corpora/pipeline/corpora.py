@@ -15,7 +15,7 @@ from ziggurat.config.languages import main_language
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText, TestSetConfig
 from ziggurat.corpora.pipeline.context import PipelineContext, Progress, slug, write_side, write_sides
 from ziggurat.corpora.pipeline.step import Step, StepSettings, settings_of, write_document
-from ziggurat.corpora.synthesis.lines import Line, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, readable_lines, text_files
 from ziggurat.data.cleaning.filters import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.inputs import Origin, read_origin
@@ -257,7 +257,7 @@ class MonolingualStep(Step):
     def inputs(self) -> dict[str, list[Path]]:
         """Return the files of text."""
         entries = [(side, n, entry.path) for side, found in self._sides.items() for n, entry in enumerate(found)]
-        return {(key := f"monolingual.{side}.{n}.path"): find_files(path, key) for side, n, path in entries if path}
+        return {(key := f"monolingual.{side}.{n}.path"): text_files([path], key) for side, n, path in entries if path}
 
     def work(self, folder: Path) -> None:
         """Write the text of each language."""
@@ -314,7 +314,7 @@ class _Lines:
 
     def _files(self, entry: MonolingualText, key: str) -> list[Path]:
         if entry.path is not None:
-            return find_files(entry.path, f"{key}.path")
+            return text_files([entry.path], f"{key}.path")
         assert entry.fetch is not None
         return fetched_files(self._context, entry.fetch, [self._language], key)
 

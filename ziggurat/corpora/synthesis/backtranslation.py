@@ -26,13 +26,13 @@ from ziggurat.config.pipeline_models import Method
 from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.tasks import ModelChoice, opened
-from ziggurat.corpora.synthesis.lines import Line, PairFilter, count_lines, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, PairFilter, count_lines, readable_lines, text_files
 from ziggurat.data.inputs import named_language
 from ziggurat.data.lines import normalise
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.files import atomic_file, find_files, write_atomically
+from ziggurat.system.files import atomic_file, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded
 from ziggurat.translate.options import TextTranslator
 from ziggurat.translate.results import Translation, TranslationWarning
@@ -107,13 +107,13 @@ class BackTranslationJob:
 
     @property
     def files(self) -> list[Path]:
-        """The input files, in order. Raises DataError where there is none."""
-        return [path for pattern in self.inputs for path in find_files(pattern, "--input")]
+        """The input files, in order. Raises DataError where there is none, or one holds records."""
+        return text_files(self.inputs, "--input")
 
     @property
     def reference_files(self) -> list[Path]:
-        """The files of references, in order. Raises DataError where one is missing."""
-        return [path for pattern in self.references for path in find_files(pattern, "--reference")]
+        """The files of references, in order. Raises DataError as `files`."""
+        return text_files(self.references, "--reference")
 
     @property
     def choice(self) -> ModelChoice:

@@ -24,10 +24,9 @@ from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, f
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.tasks import ModelChoice, opened
 from ziggurat.corpora.synthesis.backtranslation import Report, content_of, merged, rows_of, write_corpus
-from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines, text_files
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.files import find_files
 
 _KEEP = 0.95
 """Share of the pairs that is kept."""
@@ -70,11 +69,8 @@ class FilterJob:
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
-        """The files of both sides, in order. Raises DataError where one is missing."""
-        return (
-            [path for pattern in self.sources for path in find_files(pattern, "--source")],
-            [path for pattern in self.targets for path in find_files(pattern, "--target")],
-        )
+        """The files of both sides, in order. Raises DataError where one is missing or holds records."""
+        return text_files(self.sources, "--source"), text_files(self.targets, "--target")
 
 
 class _Pair(NamedTuple):

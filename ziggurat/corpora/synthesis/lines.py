@@ -14,9 +14,10 @@ from typing import Literal
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
-from ziggurat.data.lines import is_blank, normalise
+from ziggurat.data.lines import is_blank, normalise, refuse_records
 from ziggurat.system.compressed import byte_blocks
 from ziggurat.system.errors import DataError
+from ziggurat.system.files import find_files
 
 Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy", "cross_entropy"]
 """Reason why a line gives no pair:
@@ -125,6 +126,14 @@ class Line:
     def reference(self) -> str:
         """The text of its translation; "" where there is none, or none that can be read."""
         return "" if self.translation is None else self.translation.text
+
+
+def text_files(patterns: Sequence[str], option: str) -> list[Path]:
+    """Return the text files that paths or globs name, in order. Raises DataError for none, and for records."""
+    found = [path for pattern in patterns for path in find_files(pattern, option)]
+    for path in found:
+        refuse_records(path, option)
+    return found
 
 
 def raw_lines(path: Path) -> Iterator[bytes | None]:
