@@ -185,10 +185,6 @@ class CorpusConfig(Section):
             raise ConfigError.of("alignment_column", "needs `alignment`, the file that has this column")
         if self.columns and len(self.columns) != 2:
             raise ConfigError.of("columns", "needs two entries: the source column and the target column")
-        return self
-
-    @model_validator(mode="after")
-    def _rows_of_one_file(self) -> Self:
         if self.row_columns is not None:
             if self.scores or self.alignment not in (None, self.path):
                 raise ConfigError.of(
@@ -265,6 +261,15 @@ class SubwordConfig(Section):
     """`vocabulary`: the same for the target side; default: the source vocabulary."""
     regularisation: RegularisationConfig | None = None
     """Sample new segmentations in every epoch; null: always the best one."""
+
+    @property
+    def separate(self) -> bool:
+        """True if the sides have a vocabulary each; equal paths of both sides mean one for both."""
+        if self.kind == "existing":
+            return self.target_model not in (None, self.source_model)
+        if self.kind == "vocabulary":
+            return self.target_vocabulary not in (None, self.source_vocabulary)
+        return not self.joint
 
     @model_validator(mode="after")
     def _files_present(self) -> Self:

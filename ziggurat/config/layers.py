@@ -120,7 +120,6 @@ def layers_left(config: ModelConfig, stack: str, left_out: LeftOut) -> list[int]
 
 
 def _ranges(section: StackConfig, left: list[int]) -> list[dict[str, object]]:
-    """Return `ranges` for the layers with the numbers `left`."""
     ranges: list[dict[str, object]] = []
     first = 1
     for part in section.ranges:
@@ -222,7 +221,6 @@ def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[Problem]:
 
 
 def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Yield why what is left could not be trained."""
     trained = {
         stack: [n for n in range(1, section.layers + 1) if not frozen.has(stack, n)]
         for stack, section in (("encoder", model.encoder), ("decoder", model.decoder))

@@ -198,7 +198,6 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
 
 
 def _entries(count: int) -> str:
-    """Return the number of a list's entries, in words, and how to address them."""
     if count == 0:
         return "has no entries"
     if count == 1:
@@ -354,6 +353,5 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
 
 
 def _is_key(path: Sequence[str | int], root: type[BaseModel]) -> bool:
-    """Return True if a path leads to a key of `root`."""
     section = _section_at(path[:-1], root)
     return section is not None and path[-1] in section.model_fields

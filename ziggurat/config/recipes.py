@@ -53,15 +53,12 @@ class SmallCorpus(NamedTuple):
 
 @dataclass(frozen=True)
 class Rule:
-    """One change of a recipe.
-
-    Attributes:
-        reason: what is changed, to what and why, in a sentence or two.
-        change: changes a configuration in place, where it has what to change.
-    """
+    """One change of a recipe."""
 
     reason: str
+    """What is changed, to what and why, in a sentence or two."""
     change: Callable[[dict[str, Any]], None]
+    """Changes a configuration in place, where it has what to change."""
 
 
 def _sizes(content: dict[str, Any]) -> None:

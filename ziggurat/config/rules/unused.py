@@ -66,13 +66,11 @@ def _heeded_in(init: InitConfig) -> set[str]:
 
 
 def _unsaid_d_ff(model: ModelConfig) -> set[int]:
-    """Return the values of `d_ff` that nobody wrote: the default, and that of the preset."""
     presets = [PRESETS[model.preset]] if model.preset else []
     return {ModelConfig.model_fields["d_ff"].default, *(preset["d_ff"] for preset in presets)}
 
 
 def _heeded(model: ModelConfig) -> set[str]:
-    """Return the conditional keys that mean something beside the choices of `model`."""
     heeded = {option for facts in _chosen(model) for option in facts.options}
     if model.embedding.positions == "learned":
         heeded.add("embedding.max_positions")
@@ -93,7 +91,6 @@ def _heeded(model: ModelConfig) -> set[str]:
 
 
 def _chosen(model: ModelConfig) -> Iterator[Facts]:
-    """Yield the rows of the kinds that `model` has."""
     for residual in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
         yield RESIDUALS[residual]
     for stack in (model.encoder, model.decoder):

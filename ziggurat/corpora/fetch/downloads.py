@@ -151,7 +151,6 @@ class Downloads:
         return "it was removed: run this again to fetch it anew"
 
     def _folders(self) -> list[Path]:
-        """Return the mirrors that are folders."""
         return [Path(mirror).expanduser() for mirror in self.mirrors if not _is_address(mirror)]
 
     def _mirrored(self, place: str) -> list[str]:

@@ -218,7 +218,6 @@ def clean(text: str) -> str:
 
 
 def _text(files: Sequence[Path]) -> Iterator[Block]:
-    """Yield lines of one file, or line i of one with line i of the other."""
     if len(files) == 1:
         for lines in _lines(files[0]):
             yield (lines,)

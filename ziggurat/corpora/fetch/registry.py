@@ -189,7 +189,6 @@ def _ordered(entry: RegistryEntry, first: str, second: str) -> str:
 
 
 def _language(code: str) -> str:
-    """Return the language of a code without script and region: `zh` for `zho_Hans`."""
     start = code.partition("_")[0].lower()
     return _INDIVIDUAL.get(start) or main_language(start)
 
@@ -352,7 +351,6 @@ def _check(path: Path, name: str, entry: RegistryEntry) -> None:
 
 
 def _swapped(name: str) -> str:
-    """Return a name with its two languages exchanged."""
     head, slash, pair = name.rpartition("/")
     first, hyphen, second = pair.partition("-")
     return f"{head}{slash}{second}-{first}" if hyphen and "-" not in second else name
@@ -378,7 +376,6 @@ def _match(pattern: str, entry: RegistryEntry, name: str) -> dict[str, str] | No
 
 
 def _filled(name: str, entry: RegistryEntry, values: Mapping[str, str]) -> RegisteredCorpus:
-    """Return the corpus of an entry with the parts of its name filled in."""
     filled = {
         "name": name,
         "title": _fill(entry.title, values),
@@ -391,5 +388,4 @@ def _filled(name: str, entry: RegistryEntry, values: Mapping[str, str]) -> Regis
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with the parts in braces filled in of which there are values."""
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)

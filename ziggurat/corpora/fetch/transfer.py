@@ -426,7 +426,6 @@ def _version(headers: Message) -> str:
 
 
 def _natural(text: str | None) -> int | None:
-    """Return a header's number; None where there is none."""
     return int(text) if text is not None and re.fullmatch(r"\d{1,18}", text.strip()) else None
 
 

@@ -322,8 +322,6 @@ def _knock(address: str) -> None:
 
 
 class _Actor:
-    """A worker of a cluster."""
-
     def __init__(self, folder: str) -> None:
         os.chdir(folder)
 

@@ -204,7 +204,6 @@ class _Parts:
 
 
 def _encode(learned: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
-    """Encode a shard."""
     config, encoder, aligner = _opened(learned, shard.items[0].split)
     seen, blocks = Comparisons(config), list[EncodedBlock]()
     for item in shard.items:

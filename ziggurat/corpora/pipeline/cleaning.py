@@ -207,7 +207,6 @@ class CleanStep(Step):
         return sets + [(f"test set {test.name}", sides("sets", "test", test.name)) for test in tests]
 
     def _data(self, train: list[CorpusConfig]) -> DataConfig:
-        """Return the section `data` that these corpora are cleaned by."""
         # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
         sets = [CorpusConfig(name=name, source=str(files[0]), target=str(files[1])) for name, files in self._sets()]
         return DataConfig(
@@ -299,8 +298,6 @@ def _report(corpus: Corpus) -> dict[str, Any]:
 
 
 class _Task(NamedTuple):
-    """A block of a training corpus."""
-
     corpus: int
     lines: PairBlock
     unwanted: NDArray[np.bool_] | None
@@ -326,12 +323,10 @@ def _block_cleaning(
 
 
 def _workers(pairs: int) -> int:
-    """Return the number of processes that clean so many pairs."""
     return max(1, min(usable_cpus(), pairs // _PAIRS_OF_WORKER, _MOST_WORKERS))
 
 
 def _clean(folder: Path, task: _Task) -> CleanedBlock:
-    """Clean a block in a worker."""
     return _opened(folder).cleaned(*task)[0]
 
 
@@ -349,11 +344,9 @@ def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
 
 
 def _reasons(corpus: Corpus) -> str:
-    """Return the counts of dropped pairs by reason, the most frequent one first, as text."""
     return ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
 
 
 def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
-    """Yield the pairs of two text files."""
     corpus = CorpusConfig(source=str(files[0]), target=str(files[1]), format="text")
     yield from CorpusReader.of(corpus, "clean", ("", "")).blocks()

@@ -42,17 +42,13 @@ _COUNTED = 1 << 28  # bytes of a file that is still counted
 
 
 class LineCount(NamedTuple):
-    """A number of lines or pairs.
-
-    Attributes:
-        number: the number.
-        most: whether it is a bound: text that is still to be cleaned or translated.
-        rough: whether it is estimated by the size of a file.
-    """
+    """A number of lines or pairs."""
 
     number: int
     most: bool = False
+    """Whether it is a bound: text that is still to be cleaned or translated."""
     rough: bool = False
+    """Whether it is estimated by the size of a file."""
 
     def __str__(self) -> str:
         """Return it in words: `at most 1,000`."""
@@ -156,7 +152,6 @@ def lines_of(files: Iterable[Path]) -> LineCount | None:
 
 @lru_cache
 def _counted(path: Path, size: int, modified: int) -> int:
-    """Return the line ends of a file; several steps ask for the same one, which may be large."""
     count = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -165,7 +160,6 @@ def _counted(path: Path, size: int, modified: int) -> int:
 
 
 def _rows_of(path: Path) -> LineCount | None:
-    """Return the rows of a Parquet file; None where it cannot be read as it is."""
     try:
         return LineCount(pq.read_metadata(path).num_rows)
     except (OSError, pa.ArrowException):
@@ -173,7 +167,6 @@ def _rows_of(path: Path) -> LineCount | None:
 
 
 def _sum(parts: Sequence[LineCount | None]) -> LineCount | None:
-    """Return all of them together; None where one is not known."""
     known = [lines for lines in parts if lines is not None]
     if len(known) < len(parts):
         return None
@@ -236,7 +229,6 @@ class Costs:
         return self._known[name]
 
     def _experiment(self, name: ModelName) -> tuple[Experiment, Path | None]:
-        """Return the experiment of a model, and the folder of one that is there already."""
         from ziggurat.model.directory import locate_weights, weights_experiment
 
         if name not in self._existing:

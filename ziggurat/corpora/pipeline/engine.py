@@ -53,17 +53,14 @@ from ziggurat.system.terminal import duration
 
 @dataclass(frozen=True)
 class Selection:
-    """The steps of a call.
-
-    Attributes:
-        first: name of the first; None: the first of all. Results of the steps before it are taken as they stand.
-        last: name of the last; None: the last of all.
-        forced: names of steps to be done again although they are done.
-    """
+    """The steps of a call."""
 
     first: str | None = None
+    """Name of the first; None: the first of all. Results of the steps before it are taken as they stand."""
     last: str | None = None
+    """Name of the last; None: the last of all."""
     forced: frozenset[str] = frozenset()
+    """Names of steps to be done again although they are done."""
 
     def numbers(self, steps: Sequence[Step]) -> range:
         """Return the numbers of the chosen steps. Raises ConfigError for a step that is none of `steps`."""
@@ -108,7 +105,6 @@ def _refuse_foreign(folder: Path, steps: Collection[str]) -> None:
 
 
 def _made_here(folder: Path) -> bool:
-    """Return whether a pipeline made the folder of a step."""
     if not folder.is_dir() or folder.is_symlink():
         return False
     return (folder / BEGUN).is_file() or all(TEMPORARY.fullmatch(path.name) is not None for path in folder.iterdir())
@@ -122,17 +118,13 @@ _BUSY = "another pipeline, or a part of a step, is at work here; wait for it to 
 
 @dataclass(frozen=True)
 class PipelineEnd:
-    """The end of a call.
-
-    Attributes:
-        done: names of the steps that were done, in order.
-        stopped: the step at which a signal stopped it; None: it reached its end.
-        signal: number of that signal.
-    """
+    """The end of a call."""
 
     done: tuple[str, ...]
     stopped: str | None = None
+    """The step at which a signal stopped it; None: it reached its end."""
     signal: int | None = None
+    """Number of that signal."""
 
 
 class Pipeline:
@@ -276,7 +268,6 @@ class Pipeline:
         return status("done", "up to date")
 
     def _damage(self, folder: Path, manifest: StepManifest) -> str | None:
-        """Return which of its outputs is not what the manifest says; None: all are."""
         for name, entry in manifest.outputs.items():
             path = folder / name
             if not path.is_file():

@@ -65,25 +65,18 @@ _ROUNDS = 2  # of a measurement of speed; the faster one counts
 
 @dataclass(frozen=True)
 class _System:
-    """A system to be evaluated.
-
-    Attributes:
-        name: in the report.
-        folder: run, model directory, or export.
-        after: the dependence on it.
-        served: CTranslate2 translates.
-        settings: decoding settings that replace those of the model.
-    """
+    """A system to be evaluated."""
 
     name: str
     folder: Path
     after: dict[str, list[str]]
     served: bool = False
+    """CTranslate2 translates."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Decoding settings that replace those of the model."""
 
 
 def _systems(context: PipelineContext, how: EvaluationConfig) -> list[_System]:
-    """Return the systems of a pipeline, the teacher first."""
     found = []
     if context.config.teacher is not None:
         found.append(_System("teacher", context.model("teacher"), of_model(context, "teacher")))
@@ -276,7 +269,6 @@ def _speed_file(system: _System) -> str:
 
 
 def _bytes_of(system: _System) -> int:
-    """Return the size of a system's weights."""
     if system.served:
         files = [path for path in system.folder.iterdir() if path.suffix == ".bin"]
     else:
@@ -333,7 +325,6 @@ class ReportStep(Step):
 
 
 def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> PipelineSummary:
-    """Return the content of the report, from what the other steps left."""
     steps = []
     for step in others:
         manifest, spent = read_manifest(context.at(step.name)), times.of(step.name)
@@ -367,7 +358,6 @@ def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> 
 
 
 def _notices(context: PipelineContext, steps: set[str]) -> list[str]:
-    """Return the warnings of the steps on what they read and made."""
     files = [context.at("clean", "report.json")]
     files += [context.at(step, NOTICES) for step in ("backtranslate", *DISTILLED, "evaluate") if step in steps]
     return [notice for file in files for notice in (read_document(file) or {}).get("notices", [])]
@@ -435,7 +425,6 @@ def _speed(context: PipelineContext, systems: Sequence[str]) -> list[SpeedRow]:
 
 
 def _export(context: PipelineContext, to: str) -> dict[str, Any]:
-    """Return what an export was verified by."""
     folder = context.at(f"export-{to}", to)
     report = read_document(folder / "export.json") or {}
     verified, quantized = report.get("verification", {}), report.get("quantized", {})

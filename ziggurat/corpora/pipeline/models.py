@@ -216,7 +216,6 @@ def shipped(context: PipelineContext) -> list[str]:
 
 
 def _of_dev(context: PipelineContext) -> tuple[Path, dict[str, list[str]]]:
-    """Return the source side of a development set, and the dependence on it."""
     if context.config.bitext.dev:
         return context.sides("sets", "dev", "0")[0], {"sets": [f"dev/0.{context.languages[0]}"]}
     return context.sides("clean", "held-out", "dev")[0], {"clean": [f"held-out/dev.{context.languages[0]}"]}

@@ -68,11 +68,7 @@ _OF_RESULT = set(TranslationConfig.model_fields) - {"workers", *_OF_MACHINE}
 
 
 class _ModelStep(Step):
-    """A step that makes a corpus with a model, in workers that each open it.
-
-    Attributes:
-        model: the model.
-    """
+    """A step that makes a corpus with a model, in workers that each open it."""
 
     outputs = _CORPUS
     is_job = True
@@ -106,23 +102,19 @@ class _ModelStep(Step):
         return {}
 
     def _work(self, noun: str) -> Work:
-        """Return this call's share of the job, which reports its progress in `noun`s."""
         config, progress = self._config, Progress(self._context.say, noun)
         return self._context.execution.work(config.workers, config.threads, config.device, progress.show)
 
 
 class _TranslationStep(_ModelStep):
-    """A step that makes a synthetic corpus.
-
-    Attributes:
-        section: its section in the pipeline's file.
-        verb: what it does with text, for the title.
-        text: the step that makes the text, and the pattern of its files.
-    """
+    """A step that makes a synthetic corpus."""
 
     section: ClassVar[str]
+    """Its section in the pipeline's file."""
     verb: ClassVar[str] = "translates"
+    """What it does with text, for the title."""
     text: ClassVar[tuple[str, str]]
+    """The step that makes the text, and the pattern of its files."""
     _config: TranslationConfig
 
     def __init__(self, context: PipelineContext, config: TranslationConfig, costs: Costs) -> None:
@@ -134,7 +126,6 @@ class _TranslationStep(_ModelStep):
         self.after = {step: [files], **of_model(context, self.model)}
 
     def _texts(self) -> list[Path]:
-        """Return the files of text to translate."""
         return [self._context.at(*self.text)]
 
     def _references(self) -> list[Path]:
@@ -357,7 +348,6 @@ class AlignStep(Step):
 
 
 def _write_links(folder: Path, readers: list[CorpusReader], shards: Iterator[bytes]) -> None:
-    """Write the links of all pairs, one file for each corpus."""
     links = (line for content in shards for line in content.decode().splitlines())
     for reader in readers:
         found = (list(islice(links, len(source))) for source, _ in reader.blocks())

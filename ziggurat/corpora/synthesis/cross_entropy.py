@@ -142,7 +142,6 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
 
 
 def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
-    """Find the threshold, then write the pairs that reach it."""
     manifests = list(complete_shards(plan, files))
     every = (float(row[0]) for manifest in manifests for row in rows_of(files.read(manifest)))
     scores = np.fromiter(every, np.float64, sum(manifest.kept for manifest in manifests))

@@ -64,16 +64,13 @@ class PairFilter:
 
     The longer side may have `max_ratio` times the pieces of the shorter one and `ratio_slack` more. The ratio alone is
     a rule for long sentences: a true translation of four pieces by seven breaks it.
-
-    Attributes:
-        max_pieces: most subword pieces of either side, by the tokenizers of the model that translated.
-        max_ratio: largest ratio of the sides' pieces.
-        ratio_slack: pieces that the longer side may have beyond that.
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250
+    """Most subword pieces of either side, by the tokenizers of the model that translated."""
     max_ratio: float = MAX_RATIO
     ratio_slack: int = RATIO_SLACK
+    """Pieces that the longer side may have beyond that."""
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
         """Return the first reason, in this order, to drop the pair, or None."""
