@@ -185,6 +185,10 @@ class CorpusConfig(Section):
             raise ConfigError.of("alignment_column", "needs `alignment`, the file that has this column")
         if self.columns and len(self.columns) != 2:
             raise ConfigError.of("columns", "needs two entries: the source column and the target column")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_one_file(self) -> Self:
         if self.row_columns is not None:
             if self.scores or self.alignment not in (None, self.path):
                 raise ConfigError.of(

@@ -79,8 +79,7 @@ def fix_plan(
         settings: everything that the result depends on, as JSON can represent it without loss.
         watch: watch over the inputs, whose fingerprints the settings have from it.
         shard_lines: lines of a shard.
-        count: returns the number of lines, at least one; called where the folder is new. It takes a pass over the
-            input, which the plan saves: the fingerprints in the settings say that the input is the same.
+        count: returns the number of lines, at least one, by a pass over the input; called where the folder is new.
 
     Raises DataError for a folder with another plan, or with other things; what `count` raises.
     """

@@ -58,14 +58,10 @@ def cut(
     start: int = 0,
     weight: Callable[[Item], int] = lambda item: 1,
 ) -> Iterator[Shard[Item]]:
-    """Yield, in order, the shards whose number is `wanted`.
+    """Yield, in order, the shards whose number, from `start`, is `wanted`.
 
-    Args:
-        items: all items: those of other shards are read too, since only reading finds their ends, but not kept.
-        size: a shard ends with the item that brings it to this weight; the last one may weigh less.
-        wanted: whether the shard with this number is to be kept.
-        start: number of the first shard.
-        weight: weight of an item.
+    A shard ends with the item that brings it to the weight `size`; the last one may weigh less. Items of other shards
+    are read too, since only reading finds their ends, but not kept.
     """
     index, first, filled, held = start, 0, 0, list[Item]()
     take = wanted(index)
@@ -106,13 +102,8 @@ class Manifest:
 class StageFiles:
     """Files of one stage: `<shard>.<ending>`, and its manifest `<shard>.json`, which is written last.
 
-    A shard is complete if its manifest exists and is of the same plan, and the file has the size in the manifest.
-
-    Args:
-        folder: folder of the job.
-        stage: name of the stage, and of its folder in there.
-        plan: fingerprint of the plan.
-        ending: ending of the files' names.
+    A shard is complete if its manifest exists and is of the same plan (by its fingerprint), and the file has the size
+    in the manifest. They lie in the folder `stage` of the job's.
     """
 
     def __init__(self, folder: Path, stage: str, plan: str, ending: str = "tsv") -> None:
@@ -222,8 +213,7 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
     actors than there is room for wait for nodes to come, or for other work to end.
 
     Args:
-        address: address of the cluster, as `ray.init` takes it: `auto`, `local` (a new one, on this machine),
-            `HOST:PORT`.
+        address: as `ray.init` takes it: `auto`, `local` (a new cluster, on this machine), `HOST:PORT`.
         workers: number of actors; None: as many as the nodes can hold when nothing else is at work on them.
         cpus: CPU cores that each actor takes.
         gpus: GPUs that each actor takes.

@@ -58,17 +58,9 @@ def prepare_job(
     progress: Progress = lambda phase, done, total: None,
     shard_pairs: int = SHARD_PAIRS,
 ) -> JobOutcome[PrepareReport]:
-    """Do what `work` says of preparing `config`; see ziggurat.data.prepare.prepare.
+    """Do what `work` says of preparing `config` in the folder of a job; see ziggurat.data.prepare.prepare.
 
-    Args:
-        config: the `data` section.
-        folder: folder of the job.
-        work: how this call works.
-        force: replace a store of other settings or inputs, or a damaged one.
-        progress: called with (phase, done, total or None).
-        shard_pairs: least pairs of a shard.
-
-    Raises as `prepare` and ziggurat.corpora.jobs.job.run_job.
+    `progress` is called with (phase, done, total or None). Raises as `prepare` and ziggurat.corpora.jobs.job.run_job.
     """
     inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()

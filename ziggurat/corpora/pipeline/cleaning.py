@@ -48,9 +48,6 @@ class HeldOutPairs:
     """The pairs that are held out: a random choice that depends on nothing but the pairs.
 
     Case, punctuation and blanks do not count: a pair that differs from another in nothing else is the same one.
-
-    Args:
-        sizes: how many for development and for test.
     """
 
     def __init__(self, sizes: HoldOutConfig) -> None:

@@ -283,12 +283,7 @@ class Corpora:
 
 
 class Progress:
-    """Messages on how far a step is, one every few seconds.
-
-    Args:
-        say: takes them.
-        noun: what is counted.
-    """
+    """Messages on how far a step is, one every few seconds; `noun` is what is counted."""
 
     def __init__(self, say: Say, noun: str = "lines") -> None:
         self._say, self._noun = say, noun

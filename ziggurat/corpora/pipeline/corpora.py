@@ -276,14 +276,7 @@ class MonolingualStep(Step):
 
 
 class _Lines:
-    """The lines of one language that are kept, and counts of those that are not.
-
-    Args:
-        context: of the pipeline.
-        side: `source` or `target`.
-        entries: where they come from.
-        known: files with the lines of development and test sets, which are left out.
-    """
+    """The lines of one language that are kept, none of those in the files `known`, and counts of the others."""
 
     def __init__(
         self, context: PipelineContext, side: str, entries: Sequence[MonolingualText], known: Sequence[Path]

@@ -56,11 +56,7 @@ class LineCount(NamedTuple):
 
 
 class CorpusSizes:
-    """Numbers of lines that steps work on; None where nothing is known, as of a corpus that is not fetched yet.
-
-    Args:
-        context: of the pipeline.
-    """
+    """Numbers of lines that steps work on; None where nothing is known, as of a corpus that is not fetched yet."""
 
     def __init__(self, context: PipelineContext) -> None:
         self._context = context

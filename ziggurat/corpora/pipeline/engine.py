@@ -128,12 +128,7 @@ class PipelineEnd:
 
 
 class Pipeline:
-    """Steps in their order, and the folder of their results.
-
-    Args:
-        folder: the folder.
-        steps: each after those that it depends on.
-    """
+    """Steps in their order, each after those that it depends on, and the folder of their results."""
 
     def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
         names = [step.name for step in steps]
@@ -174,10 +169,6 @@ class Pipeline:
 
     def run(self, selection: Selection | None = None, say: Callable[[str], object] = lambda text: None) -> PipelineEnd:
         """Do what is to be done of the chosen steps, in order; what was interrupted goes on.
-
-        Args:
-            selection: None: all steps.
-            say: takes messages.
 
         Raises ConfigError for an unknown step. DataError: another process is at work in the folder, files are missing,
             something of others is in a step's place. And what the steps raise; what is done then stays done.

@@ -288,13 +288,7 @@ def _translated(translator: TextTranslator, texts: Sequence[str]) -> list[str]:
 
 
 class ReportStep(Step):
-    """The last step: the report on all others, as a page and as JSON.
-
-    Args:
-        context: the pipeline's.
-        others: all steps before it.
-        times: the file with their times.
-    """
+    """The last step: the report on all others, as a page and as JSON; `times` is the file with their times."""
 
     name, title = "report", "reports on all of it"
     settings = MappingProxyType({})

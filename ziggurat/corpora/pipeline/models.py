@@ -168,10 +168,7 @@ def shortlists(
 ) -> dict[str, list[Path]]:
     """Return the files from outside that models translate with, by key; also of models that are there already.
 
-    Args:
-        context: the pipeline's.
-        names: the models.
-        changes: keys of the `decoding` section that replace the models' own; `Step.check` checks them.
+    `changes` replace keys of the models' own `decoding`; `Step.check` checks them.
 
     Raises CheckpointError where a model is missing that should be there already, DataError for a missing file.
     """

@@ -33,10 +33,8 @@ _SETTLED_NS = 2_000_000_000
 class Fingerprints:
     """Fingerprints by path; of a file of the same size, inode and times of change it is not computed again.
 
-    No program can set the time of an inode's last change (ctime), so new content is always noticed.
-
-    Args:
-        memory: file to remember them in.
+    No program can set the time of an inode's last change (ctime), so new content is always noticed. They are remembered
+    in the file `memory`.
     """
 
     def __init__(self, memory: Path) -> None:
@@ -182,11 +180,7 @@ class Spent:
 
 
 class Times:
-    """The times of all steps.
-
-    Args:
-        path: the file; a damaged one counts as empty.
-    """
+    """The times of all steps, kept in a file; a damaged one counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

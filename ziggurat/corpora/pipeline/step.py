@@ -117,12 +117,7 @@ class Step(ABC):
 
 
 class StepSettings(dict[str, Any]):
-    """All settings by key, and which of them are not the default.
-
-    Args:
-        content: all of them.
-        given: those that are not the default.
-    """
+    """All settings by key, and in `given` those that are not the default."""
 
     def __init__(self, content: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         super().__init__(content)

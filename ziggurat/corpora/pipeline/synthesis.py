@@ -365,12 +365,8 @@ def drop_warning(
 ) -> str | None:
     """Return what to say of a corpus where many lines gave no pair; None where that is not so.
 
-    Args:
-        report: of the corpus.
-        filters: what its pairs were dropped by.
-        section: the section of the pipeline's file that has them.
-        bitext: files of both sides of human pairs, those of the language that was translated first.
-        vocabularies: folder with the vocabularies of the model that translated.
+    `section` of the pipeline's file has the filters. Human pairs are in `bitext`: files of both sides, those of the
+    language that was translated first. `vocabularies` is the folder with those of the model that translated.
     """
     if report.kept >= _USUALLY_KEPT * report.read:
         return None

@@ -158,9 +158,8 @@ def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     The models are opened, so that errors appear before any work is done. Text that seems to be in the language that the
     models write gives a UserWarning.
 
-    Raises:
-        DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things.
-        ConfigError, CheckpointError: settings or models that cannot be used.
+    Raises DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things;
+    ConfigError, CheckpointError: settings or models that cannot be used.
     """
     files, watch = job.files, InputWatch()
     found = job.choice.identified()
@@ -376,14 +375,9 @@ def write_corpus(
 ) -> Report:
     """Write both sides of the corpus and then its manifest, in memory that does not grow with the corpus.
 
-    Args:
-        out: folder.
-        plan: plan of the job.
-        shards: the manifest of each shard, the pairs of it that stay, and how many were dropped just now, by reason.
-        scores: of all pairs, for the report.
+    `shards` are the manifest of each, the pairs of it that stay, and how many were dropped just now, by reason.
 
-    Raises:
-        DataError: a shard is incomplete or damaged, or no pair is left.
+    Raises DataError: a shard is incomplete or damaged, or no pair is left.
     """
     read, kept, dropped = 0, 0, Counter[str]()
     # Hashed while it is written, so that the corpus is never in memory.

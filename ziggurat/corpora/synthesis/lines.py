@@ -40,9 +40,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Reason | None]:
     """Return the text of a line, trimmed and without its line end, and None; or "" and the reason to drop it.
 
-    Args:
-        raw: the line's bytes; None where there were too many to keep.
-        first_of_file: a byte order mark is removed.
+    `raw` is None where there were too many bytes to keep; a byte order mark is removed at the beginning of a file.
     """
     if raw is None:
         return "", "too_long"
