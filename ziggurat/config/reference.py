@@ -46,7 +46,7 @@ def entries(
                 meaning, inner = f"{meaning} Keys: those of {told[inner]}.", None
             else:
                 told[inner] = f"`{path}{'[]' * is_list}`"
-        if inner is not None and not is_list and not _optional(field.annotation):
+        if inner is not None and not is_list and type(None) not in get_args(field.annotation):
             found += [KeyDescription(path, "section", "", meaning), *entries(inner, f"{path}.", told)]
             continue
         default = field.get_default(call_default_factory=True)
@@ -89,10 +89,6 @@ def listed(found: list[KeyDescription]) -> list[str]:
         else:
             lines.append(f"- `{e.path}` ({e.type}; default: {e.default}): {e.meaning}")
     return lines
-
-
-def _optional(annotation: Any) -> bool:
-    return type(None) in get_args(annotation)
 
 
 def _type_text(annotation: Any) -> str:

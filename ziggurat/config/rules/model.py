@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def contradictions(model: ModelConfig) -> list[Problem]:
     """Return why `model` cannot be built; nothing when it can."""
-    return [*_sizes(model), *(_rnmt(model) if model.family == "rnmt" else _transformer(model))]
+    of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _transfer)
+    checks = (_sizes, _rnmt) if model.family == "rnmt" else (_sizes, *of_transformer)
+    return [problem for check in checks for problem in check(model)]
 
 
 def _sizes(model: ModelConfig) -> Iterator[Problem]:
@@ -38,11 +40,6 @@ def _sizes(model: ModelConfig) -> Iterator[Problem]:
             )
         if model.embedding.shared_bias:
             yield Problem.of("embedding.shared_bias", "needs equal widths of encoder and decoder")
-
-
-def _transformer(model: ModelConfig) -> Iterator[Problem]:
-    for check in (_attention, _residuals, _initialisation, _values, _stacks, _transfer):
-        yield from check(model)
 
 
 def _attention(model: ModelConfig) -> Iterator[Problem]:

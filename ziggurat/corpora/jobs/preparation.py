@@ -135,8 +135,9 @@ class _Parts:
         def shards() -> Iterator[Shard[_Item]]:
             for file, (number, corpus) in enumerate(files):
                 if shared or mine(file * _SHARDS_OF_FILE):
+                    blocks = corpus.blocks(words_of(self.config, self._tokenizers))
                     yield from cut(
-                        self._items(number, corpus),
+                        (_Item(corpus.split, number, *block) for block in blocks),
                         shard_pairs,
                         lambda shard: shard not in done and mine(shard),
                         start=file * _SHARDS_OF_FILE,
@@ -166,10 +167,6 @@ class _Parts:
                     replace(corpus, reader=reader, read=corpus.read_of[place], alignments=alignments, scores=scores),
                 )
             numbers[corpus.split] += 1
-
-    def _items(self, number: int, corpus: Corpus) -> Iterator[_Item]:
-        for lines, links, unwanted in corpus.blocks(words_of(self.config, self._tokenizers)):
-            yield _Item(corpus.split, number, lines, links, unwanted)
 
     def refuse_missing(self) -> None:
         """Raise DataError unless all shards are complete."""

@@ -243,13 +243,18 @@ class CleanStep(Step):
         signs = sign_notices([(corpus.key, corpus.signs) for corpus in corpora], data.unicode, segmented=False)
         found = side_notices(corpora, data) + signs + overlap_notices(corpora, data)
         notices = [notice.shown(pipeline_names(corpora=self._keys())) for notice in found] + unseen
-        notices += [_nothing_left(n, self._names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
-        for name, corpus in zip(self._names, training, strict=True):
-            dropped = f"; dropped: {_reasons(corpus)}" if corpus.kept < corpus.read else ""
+        reports: dict[str, dict[str, Any]] = {}
+        for number, (name, corpus) in enumerate(zip(self._names, training, strict=True)):
+            lines = {"read": corpus.read, "kept": corpus.kept, "repaired": corpus.repaired}
+            reports[name] = {**lines, "dropped": dict(corpus.dropped), "examples": corpus.examples.listed()}
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
+            if not corpus.kept:
+                left = f"none of its {corpus.read:,} pairs is left ({reasons})"
+                notices.append(f"bitext.train.{number} ({name}): {left}; it is left out")
+            dropped = f"; dropped: {reasons}" if corpus.kept < corpus.read else ""
             context.say(f"{name}: kept {corpus.kept:,} of {corpus.read:,} pairs{dropped}")
         for notice in notices:
             context.say(f"warning: {notice}")
-        reports = {name: _report(corpus) for name, corpus in zip(self._names, training, strict=True)}
         write_document(folder / "report.json", {"corpora": reports, "notices": notices})
 
     def _without_held_out(self, training: Sequence[Corpus], taken: HeldOutPairs) -> list[str]:
@@ -258,7 +263,8 @@ class CleanStep(Step):
         before = sum(corpus.kept for corpus in training)
         for name, corpus in zip(self._names, training, strict=True):
             cleaned = self._context.sides("clean", "cleaned", name)
-            others = map(taken.without, _plain(cleaned))
+            plain = CorpusConfig(source=str(cleaned[0]), target=str(cleaned[1]), format="text")
+            others = map(taken.without, CorpusReader.of(plain, "clean", ("", "")).blocks())
             kept = write_sides(self._context.sides("clean", "train", name), others)
             corpus.dropped["held_out"] += corpus.kept - kept
             corpus.kept = kept
@@ -282,16 +288,6 @@ def _compared(
         yield block.source, block.target
         done += block.read
         progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
-
-
-def _report(corpus: Corpus) -> dict[str, Any]:
-    return {
-        "read": corpus.read,
-        "kept": corpus.kept,
-        "repaired": corpus.repaired,
-        "dropped": dict(sorted(corpus.dropped.items())),
-        "examples": corpus.examples.listed(),
-    }
 
 
 class _Task(NamedTuple):
@@ -332,18 +328,3 @@ def _opened(folder: Path) -> BlockCleaner:
     """Open the filters, once in a worker's life."""
     data = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
     return BlockCleaner(data, "train", read_pair_scores(folder, data))
-
-
-def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
-    """Return the notice on a corpus of which nothing is left; what comes after goes on without it."""
-    left = f"none of its {corpus.read:,} pairs is left ({_reasons(corpus)})"
-    return f"bitext.train.{number} ({name}): {left}; it is left out"
-
-
-def _reasons(corpus: Corpus) -> str:
-    return ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
-
-
-def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
-    corpus = CorpusConfig(source=str(files[0]), target=str(files[1]), format="text")
-    yield from CorpusReader.of(corpus, "clean", ("", "")).blocks()

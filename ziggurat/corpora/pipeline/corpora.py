@@ -144,18 +144,16 @@ def fetched_files(context: PipelineContext, name: str, languages: Sequence[str],
     for record, origin in fetched_origins(context, name):
         by_language = {code: record.with_name(file) for code in origin.languages for file in origin.files
                        if f".{code}." in f"{file}."}  # fmt: skip
-        found = [by_language.get(code) or _alike(by_language, code) for code in languages]
+        found = []
+        for code in languages:
+            # Another code may mean the same language: `deu` and `deu_Latn` for `de`.
+            alike = [path for other, path in by_language.items() if _language(other) == _language(code)]
+            found.append(by_language.get(code) or (alike[0] if len(alike) == 1 else None))
         if None not in found:
             return [path for path in found if path is not None]
         has = " and ".join(by_language)
         raise ConfigError(f"{key}.fetch: `{name}` has {has}, but the languages of the pipeline are {languages}")
     raise DataError(f"{context.at('fetch', slug(name))}: {name} is not there whole; `--force fetch` fetches it again")
-
-
-def _alike(files: dict[str, Path], code: str) -> Path | None:
-    """Return the file of a language that another code means the same by: `deu` and `deu_Latn` for `de`."""
-    found = [path for other, path in files.items() if _language(other) == _language(code)]
-    return found[0] if len(found) == 1 else None
 
 
 def _language(code: str) -> str:
@@ -295,7 +293,10 @@ class _Lines:
         read = 0
         for number, entry in enumerate(self._entries):
             key = f"monolingual.{self._side}.{number}"
-            files = self._files(entry, key)
+            if entry.path is not None:
+                files = text_files([entry.path], f"{key}.path")
+            else:
+                files = fetched_files(self._context, str(entry.fetch), [self._language], key)
             lines, left = readable_lines(files), entry.lines
             # No block is larger than what is left to take: a line that is not written must not count as seen.
             while block := list(islice(lines, _BLOCK if left is None else min(_BLOCK, left))):
@@ -304,12 +305,6 @@ class _Lines:
                 yield kept
                 left = None if left is None else left - len(kept)
                 progress.phase(f"text of {self._language}", read, None)
-
-    def _files(self, entry: MonolingualText, key: str) -> list[Path]:
-        if entry.path is not None:
-            return text_files([entry.path], f"{key}.path")
-        assert entry.fetch is not None
-        return fetched_files(self._context, entry.fetch, [self._language], key)
 
     def _kept(self, block: Sequence[Line]) -> list[str]:
         texts = []

@@ -77,7 +77,9 @@ class CorpusSizes:
         if (reader := self.reader(number)) is None:
             return None
         if reader.kind == "parquet":
-            return _sum([_rows_of(part[0]) for part in reader.files])
+            with contextlib.suppress(OSError, pa.ArrowException):
+                return LineCount(sum(pq.read_metadata(part[0]).num_rows for part in reader.files))
+            return None
         return lines_of(part[0] for part in reader.files)
 
     def bitext(self) -> LineCount | None:
@@ -153,13 +155,6 @@ def _counted(path: Path, size: int, modified: int) -> int:
         while block := file.read(1 << 20):
             count += block.count(b"\n")
     return count
-
-
-def _rows_of(path: Path) -> LineCount | None:
-    try:
-        return LineCount(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException):
-        return None
 
 
 def _sum(parts: Sequence[LineCount | None]) -> LineCount | None:

@@ -384,13 +384,11 @@ class ShardedRun(Pipeline):
     def _found(self, step: Step) -> tuple[StepStatus, dict[str, Any]]:
         """Return how a step stands, and what it depends on. Raises DataError where one before it is not done."""
         selection, manifests = Selection(step.name, step.name), dict[str, StepManifest | None]()
-        for earlier in self.steps[: self.steps.index(step)]:
+        before = self.steps[: self.steps.index(step)]
+        for earlier in before:
             status, manifests[earlier.name] = self._look(earlier, selection, manifests, False)
             if status.state == "missing":
                 place = self.folder / earlier.name
                 first = f"parts of `{step.name}` begin when all steps before it are done"
-                raise DataError(f"{place}: {status.why}; {first}: `--until {self._before(step)}`, without `--shard`")
+                raise DataError(f"{place}: {status.why}; {first}: `--until {before[-1].name}`, without `--shard`")
         return self._look(step, selection, manifests, True)[0], wanted_of(step, manifests, self._hashes.of)
-
-    def _before(self, step: Step) -> str:
-        return self.steps[self.steps.index(step) - 1].name

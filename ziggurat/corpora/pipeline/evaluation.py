@@ -151,7 +151,11 @@ class EvaluateStep(Step):
         for name, (sources, references) in tests.items():
             if len(sources) != len(references) or not sources:
                 raise ConfigError(f"test set {name}: {len(sources):,} lines of source, {len(references):,} of target")
-        disturbed = self._disturbed(*tests[self._names[0]])
+        (sources, references), most = tests[self._names[0]], self._how.perturb_lines
+        disturbed = None
+        if self._how.perturb:
+            names = perturbation_names(self._how.perturb, "evaluation.perturb")
+            disturbed = DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
         found = [self._outputs(folder, system, tests, disturbed) for system in systems]
         scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name, (_, references) in tests.items():
@@ -170,19 +174,9 @@ class EvaluateStep(Step):
                 scores.setdefault(name, {})[system.name] = [score.as_record() for score in of_system]
         origins = [[system.name, record["origin"]] for system, record in zip(systems, found, strict=True)]
         if disturbed is not None:
-            self._judge(folder, disturbed, origins, found, self._test_set(*tests[self._names[0]]))
+            (sources, references), language = tests[self._names[0]], self._context.languages[1]
+            self._judge(folder, disturbed, origins, found, TestSet([references[:most]], sources[:most], language))
         write_document(folder / "scores.json", {"systems": origins, "tests": scores})
-
-    def _disturbed(self, sources: list[str], references: list[str]) -> DisturbedSet | None:
-        if not self._how.perturb:
-            return None
-        names = perturbation_names(self._how.perturb, "evaluation.perturb")
-        most = self._how.perturb_lines
-        return DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
-
-    def _test_set(self, sources: list[str], references: list[str]) -> TestSet:
-        most = self._how.perturb_lines
-        return TestSet([references[:most]], sources[:most], self._context.languages[1])
 
     def _outputs(
         self,

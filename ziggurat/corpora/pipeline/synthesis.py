@@ -182,7 +182,7 @@ class _TranslationStep(_ModelStep):
             outcome = back_translate(job, self._work("lines"))
         if (report := outcome.report) is not None:
             context.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
-            vocabularies = _vocabularies(context, self.model)
+            vocabularies = locate_weights(context.model(self.model))[1]
             if notice := drop_warning(report, job.filters, self.section, self._bitext(), vocabularies):
                 context.say(f"warning: {notice}")
                 write_document(folder / NOTICES, {"notices": [f"{self.name}: {notice}"]})
@@ -238,10 +238,6 @@ def _shard_lines(texts: Sequence[Path]) -> int:
     """
     there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
     return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
-
-
-def _vocabularies(context: PipelineContext, name: ModelName) -> Path:
-    return locate_weights(context.model(name))[1]
 
 
 class FilterStep(_ModelStep):
