@@ -192,12 +192,12 @@ def _small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
     return as_comments(lines) + to_yaml(content, compact=True)
 
 
-_FOLDER = resources.files("ziggurat") / "recipes"
+_PLAIN_FOLDER = resources.files("ziggurat") / "recipes"
 
 
 def plain_recipe_names() -> list[str]:
     """Return the names of the recipes that belong to no paper, sorted; each is one file."""
-    return sorted(f.name.removesuffix(".yaml") for f in _FOLDER.iterdir() if f.name.endswith(".yaml"))
+    return sorted(f.name.removesuffix(".yaml") for f in _PLAIN_FOLDER.iterdir() if f.name.endswith(".yaml"))
 
 
 def recipe_names() -> list[str]:
@@ -228,7 +228,7 @@ def _near(name: str, cutoff: float) -> list[str]:
 
 def _text(name: str, corpus: SmallCorpus | None = None) -> str | None:
     if name in plain_recipe_names():
-        return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        return (_PLAIN_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     if (full := find_small_recipe(name)) is not None:
         return _small_text(full, corpus)
     recipe = find_paper_recipe(name)
