@@ -50,6 +50,16 @@ def test_prefixes_constraints_and_terms_come_from_files(
     assert all(phrase in second["text"] for phrase in ("di", "go", "su"))
 
 
+@pytest.mark.parametrize("name", ["a.tsv", "a.TSV.gz", "a.jsonl", "a.jsonl.zst", "a.parquet"])
+def test_files_of_records_are_no_text(ziggurat: Ziggurat, tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, "go\tdi")
+    for call in (["translate", "none"], ["backtranslate", "none", "--out", tmp_path / "bt"]):
+        status, _, errors = ziggurat(*call, "--input", path)
+        assert status == 2
+        assert f"--input: {path} holds records" in errors.replace("\n", " ")
+        assert not (tmp_path / "bt").exists()
+
+
 @pytest.mark.slow
 def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     drawing = ["search=sample", "seed=5", "temperature=1.5", *SHORT]

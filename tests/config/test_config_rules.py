@@ -73,7 +73,7 @@ PLANNED = {"wiring": {"planned_encoder_layers": 30}}
     ],
 )  # fmt: skip
 def test_settings_without_meaning_are_named(values: dict[str, Any], keys: list[str]) -> None:
-    assert unused_settings(ModelConfig.model_validate(values)) == keys
+    assert list(unused_settings(ModelConfig.model_validate(values))) == keys
 
 
 EXISTING = {"kind": "existing", "source_model": "a.spm"}
@@ -132,8 +132,8 @@ def test_recipes_set_nothing_that_has_no_effect() -> None:
     """Sections outside the model, which is that of a paper's table."""
     for name in recipe_names():
         experiment = load_once(name)
-        unused = unused_in_data(experiment.data), unused_in_training(experiment.training)
-        assert (*unused, unused_in_decoding(experiment.decoding)) == ([], [], []), name
+        unused = [*unused_in_data(experiment.data), *unused_in_training(experiment.training)]
+        assert [*unused, *unused_in_decoding(experiment.decoding)] == [], name
 
 
 @pytest.mark.parametrize(

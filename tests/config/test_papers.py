@@ -216,7 +216,7 @@ def test_published_figures_are_complete() -> None:
             if "not in the paper" in place.table:
                 assert said.words() == ""
                 continue
-            assert said.words() or recipe.note, name
+            assert said.words() or recipe.table_row.note, name
             assert not (said.fails and said.scores), name
             assert said.count_differs is None or said.parameters is not None, name
             assert all(0 < score < 100 for score in said.scores.values()), name

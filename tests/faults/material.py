@@ -148,9 +148,9 @@ def _write_fairseq(folder: Path) -> None:
 def _write_synthetic(folder: Path) -> None:
     """Write a back-translation whose shards are done and not merged, as `--shard` leaves it."""
     job = BackTranslationJob(
-        (str(folder / "run"),),
-        (str(folder / "mono.txt"),),
-        folder / "synthetic",
+        models=(str(folder / "run"),),
+        inputs=(str(folder / "mono.txt"),),
+        out=folder / "synthetic",
         device="cpu",
         shard_lines=4,
     )

@@ -293,6 +293,7 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > output.en`
     """
+    from ziggurat.data.lines import refuse_records
     from ziggurat.translate.results import WINDOW_LINES, read_lines
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
@@ -313,6 +314,7 @@ def translate(
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     check_one_stream(input, *beside)
+    refuse_records(Path(input), "--input")
     refuse_overwriting(output, input, *beside)
     for path in (input, *beside):
         check_input(path)

@@ -150,27 +150,24 @@ _PAGES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class NamedChoice:
-    """Something that a configuration can choose by name.
-
-    Attributes:
-        keys: the keys that choose it, the most usual first.
-        value: what they are set to; None: the key is the method, whatever its value.
-        what: the equation or a description.
-        paper: authors and year; None: no paper has it, see `reason`.
-        place: where the paper has it, such as "equation 3"; "": not known.
-        options: keys that mean something beside it.
-        heeded_with: the choices beside which its keys mean something; (): beside any.
-        usual_with: the choices that are the other half of the method.
-    """
+    """Something that a configuration can choose by name."""
 
     keys: tuple[str, ...]
+    """The keys that choose it, the most usual first."""
     value: str | None
+    """What they are set to; None: the key is the method, whatever its value."""
     what: str
+    """The equation or a description."""
     paper: str | None
+    """Authors and year; None: no paper has it, see `reason`."""
     place: str = ""
+    """Where the paper has it, such as "equation 3"; "": not known."""
     options: tuple[str, ...] = ()
+    """Keys that mean something beside it."""
     heeded_with: tuple[str, ...] = ()
+    """The choices beside which its keys mean something; (): beside any."""
     usual_with: tuple[str, ...] = ()
+    """The choices that are the other half of the method."""
 
     @property
     def name(self) -> str:
@@ -225,7 +222,6 @@ def choices() -> tuple[NamedChoice, ...]:
 
 
 def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> NamedChoice:
-    """Return the choice `value` of the keys in `group`."""
     group = sorted(group, key=lambda entry: entry.path.count("."))  # a key of both stacks before that of one
     keys, meaning = tuple(e.path for e in group), group[0].meaning
     facts = _ROWS[axis].get(value) if axis in _ROWS else None
@@ -240,7 +236,6 @@ def _value(axis: str, value: str, group: Sequence[KeyDescription]) -> NamedChoic
 
 
 def _half(axis: str, value: str) -> tuple[str, ...]:
-    """Return the other half of a method that is a residual and an initialisation."""
     halves = {kind: facts.init for kind, facts in RESIDUALS.items() if facts.init is not None}
     if axis == "residual":
         return tuple(f"model.init.kind: {init}" for kind, init in halves.items() if kind == value)
@@ -304,7 +299,6 @@ def methods_of_paper(key: str) -> list[NamedChoice]:
 
 @cache
 def _recipes() -> Mapping[str, Experiment]:
-    """Return all recipes by name: those of papers in the order of their tables, then the plain ones."""
     found = {
         name: Experiment.model_validate(recipe.content)
         for key in paper_keys()
@@ -369,7 +363,6 @@ def refused_with(choice: NamedChoice) -> dict[str, str]:
 
 
 def _written(choice: NamedChoice, key: str) -> dict[str, Any]:
-    """Return the settings, key -> value, of a plain model with a choice."""
     halves = dict(map(_pair, choice.usual_with))
     if choice.value == "rnmt":
         halves = {"model.embedding.positions": "none", "model.embedding.sharing": "none"}
@@ -377,13 +370,11 @@ def _written(choice: NamedChoice, key: str) -> dict[str, Any]:
 
 
 def _pair(name: str) -> tuple[str, str]:
-    """Return key and value of the name of a choice."""
     key, _, value = name.partition(": ")
     return key, value
 
 
 def _refusal(settings: Mapping[str, Any]) -> str | None:
-    """Return why a model with these settings is refused, or None."""
     content: dict[str, Any] = {}
     for path, value in settings.items():
         *sections, key = path.split(".")[1:]

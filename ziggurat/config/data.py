@@ -267,6 +267,15 @@ class SubwordConfig(Section):
     regularisation: RegularisationConfig | None = None
     """Sample new segmentations in every epoch; null: always the best one."""
 
+    @property
+    def separate(self) -> bool:
+        """True if the sides have a vocabulary each; equal paths of both sides mean one for both."""
+        if self.kind == "existing":
+            return self.target_model not in (None, self.source_model)
+        if self.kind == "vocabulary":
+            return self.target_vocabulary not in (None, self.source_vocabulary)
+        return not self.joint
+
     @model_validator(mode="after")
     def _files_present(self) -> Self:
         # With `existing` these two have no effect, like other settings of a run whose vocabulary is used unchanged.

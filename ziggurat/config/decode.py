@@ -142,10 +142,9 @@ class DecodingConfig(Section):
         return self.model_copy(update={"search": "beam", "seed": 0, **WITHOUT_SAMPLING})
 
     def _check_sampling(self) -> None:
-        if self.diverse_groups > 1:
-            raise ConfigError.of("diverse_groups", "is for `search: beam`")
-        if self.prune is not None:
-            raise ConfigError.of("prune", "is for `search: beam`")
+        for key in ("diverse_groups", "prune"):
+            if getattr(self, key) != WITHOUT_BEAM[key]:
+                raise ConfigError.of(key, "is for `search: beam`")
         if self.mbr == 1:
             raise ConfigError.of("mbr: 1", "has nothing to choose from; draw more")
         if self.mbr and self.n_best > self.mbr:

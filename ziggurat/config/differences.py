@@ -65,7 +65,6 @@ def _computing(model: ModelConfig) -> dict[str, object]:
 
 
 def _of_norms(model: ModelConfig) -> dict[str, object]:
-    """Return the epsilons that the model has: of each stack, and of the norms on queries, keys and values."""
     if model.family == "rnmt":
         return {}  # always lingvo's
     own = {"encoder": model.encoder.layer_norm_epsilon, "decoder": model.decoder.layer_norm_epsilon}

@@ -67,87 +67,72 @@ HistoryNorm = Literal["sources", "consumers", "none"]
 
 @dataclass(frozen=True)
 class Facts:
-    """One kind of any axis.
-
-    Attributes:
-        what: the equation or a sentence, as docs/depth.md has it too; what its letters mean is told there.
-        paper: authors and year; None: the plain case, which is no method.
-        options: keys under `model` that mean something with this kind; set beside other kinds they earn a notice.
-        place: where the paper has it, such as "equation 3"; "": not known.
-    """
+    """One kind of any axis."""
 
     what: str
+    """The equation or a sentence, as docs/depth.md has it too; what its letters mean is told there."""
     paper: str | None
+    """Authors and year; None: the plain case, which is no method."""
     options: frozenset[str] = frozenset()
+    """Keys under `model` that mean something with this kind; set beside other kinds they earn a notice."""
     place: str = field(default="", kw_only=True)
+    """Where the paper has it, such as "equation 3"; "": not known."""
 
 
 @dataclass(frozen=True)
 class ResidualFacts(Facts):
-    """One residual kind.
-
-    Attributes:
-        init: the initialisation that is the other half of the method; None: the residual stands alone.
-        without_init: what a stack does that has this residual and another initialisation.
-        depth_constants: it computes with constants of depth, so trained weights belong to that depth.
-        layer_input: it reads the input of its layer, so layers must be called as wholes.
-        first_differs: its first layer has other parts than those above, so that none of these can be a copy of it.
-        layer_constants: it computes with the number of the layer.
-        alone: why no layer of another kind can stand above or below one of this kind; "": any can.
-        history_norm: where combinations of layers normalise (`combination.norm: auto`).
-    """
+    """One residual kind."""
 
     init: InitKind | None = None
+    """The initialisation that is the other half of the method; None: the residual stands alone."""
     without_init: str = ""
+    """What a stack does that has this residual and another initialisation."""
     depth_constants: bool = False
+    """It computes with constants of depth, so trained weights belong to that depth."""
     layer_input: bool = False
+    """It reads the input of its layer, so layers must be called as wholes."""
     first_differs: bool = False
+    """Its first layer has other parts than those above, so that none of these can be a copy of it."""
     layer_constants: bool = False
+    """It computes with the number of the layer."""
     alone: str = ""
+    """Why no layer of another kind can stand above or below one of this kind; "": any can."""
     history_norm: HistoryNorm = "sources"
+    """Where combinations of layers normalise (`combination.norm: auto`)."""
 
 
 @dataclass(frozen=True)
 class HistoryFacts(Facts):
-    """One history kind.
-
-    Attributes:
-        period: what `combination.period` is where it is null; means nothing where `options` lacks that key.
-    """
+    """One history kind."""
 
     period: int = 1
+    """What `combination.period` is where it is null; means nothing where `options` lacks that key."""
 
 
 @dataclass(frozen=True)
 class AttentionFacts(Facts):
-    """One kind of attention to the target (decoder) or to the source (encoder).
-
-    Attributes:
-        merged: attention to the memory is part of the same sub-layer, so a decoder layer has two sub-layers, not three.
-        rotary: it has queries and keys that rotary positions can turn.
-    """
+    """One kind of attention to the target (decoder) or to the source (encoder)."""
 
     merged: bool = False
+    """Attention to the memory is part of the same sub-layer, so a decoder layer has two sub-layers, not three."""
     rotary: bool = False
+    """It has queries and keys that rotary positions can turn."""
 
 
 @dataclass(frozen=True)
 class InitFacts(Facts):
-    """One initialisation.
-
-    Attributes:
-        elsewhere: what it does to a stack whose residual it was not made for; "": what any stack can have.
-        three_branches: the method's name, where its constants count three branches to every decoder layer.
-        rnmt: RNMT+ can have it.
-        depth: weights start by the depth of the stacks, not by the numbers of their layers alone.
-        outside: what it does outside of the stacks, so that it cannot be that of one of them; "": nothing.
-    """
+    """One initialisation."""
 
     elsewhere: str = ""
+    """What it does to a stack whose residual it was not made for; "": what any stack can have."""
     three_branches: str = ""
+    """The method's name, where its constants count three branches to every decoder layer."""
     rnmt: bool = False
+    """RNMT+ can have it."""
     depth: bool = False
+    """Weights start by the depth of the stacks, not by the numbers of their layers alone."""
     outside: str = ""
+    """What it does outside of the stacks, so that it cannot be that of one of them; "": nothing."""
 
 
 _VASWANI = "Vaswani et al. 2017"

@@ -120,7 +120,6 @@ def layers_left(config: ModelConfig, stack: str, left_out: LeftOut) -> list[int]
 
 
 def _ranges(section: StackConfig, left: list[int]) -> list[dict[str, object]]:
-    """Return `ranges` for the layers with the numbers `left`."""
     ranges: list[dict[str, object]] = []
     first = 1
     for part in section.ranges:
@@ -148,29 +147,23 @@ class Frozen(NamedTuple):
     @classmethod
     def parse(cls, names: Sequence[str]) -> Frozen:
         """Return what `training.freeze` names: `encoder`, `encoder.1-6`, `output`, ... Raises ConfigError."""
-        try:
-            layers = [LeftOut.parse(name) for name in names if name not in PARTS]
-        except ConfigError:
-            wrong = next(name for name in names if name not in PARTS and not _names_layers(name))
-            near = difflib.get_close_matches(wrong.partition(".")[0], PARTS, n=2, cutoff=0.5)
-            meant = f"did you mean {' or '.join(f'`{name}`' for name in near)}? " if near else ""
-            raise ConfigError(
-                f"`{printable(wrong)}` is no part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as in "
-                "`encoder.1-6` or `decoder.3`, of which the lowest is 1"
-            ) from None
+        layers = []
+        for name in [name for name in names if name not in PARTS]:
+            try:
+                layers.append(LeftOut.parse(name))
+            except ConfigError:
+                near = difflib.get_close_matches(name.partition(".")[0], PARTS, n=2, cutoff=0.5)
+                meant = f"did you mean {' or '.join(f'`{part}`' for part in near)}? " if near else ""
+                raise ConfigError(
+                    f"`{printable(name)}` is no part of a model; {meant}Parts are {', '.join(PARTS)}, and layers as in "
+                    "`encoder.1-6` or `decoder.3`, of which the lowest is 1"
+                ) from None
         numbers = (frozenset().union(*(one.of(stack) for one in layers)) for stack in _STACKS)
         return cls(frozenset(PARTS) & set(names), LeftOut(*numbers))
 
     def has(self, stack: str, number: int) -> bool:
         """Return whether layer `number` of a stack, from 1, is frozen."""
         return stack in self.parts or number in self.layers.of(stack)
-
-
-def _names_layers(name: str) -> bool:
-    try:
-        return bool(LeftOut.parse(name))
-    except ConfigError:
-        return False
 
 
 def freeze_refused(training: TrainingConfig, model: ModelConfig) -> list[Problem]:
@@ -222,7 +215,6 @@ def _of_shared(frozen: Frozen, model: ModelConfig) -> Iterator[Problem]:
 
 
 def _of_the_rest(frozen: Frozen, training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Yield why what is left could not be trained."""
     trained = {
         stack: [n for n in range(1, section.layers + 1) if not frozen.has(stack, n)]
         for stack, section in (("encoder", model.encoder), ("decoder", model.decoder))

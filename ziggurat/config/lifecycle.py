@@ -50,13 +50,9 @@ class ValidationConfig(Section):
     """Metric for the best checkpoint and for early stopping."""
 
     @model_validator(mode="after")
-    def _comes_some_time(self) -> Self:
+    def _measured_some_time(self) -> Self:
         if self.every_updates is None and self.every_epochs is None:
             raise ValueError("set `every_updates` or `every_epochs`: without them nothing is measured while training")
-        return self
-
-    @model_validator(mode="after")
-    def _metric_is_measured(self) -> Self:
         if self.metric != "loss" and not self.decode:
             raise ConfigError.of(f"metric: {self.metric}", "needs `decode: true`")
         return self
@@ -143,19 +139,11 @@ class CheckpointConfig(Section):
     set: where it is worse than `best` by `training.validation.metric`, `best` is what is translated with; 0: do not."""
 
     @model_validator(mode="after")
-    def _enough_kept(self) -> Self:
+    def _kept_ones_are_written(self) -> Self:
         if self.average_last > self.keep_last:
             raise ConfigError.of("average_last", f"({self.average_last}) is larger than `keep_last` ({self.keep_last})")
-        return self
-
-    @model_validator(mode="after")
-    def _some_are_written(self) -> Self:
         if self.every_updates is self.every_epochs is self.every_minutes is None:
             raise ValueError("set `every_updates`, `every_epochs` or `every_minutes`: without them nothing is saved")
-        return self
-
-    @model_validator(mode="after")
-    def _kept_ones_are_written(self) -> Self:
         if self.keep_every is not None and (self.every_updates is None or self.keep_every % self.every_updates):
             raise ConfigError.of(
                 "keep_every",

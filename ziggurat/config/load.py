@@ -176,7 +176,9 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
         last = i == len(parts) - 1
         if isinstance(at, list):
             if not part.isdecimal() or len(part) > 9 or int(part) >= len(at):  # int() refuses thousands of digits
-                raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` {_entries(len(at))}")
+                numbers = f"numbers 0 to {len(at) - 1}" if len(at) > 1 else "number 0"
+                has = f"{len(at)} {'entry' if len(at) == 1 else 'entries'}, {numbers}" if at else "no entries"
+                raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` has {has}")
             key: str | int = int(part)
         elif isinstance(at, dict):
             key = part
@@ -187,7 +189,8 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
             at[key] = value
         else:
             if isinstance(at, dict) and at.get(part) is None:  # a section that the file does not mention, or sets null
-                if parts[i + 1].isdecimal() and _is_key(path, root):
+                section = _section_at(path[:-1], root)
+                if parts[i + 1].isdecimal() and section is not None and path[-1] in section.model_fields:
                     raise ConfigError(
                         f"`{printable(name)}`: no `{dotted(path)}` is given, so there is no entry {parts[i + 1]} to "
                         f"change; write the whole list: {dotted(path)}=[...]"
@@ -195,15 +198,6 @@ def apply_override(content: dict[str, Any], override: str, root: type[BaseModel]
                 at[part] = {}
             at = at[key]
     return tuple(path)
-
-
-def _entries(count: int) -> str:
-    """Return the number of a list's entries, in words, and how to address them."""
-    if count == 0:
-        return "has no entries"
-    if count == 1:
-        return "has 1 entry, number 0"
-    return f"has {count} entries, numbers 0 to {count - 1}"
 
 
 def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
@@ -351,9 +345,3 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
     quoted = f"\"{named}='{word}'\"" if from_command_line else f"'{word}'"
     others = "`yes`, `on` and `true`" if given else "`no`, `off` and `false`"
     return f"; YAML takes {others} for truth values: put the word in quotes, {quoted}"
-
-
-def _is_key(path: Sequence[str | int], root: type[BaseModel]) -> bool:
-    """Return True if a path leads to a key of `root`."""
-    section = _section_at(path[:-1], root)
-    return section is not None and path[-1] in section.model_fields

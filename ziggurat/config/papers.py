@@ -120,70 +120,63 @@ class _Fragment(Section):
     """Keys and values, as in a configuration file."""
 
 
-class _SystemRow(TableRow):
+class SystemRow(TableRow):
     """One system of a paper: its main row, other rows with the same system, and its fragments."""
 
     name: str
+    """Name of the recipe."""
     system: str
+    """The system, in words."""
     note: str | None = None
+    """A remark on the published figures."""
     also: list[TableRow] = Field(default_factory=list)
     use: list[str] = Field(min_length=1)
     set: dict[str, Any] = Field(default_factory=dict)
 
 
 class _PaperFile(Section):
-    """A file of ziggurat/recipes/papers."""
-
     paper: Paper
     fragments: dict[str, _Fragment]
-    rows: list[_SystemRow]
+    rows: list[SystemRow]
 
 
 @dataclass(frozen=True)
 class PaperRecipe:
-    """One system of a paper, as a recipe.
+    """One system of a paper, as a recipe."""
 
-    Attributes:
-        name: name of the recipe.
-        paper: the paper that describes the system.
-        system: the system, in words.
-        table_row: its main row, with the published figures.
-        also: rows of other tables with the same system.
-        note: a remark on the published figures; None: no remark.
-        comments: remarks on the settings.
-        content: the configuration, as in a file.
-    """
-
-    name: str
     paper: Paper
-    system: str
-    table_row: TableRow
-    also: tuple[TableRow, ...]
-    note: str | None
+    table_row: SystemRow
     comments: tuple[str, ...]
+    """Remarks on the settings."""
     content: Mapping[str, Any]
+    """The configuration, as in a file."""
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe."""
+        return self.table_row.name
 
     @property
     def summary(self) -> str:
         """One line: system, paper, table and row."""
-        return f"{self.system} ({self.paper.short}, {self.table_row.table}: {self.table_row.row})"
+        return f"{self.table_row.system} ({self.paper.short}, {self.table_row.table}: {self.table_row.row})"
 
     @property
     def table_rows(self) -> tuple[TableRow, ...]:
         """All rows with this system, the main one first."""
-        return (self.table_row, *self.also)
+        return (self.table_row, *self.table_row.also)
 
     def document(self) -> dict[str, Any]:
         """Return everything but the configuration for JSON."""
         return {
             "name": self.name,
             "summary": self.summary,
-            "system": self.system,
+            "system": self.table_row.system,
             "paper": self.paper.citation,
             "paper_key": self.paper.key,
             **self.table_row.document(),
-            "also": [row.document() for row in self.also],
-            "note": self.note,
+            "also": [row.document() for row in self.table_row.also],
+            "note": self.table_row.note,
         }
 
     @property
@@ -196,7 +189,7 @@ class PaperRecipe:
     def text(self) -> str:
         """Return the recipe as a configuration file, which begins with comments."""
         lines = [self.summary, self.paper.citation, *map(_published, self.table_rows)]
-        lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments, self.data_source]
+        lines += [*([f"Note: {note}"] if (note := self.table_row.note) else []), *self.comments, self.data_source]
         return as_comments(lines) + to_yaml(self.content, compact=True)
 
 
@@ -219,7 +212,6 @@ def as_comments(lines: Iterable[str]) -> str:
 
 
 def _published(row: TableRow) -> str:
-    """Return the published figures of a row in words, an empty text where there are none."""
     published = row.published
     differs = "".join(f"; {why}" for why in (published.count_differs, published.saving_differs) if why)
     return f"Published, {row.table}: {row.row}: {published.words()}{differs}" if published.words() else ""
@@ -244,27 +236,19 @@ def find_paper_recipe(name: str) -> PaperRecipe | None:
     return paper_recipes(keys[0]).get(name) if keys else None
 
 
-def _resolve(file: _PaperFile, row: _SystemRow) -> PaperRecipe:
+def _resolve(file: _PaperFile, row: SystemRow) -> PaperRecipe:
     """Merge the fragments of a system in their order, its own settings last."""
     content: dict[str, Any] = {}
     used = [file.fragments[name] for name in row.use]
     for part in (*(fragment.set for fragment in used), row.set):
         content = joined(content, part)
-    return PaperRecipe(
-        row.name,
-        file.paper,
-        row.system,
-        TableRow(table=row.table, row=row.row, published=row.published),
-        tuple(row.also),
-        row.note,
-        tuple(fragment.comment for fragment in used if fragment.comment),
-        ordered(content),  # merging leaves the keys in the order of the fragments, which no reader expects
-    )
+    comments = tuple(fragment.comment for fragment in used if fragment.comment)
+    # Merging leaves the keys in the order of the fragments, which no reader expects.
+    return PaperRecipe(file.paper, row, comments, ordered(content))
 
 
 @cache
 def _positions() -> Mapping[str, int]:
-    """Return the position of every key in the configuration reference."""
     return {entry.path.replace("[]", ""): number for number, entry in enumerate(entries(Experiment))}
 
 

@@ -222,7 +222,6 @@ def pipeline_names(model: ModelName | None = None, corpora: Mapping[str, str] | 
 
 
 def _said(error: ConfigError | ValidationError, names: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return the text of an error on a model's experiment; `names`: those of the pipeline's file."""
     if isinstance(error, ValidationError):
         found = error.errors()[0]
         error = found.get("ctx", {}).get("error", error)

@@ -12,7 +12,6 @@ import copy
 import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -49,19 +48,6 @@ class SmallCorpus(NamedTuple):
     train: tuple[str, str] = ("data/babel/train.qlo", "data/babel/train.qhi")
     dev: tuple[str, str] = ("data/babel/dev.qlo", "data/babel/dev.qhi")
     languages: tuple[str, str] | None = ("qlo", "qhi")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One change of a recipe.
-
-    Attributes:
-        reason: what is changed, to what and why, in a sentence or two.
-        change: changes a configuration in place, where it has what to change.
-    """
-
-    reason: str
-    change: Callable[[dict[str, Any]], None]
 
 
 def _sizes(content: dict[str, Any]) -> None:
@@ -131,45 +117,41 @@ def _search(content: dict[str, Any]) -> None:
     content["decoding"]["max_length"] |= {"ratio": 2.0, "extra": 10}
 
 
-RULES = (
-    Rule(
+RULES: tuple[tuple[str, Callable[[dict[str, Any]], None]], ...] = (
+    (
         f"Width and inner width are 1/{_NARROWER} (`base`: 128), heads 1/{_FEWER_HEADS}, so that deep models take "
         "minutes; all layers stay.",
         _sizes,
     ),
-    Rule(f"Vocabularies have {_PIECES:,} pieces: there is less text to learn them from.", _vocabulary),
-    Rule(f"An update has {_TOKENS} tokens, one batch: many small updates learn most in minutes.", _batch),
-    Rule(
+    (f"Vocabularies have {_PIECES:,} pieces: there is less text to learn them from.", _vocabulary),
+    (f"An update has {_TOKENS} tokens, one batch: many small updates learn most in minutes.", _batch),
+    (
         "The factor of `noam` gives the paper's highest rate at the new width and warm-up: with the paper's factor it "
         "would be 12 to 37 times as high. It is halved where the decoder has more than "
         f"{_DEEP} layers, where so small an update bears less: DS-Init at 18-18 stalls at the whole rate and trains at "
         "half, plain post-norm stalls at both. Other schedules name their highest rate, and it stays.",
         _rate,
     ),
-    Rule(
+    (
         f"The warm-up has {_WARMUP} updates, a fifth of all, as in the papers' deep runs; in the proportion of the "
         "shallow ones it would be too short for Adam's moments. A decay begins and ends at the same share of all.",
         _warmup,
     ),
-    Rule("Stages of growth end at the same share of all updates.", _growth),
-    Rule(
+    ("Stages of growth end at the same share of all updates.", _growth),
+    (
         f"Training ends after {_UPDATES} updates: enough to tell what trains from what does not, not to rank methods.",
         _length,
     ),
-    Rule(
+    (
         f"{_CHECKPOINTS} checkpoints, so that an average of the last 5 or 10 is over a tenth or a fifth of training, "
         f"as in the papers; {_VALIDATIONS} validations, each translates 100 sentences.",
         _cadence,
     ),
-    Rule(
-        f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes: figures need it.", _measures
-    ),
-    Rule("Precision is fp32, which small products on a CPU are fastest in.", _precision),
-    Rule(
-        "A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search
-    ),
+    (f"Depth is measured {_MEASUREMENTS} times, whatever share of the time that takes: figures need it.", _measures),
+    ("Precision is fp32, which small products on a CPU are fastest in.", _precision),
+    ("A translation has at most twice its source's tokens and 10: a model that failed ends none by itself.", _search),
 )
-"""The rules, in the order in which they are applied: those of rates and growth need the paper's lengths."""
+"""What is changed and why, and what changes it in place, in order: rates and growth need the paper's lengths."""
 
 
 def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) -> tuple[dict[str, Any], list[str]]:
@@ -190,10 +172,10 @@ def small_content(full: Mapping[str, Any], corpus: SmallCorpus | None = None) ->
     for split, (source, target) in (("train", corpus.train), ("dev", corpus.dev)):
         data[split] = [{"source": source, "target": target}]
     reasons = []
-    for rule in RULES:
+    for reason, change in RULES:
         before = copy.deepcopy(content)
-        rule.change(content)
-        reasons += [rule.reason] if content != before else []
+        change(content)
+        reasons += [reason] if content != before else []
     return ordered(content), reasons
 
 
@@ -210,12 +192,12 @@ def _small_text(recipe: PaperRecipe, corpus: SmallCorpus | None = None) -> str:
     return as_comments(lines) + to_yaml(content, compact=True)
 
 
-_FOLDER = resources.files("ziggurat") / "recipes"
+_PLAIN_FOLDER = resources.files("ziggurat") / "recipes"
 
 
 def plain_recipe_names() -> list[str]:
     """Return the names of the recipes that belong to no paper, sorted; each is one file."""
-    return sorted(f.name.removesuffix(".yaml") for f in _FOLDER.iterdir() if f.name.endswith(".yaml"))
+    return sorted(f.name.removesuffix(".yaml") for f in _PLAIN_FOLDER.iterdir() if f.name.endswith(".yaml"))
 
 
 def recipe_names() -> list[str]:
@@ -246,7 +228,7 @@ def _near(name: str, cutoff: float) -> list[str]:
 
 def _text(name: str, corpus: SmallCorpus | None = None) -> str | None:
     if name in plain_recipe_names():
-        return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        return (_PLAIN_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
     if (full := find_small_recipe(name)) is not None:
         return _small_text(full, corpus)
     recipe = find_paper_recipe(name)

@@ -46,7 +46,7 @@ def entries(
                 meaning, inner = f"{meaning} Keys: those of {told[inner]}.", None
             else:
                 told[inner] = f"`{path}{'[]' * is_list}`"
-        if inner is not None and not is_list and not _optional(field.annotation):
+        if inner is not None and not is_list and type(None) not in get_args(field.annotation):
             found += [KeyDescription(path, "section", "", meaning), *entries(inner, f"{path}.", told)]
             continue
         default = field.get_default(call_default_factory=True)
@@ -91,10 +91,6 @@ def listed(found: list[KeyDescription]) -> list[str]:
     return lines
 
 
-def _optional(annotation: Any) -> bool:
-    return type(None) in get_args(annotation)
-
-
 def _type_text(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{a}`" for a in get_args(annotation))
@@ -130,13 +126,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Method:
-    """One choice of a configuration.
-
-    Attributes:
-        key: dotted path of the key that chooses it.
-        value: what it is set to.
-        paper: authors and year.
-    """
+    """One choice of a configuration: the key that chooses it, its value, authors and year of the paper."""
 
     key: str
     value: str
@@ -236,37 +226,28 @@ def axis_of(key: str) -> str:
 def methods_in_use(experiment: Experiment) -> list[Method]:
     """Return the methods that the configuration chooses, those of the model first."""
     model, training = experiment.model, experiment.training
-    found = [
-        Method(key, value, METHODS[axis][value])
-        for key, axis, value in (
-            *kinds_in_use(model),
-            ("training.optimiser.kind", "optimiser", training.optimiser.kind),
-        )
-        if value in METHODS[axis]
-    ]
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        if stack.layer_drop:
-            found.append(Method(f"model.{side}.layer_drop", str(stack.layer_drop), KEYS[f"model.{side}.layer_drop"]))
-    if model.dropout.sublayer:
-        found.append(Method("model.dropout.sublayer", str(model.dropout.sublayer), KEYS["model.dropout.sublayer"]))
-    if model.wiring.gpas:
-        found.append(Method("model.wiring.gpas", "true", KEYS["model.wiring.gpas"]))
-    if model.attention.value_norm != "none":
-        found.append(Method("model.attention.value_norm", model.attention.value_norm, _HYBRID))
-    for key in ("value_residual", "cross_value_residual"):
-        if (kind := getattr(model.attention, key)) != "none":
-            found.append(Method(f"model.attention.{key}", kind, _RESFORMER))
-    if model.transfer is not None:
-        found.append(Method("model.transfer", str(model.transfer.exponent), KEYS["model.transfer"]))
-    if training.loss.inter_sim:
-        inter_sim = str(training.loss.inter_sim)
-        found.append(Method("training.loss.inter_sim", inter_sim, KEYS["training.loss.inter_sim"]))
+    chosen = [*kinds_in_use(model), ("training.optimiser.kind", "optimiser", training.optimiser.kind)]
+    found = [Method(key, value, METHODS[axis][value]) for key, axis, value in chosen if value in METHODS[axis]]
+    growth = ""
     if training.growth is not None:
         final = model.encoder.layers, model.decoder.layers
         depths = [*(stage.depths(final[1]) for stage in training.growth.stages), final]
         both = len({decoder for _, decoder in depths}) > 1
-        named = ", ".join(f"{n}-{m}" for n, m in depths) if both else "-".join(str(n) for n, _ in depths)
-        found.append(Method("training.growth", named, KEYS["training.growth"]))
+        growth = ", ".join(f"{n}-{m}" for n, m in depths) if both else "-".join(str(n) for n, _ in depths)
+    attention, transfer = model.attention, model.transfer
+    for key, paper, value in (
+        *((f"model.{side}.layer_drop", "", getattr(model, side).layer_drop) for side in ("encoder", "decoder")),
+        ("model.dropout.sublayer", "", model.dropout.sublayer),
+        ("model.wiring.gpas", "", "true" if model.wiring.gpas else ""),
+        ("model.attention.value_norm", _HYBRID, attention.value_norm),
+        ("model.attention.value_residual", _RESFORMER, attention.value_residual),
+        ("model.attention.cross_value_residual", _RESFORMER, attention.cross_value_residual),
+        ("model.transfer", "", "" if transfer is None else transfer.exponent),
+        ("training.loss.inter_sim", "", training.loss.inter_sim),
+        ("training.growth", "", growth),
+    ):
+        if value and value != "none":
+            found.append(Method(key, str(value), paper or KEYS[key]))
     return found
 
 

@@ -124,10 +124,6 @@ class OptimiserConfig(Section):
                 "is for adam, adamw and radam: torch's Muon stores its one moment in the dtype of the "
                 "parameters; choose another `kind` or `moments: fp32`",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _some_update_is_rectified(self) -> Self:
         if self.rectified_only and self.kind != "radam":
             raise ConfigError.of("rectified_only", f"is an option of `kind: radam`, not of `{self.kind}`")
         # RAdam rectifies where rho_t > 5, and rho_t stays below its limit 2 / (1 - beta2) - 1.
@@ -168,17 +164,18 @@ class ScheduleConfig(Section):
     decay_end: Count = Field(default=1_200_000, ge=1)
     """gnmt+: the same for the end of the decay."""
 
-    @model_validator(mode="after")
-    def _warmup_present(self) -> Self:
-        if self.kind in ("isqrt", "noam", "gnmt+") and self.warmup_updates < 1:
-            raise ConfigError.of(f"kind: {self.kind}", "needs `warmup_updates` of at least 1")
-        return self
+    @property
+    def warmup_end(self) -> int:
+        """Update at which the warm-up ends."""
+        return self.warmup_updates * (self.replicas if self.kind == "gnmt+" else 1)
 
     @model_validator(mode="after")
     def _phases_in_order(self) -> Self:
+        if self.kind in ("isqrt", "noam", "gnmt+") and self.warmup_updates < 1:
+            raise ConfigError.of(f"kind: {self.kind}", "needs `warmup_updates` of at least 1")
         if self.kind != "gnmt+":
             return self
-        warm = self.replicas * self.warmup_updates
+        warm = self.warmup_end
         if self.decay_start < self.replicas * warm:
             raise ConfigError.of(
                 f"decay_start: {self.decay_start}",

@@ -15,13 +15,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.system.compressed import byte_blocks, compression_of
-from ziggurat.system.errors import DataError
+from ziggurat.system.errors import DataError, printable
 
 MAX_LINE_BYTES = 1 << 26
 """Longest line, 64 MiB. It bounds the memory; a file with longer lines is not line-separated text."""
 _BLOCK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_FEED = 10
+
+
+_RECORDS = {
+    ".tsv": "`cut -f 1 FILE` writes its first column",
+    ".jsonl": "`jq -r .text FILE` writes its field `text`",
+    ".parquet": "DuckDB or pandas write a column of it",
+}
+"""Ending of a file of records, as `prepare` reads them, -> how to get the text of one language out of it."""
+
+
+def refuse_records(path: Path, option: str) -> None:
+    """Raise DataError for a file of records, by its name: its lines are no sentences, but would be translated."""
+    ending = (path.with_suffix("") if compression_of(path) else path).suffix.lower()
+    if ending in _RECORDS:
+        raise DataError(
+            f"{option}: {printable(str(path), 4096)} holds records, and this reads lines of text: give the text alone "
+            f"({_RECORDS[ending]})",
+            key=option,
+        )
 
 
 class LineStream:

@@ -19,7 +19,7 @@ from ziggurat.train.checkpoint import RunProgress
 
 def peak_update(config: ScheduleConfig) -> int:
     """Return the update at which the warm-up has reached its highest rate."""
-    return max(1, config.warmup_updates * (config.replicas if config.kind == "gnmt+" else 1))
+    return max(1, config.warmup_end)
 
 
 def updates_at_peak(config: ScheduleConfig) -> int:

@@ -54,10 +54,15 @@ class GracefulStop:
         return signal.Signals(self.heeded).name + (f", since {_GONE[0]}" if _GONE else "")
 
     def __enter__(self) -> GracefulStop:
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        """Take the signals, again if others have taken them since."""
         if threading.current_thread() is threading.main_thread():
             for number in stop_signals():
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
+                before = signal.signal(number, self._handle)
+                self._previous.setdefault(number, before)
 
     def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
         for number, handler in self._previous.items():

@@ -26,7 +26,7 @@ def test_names_are_found_in_either_direction() -> None:
     for name in ("europarl/v7/de-en", "europarl/v7/en-de"):
         found = registry.find(name)
         assert (found.name, found.languages) == ("europarl/v7/de-en", ("de", "en"))
-        assert found.take == ("training/europarl-v7.de-en.de", "training/europarl-v7.de-en.en")
+        assert found.take == ["training/europarl-v7.de-en.de", "training/europarl-v7.de-en.en"]
     assert registry.find("opus/GNOME/v1/zh_CN-en").files[0].url.endswith("/OPUS-GNOME/v1/moses/en-zh_CN.txt.zip")
     assert registry.find("newstest-sgm/2016/de-en").take != registry.find("newstest-sgm/2016/en-de").take
     assert registry.find("news-crawl/2019/de").languages == ("de",)

@@ -69,7 +69,7 @@ def test_what_is_said(
 def test_the_report_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome: JobOutcome[Any] = JobOutcome(1, Report(100, 50, {"unfinished": 50}, {}))
     monkeypatch.setattr("ziggurat.corpora.pipeline.synthesis.back_translate", lambda job, work: outcome)
-    monkeypatch.setattr(synthesis, "_vocabularies", lambda context, name: tmp_path)
+    monkeypatch.setattr(synthesis, "locate_weights", lambda folder: (folder, tmp_path))
     told: list[str] = []
     context = PipelineContext(parsed(whole(folder=str(tmp_path))), told.append)
     step = next(step for step in steps_of(context) if step.name == "distil")

@@ -43,7 +43,8 @@ def make_filter(reverse: Path, pairs: list[tuple[str, str]], tmp_path: Path) -> 
 
     def make(out: str = "out", **changes: Any) -> FilterJob:
         given = {"sources": (str(tmp_path / "source"),), "targets": (str(tmp_path / "target"),), "keep": 0.8}
-        return FilterJob((str(reverse),), out=tmp_path / out, **{**given, "device": "cpu", "shard_lines": 9, **changes})
+        given |= {"models": (str(reverse),), "device": "cpu", "shard_lines": 9}
+        return FilterJob(out=tmp_path / out, **{**given, **changes})
 
     return make
 

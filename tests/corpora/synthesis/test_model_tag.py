@@ -54,7 +54,8 @@ def test_a_corpus_is_what_the_model_makes_with_the_tag(
     def job(out: str, tag: str | None) -> BackTranslationJob:
         everything = PairFilter(max_ratio=1000.0)
         settings: dict[str, Any] = {"method": "beam", "forward": True, "device": "cpu", "filters": everything}
-        return BackTranslationJob((str(many),), (str(text),), tmp_path / out, model_tag=tag, **settings)
+        settings |= {"models": (str(many),), "inputs": (str(text),)}
+        return BackTranslationJob(out=tmp_path / out, model_tag=tag, **settings)
 
     with pytest.raises(ConfigError, match=MISSING):
         in_process(job("none", None))
@@ -75,7 +76,8 @@ def test_a_corpus_is_what_the_model_makes_with_the_tag(
 @pytest.mark.usefixtures("in_process")
 def test_pairs_are_scored_with_the_tag(many: Path, model: Translator, text: Path, tmp_path: Path) -> None:
     def scores(tag: str | None) -> list[float]:
-        job = FilterJob((str(many),), (str(text),), (str(text),), tmp_path / f"{tag}", device="cpu", model_tag=tag)
+        given = {"models": (str(many),), "sources": (str(text),), "targets": (str(text),)}
+        job = FilterJob(**given, out=tmp_path / f"{tag}", device="cpu", model_tag=tag)
         filter_pairs(job, Work(partial(launchers.processes, 1)))
         rows = (job.out / "scored" / "00000000.tsv").read_text("utf-8").splitlines()
         return [float(row.split("\t")[0]) for row in rows]

@@ -54,7 +54,6 @@ def _unused(experiment: Experiment) -> Iterator[Problem]:
 
 
 def _recomputing(experiment: Experiment) -> Iterator[Problem]:
-    """Yield what compiling and recomputing layers cannot do for the model."""
     model, training = experiment.model, experiment.training
     if training.compile == "layers" and model.combination.unit == "sublayer":
         yield _warning(
@@ -202,7 +201,7 @@ def _training(training: TrainingConfig) -> Iterator[Problem]:
 def warm_up_notice(training: TrainingConfig) -> Problem | None:
     """Return a warning where training ends before its learning rate has risen to its peak."""
     schedule, last = training.schedule, training.stop.updates
-    steps = schedule.warmup_updates * (schedule.replicas if schedule.kind == "gnmt+" else 1)
+    steps = schedule.warmup_end
     one_replica = schedule.kind == "gnmt+" and schedule.replicas == 1
     if schedule.start == "peak" or one_replica or last is None or steps <= last:
         return None

@@ -33,14 +33,7 @@ def contradictions(experiment: Experiment) -> Iterator[Problem]:
 
 
 def _vocabularies(experiment: Experiment) -> Iterator[Problem]:
-    subword = experiment.data.subword
-    # As ziggurat.data.subword_training decides it; equal paths of both sides mean one joint vocabulary.
-    separate = (
-        (subword.kind in ("bpe", "unigram") and not subword.joint)
-        or (subword.kind == "existing" and subword.target_model not in (None, subword.source_model))
-        or (subword.kind == "vocabulary" and subword.target_vocabulary not in (None, subword.source_vocabulary))
-    )
-    if separate and experiment.model.embedding.sharing == "all":
+    if experiment.data.subword.separate and experiment.model.embedding.sharing == "all":
         yield Problem.of(
             "model.embedding.sharing: all",
             "needs one vocabulary for both sides, but `data.subword` has two",
@@ -70,7 +63,6 @@ def _transfer(model: ModelConfig, training: TrainingConfig) -> Iterator[Problem]
 
 
 def _alignment(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Yield why guided alignment cannot teach this model."""
     chosen, key = training.loss.alignment, "training.loss.alignment.layer"
     if chosen is None:
         return
@@ -93,7 +85,6 @@ def _alignment(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem
 
 
 def _quantisation(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Yield why training with bytes would not teach what int8 translation computes."""
     if training.quantise is None:
         return
     if model.family == "rnmt":
@@ -110,7 +101,6 @@ def _quantisation(training: TrainingConfig, model: ModelConfig) -> Iterator[Prob
 
 
 def _lora(training: TrainingConfig, model: ModelConfig) -> Iterator[Problem]:
-    """Yield why low-rank adaptation cannot work in this run."""
     if training.lora is None:
         return
     if training.start_from is None:

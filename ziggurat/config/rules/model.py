@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 def contradictions(model: ModelConfig) -> list[Problem]:
     """Return why `model` cannot be built; nothing when it can."""
-    return [*_sizes(model), *(_rnmt(model) if model.family == "rnmt" else _transformer(model))]
+    of_transformer = (_attention, _residuals, _initialisation, _values, _stacks, _transfer)
+    checks = (_sizes, _rnmt) if model.family == "rnmt" else (_sizes, *of_transformer)
+    return [problem for check in checks for problem in check(model)]
 
 
 def _sizes(model: ModelConfig) -> Iterator[Problem]:
@@ -37,11 +40,6 @@ def _sizes(model: ModelConfig) -> Iterator[Problem]:
             )
         if model.embedding.shared_bias:
             yield Problem.of("embedding.shared_bias", "needs equal widths of encoder and decoder")
-
-
-def _transformer(model: ModelConfig) -> Iterator[Problem]:
-    for check in (_attention, _residuals, _initialisation, _values, _stacks, _transfer):
-        yield from check(model)
 
 
 def _attention(model: ModelConfig) -> Iterator[Problem]:
@@ -134,7 +132,6 @@ def _values(model: ModelConfig) -> Iterator[Problem]:
 
 
 def _stacks(model: ModelConfig) -> Iterator[Problem]:
-    """Yield what one stack cannot have together."""
     stacks = (("encoder", model.encoder, model.encoder_width), ("decoder", model.decoder, model.d_model))
     for side, stack, width in stacks:
         if stack.layer_drop and "attention_residuals" in stack.history:
@@ -204,39 +201,24 @@ def _not_worked_out(choice: str, needs: str, why: str = "") -> Problem:
     return Problem.of("transfer", f"is not worked out for `{choice}`{why}", needs)
 
 
+_OF_TRANSFORMERS = (
+    *("decoder.residual", "encoder.residual", "residual", "encoder.history", "decoder.history"),
+    *("encoder.attention", "decoder.attention", "encoder.d_model", "encoder.d_ff", "encoder.heads", "activation"),
+    *("attention.qk_norm", "attention.value_norm", "attention.value_residual", "attention.cross_value_residual"),
+    *("attention.query_scale", "norm", "encoder.layer_drop", "decoder.layer_drop", "encoder.layer_norm_epsilon"),
+    *("decoder.layer_norm_epsilon", "dropout.activation", "dropout.sublayer", "embedding.shared_bias"),
+    *("embedding.zero_start", "encoder.ranges", "decoder.ranges", "encoder.init", "decoder.init", "transfer"),
+)
+"""Keys that RNMT+ has no use for: they must have their defaults."""
+
+
 def _rnmt(model: ModelConfig) -> Iterator[Problem]:
-    transformer_only: list[tuple[str, object, set[object]]] = [
-        ("decoder.residual", model.decoder.residual, {None}),
-        ("encoder.residual", model.encoder.residual, {None, "none"}),
-        ("residual", model.residual, {"pre"}),
-        ("encoder.history", model.encoder.history, {"latest"}),
-        ("decoder.history", model.decoder.history, {"latest"}),
-        ("encoder.attention", model.encoder.attention, {"full"}),
-        ("decoder.attention", model.decoder.attention, {"full"}),
-        ("encoder.d_model", model.encoder.d_model, {None}),
-        ("encoder.d_ff", model.encoder.d_ff, {None}),
-        ("encoder.heads", model.encoder.heads, {None}),
-        ("activation", model.activation, {"relu"}),
-        ("attention.qk_norm", model.attention.qk_norm, {"none"}),
-        ("attention.value_norm", model.attention.value_norm, {"none"}),
-        ("attention.value_residual", model.attention.value_residual, {"none"}),
-        ("attention.cross_value_residual", model.attention.cross_value_residual, {"none"}),
-        ("attention.query_scale", model.attention.query_scale, {False}),
-        ("norm", model.norm, {"layer"}),
-        ("encoder.layer_drop", model.encoder.layer_drop, {0.0}),
-        ("decoder.layer_drop", model.decoder.layer_drop, {0.0}),
-        ("encoder.layer_norm_epsilon", model.encoder.layer_norm_epsilon, {None}),
-        ("decoder.layer_norm_epsilon", model.decoder.layer_norm_epsilon, {None}),
-        ("dropout.activation", model.dropout.activation, {0.0}),
-        ("dropout.sublayer", model.dropout.sublayer, {0.0}),
-        ("embedding.shared_bias", model.embedding.shared_bias, {False}),
-        ("embedding.zero_start", model.embedding.zero_start, {False}),
-    ]
-    found = {key: f"{key}: {value}" for key, value, allowed in transformer_only if value not in allowed}
-    ranges = {"encoder.ranges": model.encoder.ranges, "decoder.ranges": model.decoder.ranges}
-    own = {key: init for key, init in model.inits.items() if key != "init"}
-    found |= {key: key for key, section in {**ranges, **own, "transfer": model.transfer}.items() if section}
-    for key, said in found.items():
+    plain = type(model).model_construct()
+    for key in _OF_TRANSFORMERS:
+        value = attrgetter(key)(model)
+        if value == attrgetter(key)(plain) or (key, value) == ("encoder.residual", "none"):
+            continue
+        said = key if key.endswith(("ranges", "init", "transfer")) else f"{key}: {value}"
         why = f"`{said}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
         yield Problem(key, why)
     if model.embedding.positions != "none":

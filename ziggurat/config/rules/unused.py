@@ -20,24 +20,20 @@ _CONDITIONAL = _OF_SOME_KINDS | _PLANNED | {"embedding.max_positions", "attentio
 """Keys that mean something beside certain choices only."""
 
 
-def unused_settings(model: ModelConfig) -> list[str]:
-    """Return the keys of `model` that are set but mean nothing beside its other choices."""
-    heeded = _heeded(model)
-    found = []
+def unused_settings(model: ModelConfig) -> Iterator[str]:
+    """Yield the keys of `model` that are set but mean nothing beside its other choices."""
+    idle = set(_CONDITIONAL - _heeded(model))
     # RNMT+ has no feed-forward networks, no matrix that holds queries, keys and values, no gates, and lingvo's epsilon.
     if model.family == "rnmt":
-        heeded -= {"wiring.gpas"}
-        if model.d_ff not in _unsaid_d_ff(model):
-            found.append("model.d_ff")
-        if model.layer_norm_epsilon != ModelConfig.model_fields["layer_norm_epsilon"].default:
-            found.append("model.layer_norm_epsilon")
+        idle |= {"wiring.gpas"}
+        presets = [PRESETS[model.preset]["d_ff"]] if model.preset else []  # which nobody wrote
+        yield from _set("model", model, model.d_ff not in presets, "d_ff")
+        yield from _set("model", model, True, "layer_norm_epsilon")
     for name in ("combination", "wiring", "attention", "embedding", "dropout"):
         section = getattr(model, name)
-        for key, field in type(section).model_fields.items():
-            option = f"{name}.{key}"
-            if option in _CONDITIONAL and option not in heeded and getattr(section, key) != field.default:
-                found.append(f"model.{option}")
-    return [*found, *_unused_in_inits(model)]
+        keys = (key for key in type(section).model_fields if f"{name}.{key}" in idle)
+        yield from _set(f"model.{name}", section, True, *keys)
+    yield from _unused_in_inits(model)
 
 
 def _unused_in_inits(model: ModelConfig) -> Iterator[str]:
@@ -65,14 +61,7 @@ def _heeded_in(init: InitConfig) -> set[str]:
     return set(INITIALISATIONS[init.kind].options - idle)
 
 
-def _unsaid_d_ff(model: ModelConfig) -> set[int]:
-    """Return the values of `d_ff` that nobody wrote: the default, and that of the preset."""
-    presets = [PRESETS[model.preset]] if model.preset else []
-    return {ModelConfig.model_fields["d_ff"].default, *(preset["d_ff"] for preset in presets)}
-
-
 def _heeded(model: ModelConfig) -> set[str]:
-    """Return the conditional keys that mean something beside the choices of `model`."""
     heeded = {option for facts in _chosen(model) for option in facts.options}
     if model.embedding.positions == "learned":
         heeded.add("embedding.max_positions")
@@ -93,7 +82,6 @@ def _heeded(model: ModelConfig) -> set[str]:
 
 
 def _chosen(model: ModelConfig) -> Iterator[Facts]:
-    """Yield the rows of the kinds that `model` has."""
     for residual in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
         yield RESIDUALS[residual]
     for stack in (model.encoder, model.decoder):
@@ -135,51 +123,48 @@ def unread_files(subword: SubwordConfig) -> list[Problem]:
     ]
 
 
-def unused_in_data(data: DataConfig) -> list[str]:
-    """Return the keys of section `data` that are set but mean nothing beside its other choices."""
-    subword, computed = data.subword, data.alignment.compute
-    idle = {key for kind, keys in _FILES.items() if kind != subword.kind for key in keys}
-    found = list(_set("data.subword", subword, idle | set(_OF_TRAINED_PIECES if subword.kind in _FILES else ())))
+def unused_in_data(data: DataConfig) -> Iterator[str]:
+    """Yield the keys of section `data` that are set but mean nothing beside its other choices."""
+    subword = data.subword
+    idle = [key for kind, keys in _FILES.items() if kind != subword.kind for key in keys]
+    idle += _OF_TRAINED_PIECES if subword.kind in _FILES else ()
+    yield from _set("data.subword", subword, True, *idle)
     every = [data.filters, *map(data.filters_of, data.train)]
-    if all(filters.source_script is None and filters.target_script is None for filters in every):
-        found += _set("data.filters", data.filters, {"min_script_share"})
-    idle = set() if computed == "hmm" else {"pairs", "symmetrise"}
-    found += _set("data.alignment", data.alignment, idle)
+    no_script = all(filters.source_script is None and filters.target_script is None for filters in every)
+    yield from _set("data.filters", data.filters, no_script, "min_script_share")
+    yield from _set("data.alignment", data.alignment, data.alignment.compute != "hmm", "symmetrise", "pairs")
     for number, corpus in enumerate(data.dev):
-        found += _set(f"data.dev.{number}", corpus, {"weight"})
-    return found
+        yield from _set(f"data.dev.{number}", corpus, True, "weight")
 
 
-def unused_in_training(training: TrainingConfig) -> list[str]:
-    """Return the keys of section `training` that are set but mean nothing beside its other choices."""
-    schedule, optimiser, batch = training.schedule, training.optimiser, training.batch
-    divergence, validation = training.divergence, training.validation
+def unused_in_training(training: TrainingConfig) -> Iterator[str]:
+    """Yield the keys of section `training` that are set but mean nothing beside its other choices."""
+    schedule, divergence, validation = training.schedule, training.divergence, training.validation
     heeded = {"kind", "start", *_HEEDED_BY_SCHEDULE[schedule.kind]}
     if schedule.start == "peak":  # the rest of these two does not depend on the warm-up, that of others does
         heeded -= {"initial"} | ({"warmup_updates"} if schedule.kind in ("linear", "cosine", "constant") else set())
-    found = list(_set("training.schedule", schedule, type(schedule).model_fields.keys() - heeded))
-    found += _set("training.optimiser", optimiser, set() if optimiser.kind == "muon" else {"momentum"})
-    idle = {"rate_factor", "max_roll_backs"} if divergence.action == "stop" else set()
-    idle |= {"window"} if divergence.loss_spike is None else set()
-    found += _set("training.divergence", divergence, idle)
-    found += _set("training.batch", batch, set() if batch.fit else {"fit_limit", "fit_margin"})
-    idle = set() if validation.metric == "loss" else {"max_share"}
-    idle |= set() if validation.decode else {"beam_size", "max_length", "max_share", "max_sentences"}
-    found += _set("training.validation", validation, idle)
-    return found
+    idle = [key for key in type(schedule).model_fields if key not in heeded]
+    yield from _set("training.schedule", schedule, True, *idle)
+    yield from _set("training.optimiser", training.optimiser, training.optimiser.kind != "muon", "momentum")
+    yield from _set("training.divergence", divergence, divergence.loss_spike is None, "window")
+    yield from _set("training.divergence", divergence, divergence.action == "stop", "rate_factor", "max_roll_backs")
+    yield from _set("training.batch", training.batch, not training.batch.fit, "fit_limit", "fit_margin")
+    of_decoding = ("beam_size", "max_length", "max_share", "max_sentences")
+    yield from _set("training.validation", validation, not validation.decode, *of_decoding)
+    only_scored = validation.decode and validation.metric != "loss"
+    yield from _set("training.validation", validation, only_scored, "max_share")
 
 
-def unused_in_decoding(decoding: DecodingConfig) -> list[str]:
-    """Return the keys of section `decoding` that are set but mean nothing beside its other choices."""
+def unused_in_decoding(decoding: DecodingConfig) -> Iterator[str]:
+    """Yield the keys of section `decoding` that are set but mean nothing beside its other choices."""
     penalty = decoding.length_penalty
-    found = list(_set("decoding", decoding, set() if decoding.diverse_groups > 1 else {"diverse_strength"}))
-    idle = {"alpha"} if penalty.kind == "none" else set()
-    found += _set("decoding.length_penalty", penalty, idle | (set() if penalty.coverage else {"length_ratio"}))
-    return found
+    yield from _set("decoding", decoding, decoding.diverse_groups == 1, "diverse_strength")
+    yield from _set("decoding.length_penalty", penalty, penalty.kind == "none", "alpha")
+    yield from _set("decoding.length_penalty", penalty, not penalty.coverage, "length_ratio")
 
 
-def _set(path: str, section: BaseModel, idle: set[str]) -> Iterator[str]:
-    """Yield the keys among `idle` whose value is not the default."""
+def _set(path: str, section: BaseModel, idle: bool, *keys: str) -> Iterator[str]:
+    """Yield the keys whose value is not the default where they are `idle`."""
     for key, field in type(section).model_fields.items():
-        if key in idle and getattr(section, key) != field.default:
+        if idle and key in keys and getattr(section, key) != field.default:
             yield f"{path}.{key}"

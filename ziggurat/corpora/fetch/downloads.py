@@ -42,7 +42,7 @@ _HOST = r"[A-Za-z0-9-]{1,63}(\.[A-Za-z0-9-]{1,63})*\.?"
 
 @dataclass(frozen=True)
 class Held:
-    """A file that is here."""
+    """A file that is here, with its size in bytes."""
 
     path: Path
     url: str
@@ -106,7 +106,8 @@ class Downloads:
                 return held
         addresses = self._mirrored(place) + ([] if remote.by_hand else [remote.url])
         if not addresses or self.offline:
-            raise DataError(self._missing(remote, path))
+            why = remote.by_hand or "is not here, and `--offline` forbids the network"
+            raise DataError(f"{remote.url}: {why}. Put it at {path}, or into a mirror at {place} (`--mirror`)")
         problems, kept = [], list[Held]()
         for address in addresses:
             try:
@@ -150,7 +151,6 @@ class Downloads:
         return "it was removed: run this again to fetch it anew"
 
     def _folders(self) -> list[Path]:
-        """Return the mirrors that are folders."""
         return [Path(mirror).expanduser() for mirror in self.mirrors if not _is_address(mirror)]
 
     def _mirrored(self, place: str) -> list[str]:
@@ -214,11 +214,6 @@ class Downloads:
                 )
         return held
 
-    def _missing(self, remote: Remote, path: Path) -> str:
-        """Return the message for a file that is not here and cannot be fetched."""
-        why = remote.by_hand or "is not here, and `--offline` forbids the network"
-        return f"{remote.url}: {why}. Put it at {path}, or into a mirror at {place_of(remote.url)} (`--mirror`)"
-
 
 def _is_address(mirror: str) -> bool:
     return mirror.startswith(("http://", "https://"))
@@ -253,12 +248,10 @@ _DAMAGE = (
 
 
 class Member(NamedTuple):
-    """A member of an archive that was copied out."""
+    """A member of an archive, by its name there, and the path of its copy."""
 
     name: str
-    """Its name in the archive, for messages."""
     path: Path
-    """The copy."""
 
 
 def is_archive(path: PurePath) -> bool:
@@ -277,7 +270,8 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
     found: dict[str, list[Member]] = {pattern: [] for pattern in patterns}
     terms: dict[str, str] = {}
     try:
-        for number, (name, size, file) in enumerate(_members(archive)):
+        members = _zip_members(archive) if archive.suffix.lower() == ".zip" else _tar_members(archive)
+        for number, (name, size, file) in enumerate(one for one in members if not _SHADOW.search(one[0])):
             if number >= _MOST_MEMBERS:
                 raise DataError(f"{archive}: more than {_MOST_MEMBERS:,} members, which no corpus has")
             if (pattern := next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)) is not None:
@@ -295,16 +289,8 @@ def take_out(archive: Path, patterns: Sequence[str], folder: Path) -> tuple[dict
     return {pattern: sorted(members) for pattern, members in found.items()}, terms
 
 
-def _members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
-    """Yield name, size and content of each file in an archive; the content is to be read before the next member.
-
-    Files that a desktop added are left out.
-    """
-    members = _zip_members(archive) if archive.suffix.lower() == ".zip" else _tar_members(archive)
-    return (member for member in members if not _SHADOW.search(member[0]))
-
-
 def _zip_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
+    """Yield name, size and content of each file in a zip; the content is to be read before the next member."""
     with zipfile.ZipFile(archive) as opened:
         for member in opened.infolist():
             if member.is_dir():

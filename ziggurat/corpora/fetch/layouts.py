@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from xml.parsers import expat
 
@@ -81,14 +81,10 @@ def _parsed(path: Path, start: _Start, end: _End, text: _Text) -> Iterator[None]
         ) from None
 
 
-def tmx_units(path: Path, spellings: Sequence[Sequence[str]]) -> Iterator[tuple[str, str] | None]:
+def tmx_units(path: Path, languages: Sequence[str]) -> Iterator[tuple[str, str] | None]:
     """Yield the two texts of each translation unit, None for a unit that lacks one.
 
-    Args:
-        path: the file, compressed or not.
-        spellings: for each of the two languages the codes that stand for it; regions (`en-GB`) and case are ignored.
-
-    Raises DataError.
+    Regions (`en-GB`) and case of the codes are ignored. Raises DataError.
     """
     text, ready, unit, language = _Text(path), list[tuple[str, str] | None](), dict[str, str](), ""
 
@@ -109,7 +105,7 @@ def tmx_units(path: Path, spellings: Sequence[Sequence[str]]) -> Iterator[tuple[
         elif name in _CODES:
             text.hidden -= 1
         elif name == "tu":
-            sides = [_of_language(unit, codes) for codes in spellings]
+            sides = [_of_language(unit, code.lower().replace("_", "-")) for code in languages]
             ready.append(None if None in sides else (str(sides[0]), str(sides[1])))
 
     for _ in _parsed(path, start, end, text):
@@ -117,13 +113,10 @@ def tmx_units(path: Path, spellings: Sequence[Sequence[str]]) -> Iterator[tuple[
         ready.clear()
 
 
-def _of_language(unit: dict[str, str], codes: Sequence[str]) -> str | None:
-    """Return the text of a unit in the language that has one of `codes`; None where there is none."""
-    wanted = [code.lower().replace("_", "-") for code in codes]
-    exact = next((unit[code] for code in wanted if code in unit), None)
-    if exact is not None:
-        return exact
-    return next((text for code, text in unit.items() if any(code.startswith(f"{w}-") for w in wanted)), None)
+def _of_language(unit: dict[str, str], wanted: str) -> str | None:
+    if wanted in unit:
+        return unit[wanted]
+    return next((text for code, text in unit.items() if code.startswith(f"{wanted}-")), None)
 
 
 def wmt_segments(path: Path, references: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -202,14 +195,15 @@ def read(corpus: RegisteredCorpus, files: Sequence[Path], counts: Counts) -> Ite
     if corpus.layout == "text":
         blocks = _text(files)
     elif corpus.layout == "tsv":
-        blocks = _tsv(files[0], corpus.columns[: len(corpus.languages)], corpus.separator, counts)
+        columns = (corpus.columns or [0, 1])[: len(corpus.languages)]
+        blocks = _tsv(files[0], columns, corpus.separator, counts)
     elif corpus.layout in ("sgm", "ted"):
         pick = _segments if corpus.layout == "sgm" else _talks
-        blocks = _together(files, [pick(path) for path in files])
+        blocks = _in_blocks(_together(files, [pick(path) for path in files]))
     elif corpus.layout == "tmx":
-        blocks = _joined(tmx_units(files[0], corpus.spellings or [(code,) for code in corpus.languages]), counts)
+        blocks = _in_blocks(_whole(tmx_units(files[0], corpus.languages), counts))
     else:
-        blocks = _joined(wmt_segments(files[0], corpus.references), counts)
+        blocks = _in_blocks(_whole(wmt_segments(files[0], corpus.references), counts))
     before = counts.pairs
     for block in blocks:
         counts.pairs += len(block[0])
@@ -224,7 +218,6 @@ def clean(text: str) -> str:
 
 
 def _text(files: Sequence[Path]) -> Iterator[Block]:
-    """Yield lines of one file, or line i of one with line i of the other."""
     if len(files) == 1:
         for lines in _lines(files[0]):
             yield (lines,)
@@ -266,32 +259,24 @@ def _talks(path: Path) -> Iterator[str]:
                 yield clean(found[2])
 
 
-def _together(files: Sequence[Path], sides: Sequence[Iterator[str]]) -> Iterator[Block]:
-    """Yield the texts of both sides in blocks. Raises DataError where one side ends first."""
-    block: list[tuple[str, ...]] = []
-    for number, texts in enumerate(zip_longest(*sides), 1):
+def _together(files: Sequence[Path], sides: Sequence[Iterator[str]]) -> Iterator[tuple[str, ...]]:
+    """Yield the texts of both sides. Raises DataError where one side ends first."""
+    for number, texts in enumerate(zip_longest(*sides)):
         if None in texts:
             shorter = files[texts.index(None)]
-            raise DataError(f"{shorter}: ends after {number - 1:,} segments, but the other side has more")
-        block.append(texts)
-        if len(block) == BLOCK_PAIRS:
-            yield tuple(map(list, zip(*block, strict=True)))
-            block = []
-    if block:
-        yield tuple(map(list, zip(*block, strict=True)))
+            raise DataError(f"{shorter}: ends after {number:,} segments, but the other side has more")
+        yield texts
 
 
-def _joined(units: Iterator[tuple[str, str] | None], counts: Counts) -> Iterator[Block]:
-    """Yield pairs in blocks; None is a unit that lacks a side."""
-    block: tuple[list[str], list[str]] = ([], [])
+def _whole(units: Iterator[tuple[str, str] | None], counts: Counts) -> Iterator[tuple[str, ...]]:
+    """Yield pairs, and count the units that lack a side, which are None."""
     for unit in units:
         if unit is None:
             counts.skipped += 1
-            continue
-        for side, text in zip(block, unit, strict=True):
-            side.append(clean(text))
-        if len(block[0]) == BLOCK_PAIRS:
-            yield block
-            block = ([], [])
-    if block[0]:
-        yield block
+        else:
+            yield tuple(map(clean, unit))
+
+
+def _in_blocks(rows: Iterator[tuple[str, ...]]) -> Iterator[Block]:
+    while block := list(islice(rows, BLOCK_PAIRS)):
+        yield tuple(map(list, zip(*block, strict=True)))

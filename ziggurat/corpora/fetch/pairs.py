@@ -25,7 +25,7 @@ from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.corpora.fetch.downloads import Downloads, Held, Member, is_archive, take_out
 from ziggurat.corpora.fetch.indexes import Names
 from ziggurat.corpora.fetch.layouts import Block, Counts, read
-from ziggurat.corpora.fetch.registry import Folder, FolderSet, HoldOut, RegisteredCorpus
+from ziggurat.corpora.fetch.registry import FolderSet, HoldOut, RegisteredCorpus
 from ziggurat.data.inputs import Origin, read_origin, record_of, set_name, write_origin
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import ConfigError, DamageError, DataError, printable, written_whole
@@ -43,7 +43,7 @@ class PairFiles:
 
     @property
     def record(self) -> Path:
-        """The place of the record."""
+        """File of the record."""
         return record_of(next(iter(self.files.values())))
 
 
@@ -68,13 +68,6 @@ def _write_set(
 ) -> list[Written]:
     """Write the pairs of `corpora`, in order, to the files of `target`; return it, and what was held out.
 
-    Args:
-        target: the files, one for each language.
-        corpora: all of the same languages.
-        downloads: gets the files of the corpora.
-        force: overwrite what is there.
-        held_out: every n-th pair goes to a separate target.
-
     Raises ConfigError, DataError with the way out; nothing half-written is left.
     """
     targets = [target, *([held_out[1]] if held_out else [])]
@@ -97,10 +90,12 @@ def _write_set(
                     _share_out(_by_language(corpus, block, target), writers, held_out)
                     downloads.progress(f"read {corpus.name}", counts.pairs, None)
                 terms |= {f"{corpus.name}: {name}": text for name, text in counts.terms.items()}
-                parts.append(_part(corpus, held, counts))
+                described = corpus.model_dump(include={"name", "title", "licence", "terms"}, exclude_none=True)
+                found = {"pairs": counts.pairs, "skipped": counts.skipped, "files": [one.document() for one in held]}
+                parts.append({**described, **found})
         # The records before the files get their names: killed in between, what is there is known to be ours.
         for writer in writers:
-            write_origin(writer.target.record, writer.record(parts), writer.written())
+            writer.record(parts)
     return [Written(one.target, cast(Origin, read_origin(one.target.record)), False, terms) for one in writers]
 
 
@@ -127,19 +122,6 @@ def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut
     first, every = sum(writer.pairs for writer in writers) + 1, held_out[0].every
     for writer, apart in zip(writers, (False, True), strict=True):
         writer.write(tuple([x for n, x in enumerate(side, first) if (n % every == 0) == apart] for side in block))
-
-
-def _part(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts) -> dict[str, Any]:
-    """Return the record of a corpus."""
-    return {
-        "name": corpus.name,
-        "title": corpus.title,
-        "licence": corpus.licence,
-        **({"terms": corpus.terms} if corpus.terms else {}),
-        "pairs": counts.pairs,
-        "skipped": counts.skipped,
-        "files": [one.document() for one in held],
-    }
 
 
 def _there(target: PairFiles, corpora: Sequence[RegisteredCorpus]) -> Origin | None:
@@ -215,16 +197,12 @@ def _read_parts(corpus: RegisteredCorpus, held: Sequence[Held], counts: Counts, 
         try:
             yield from read(corpus, [member.path for member in group], counts)
         except DataError as error:
-            raise type(error)(_with_names(str(error), group, archives)) from None
+            message = str(error)
+            for member in group:
+                message = message.replace(str(member.path), f"{archives}, member {printable(member.name, 200)}")
+            raise type(error)(message) from None
         for member in group:
             member.path.unlink()
-
-
-def _with_names(message: str, group: Sequence[Member], archives: str) -> str:
-    """Return a message with the names of members in place of those of their copies."""
-    for member in group:
-        message = message.replace(str(member.path), f"{archives}, member {printable(member.name, 200)}")
-    return message
 
 
 def _by_language(corpus: RegisteredCorpus, block: Block, target: PairFiles) -> Block:
@@ -257,15 +235,12 @@ class _Writer:
                 with written_whole(path):
                     side.write("\n".join([*lines, ""]).encode("utf-8"))
 
-    def record(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return the record, without the files."""
-        languages = list(self.target.files)
-        return {"name": self.target.name, "languages": languages, "pairs": self.pairs, "parts": list(parts)}
-
-    def written(self) -> dict[str, dict[str, Any]]:
-        """Return length and fingerprint of each file by its name."""
-        files = zip(self.target.files.values(), self._files, strict=True)
-        return {path.name: {"bytes": file.size, "xxh3_128": file.digest.hexdigest()} for path, file in files}
+    def record(self, parts: list[dict[str, Any]]) -> None:
+        """Write the record, with length and fingerprint of each file."""
+        named = zip(self.target.files.values(), self._files, strict=True)
+        files = {path.name: {"bytes": file.size, "xxh3_128": file.digest.hexdigest()} for path, file in named}
+        about = {"name": self.target.name, "languages": list(self.target.files), "pairs": self.pairs, "parts": parts}
+        write_origin(self.target.record, about, files)
 
 
 class _Digesting(io.RawIOBase):
@@ -347,9 +322,10 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
                 f"{key}: no registry says what the folder `{printable(folder.name)}` holds ({known} are known); "
                 "fetch its corpora by name, or describe it in a registry of your own (docs/fetch.md)"
             )
+        sets = [*described.sets, *(its.hold_out.set for its in described.sets.values() if its.hold_out is not None)]
         for language, path in files.items():
-            if (name := set_name(path)) not in _sets(described):
-                has = ", ".join(_sets(described))
+            if (name := set_name(path)) not in sets:
+                has = ", ".join(sets)
                 raise ConfigError(f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}")
             wanted.setdefault((folder, name), {})[language] = path
         # The development corpora come last: test sets are packed as they are.
@@ -366,11 +342,6 @@ def tasks_of_config(data: DataConfig, names: Names, where: str) -> list[FetchTas
         for folder, name in wanted
         if name in names.registry.folders[folder.name].sets
     ]
-
-
-def _sets(folder: Folder) -> list[str]:
-    """Return the names of all sets of a folder, those held out of others among them."""
-    return [*folder.sets, *(its.hold_out.set for its in folder.sets.values() if its.hold_out is not None)]
 
 
 def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict[str, Path]]:

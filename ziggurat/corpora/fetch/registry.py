@@ -45,19 +45,10 @@ class Remote(Section):
     """Why it cannot be fetched, and where people get it."""
 
 
-class RegistryEntry(Section):
-    """Corpora of one kind: all that differ only in the parts of the name."""
+class _Described(Section):
+    """What is needed to fetch and read a corpus, and its terms."""
 
     title: str
-    pairs: str | dict[str, str] | None = None
-    """Pairs of languages that there are, such as `de-en fr-en`, or those for each value of the part in `where`; null,
-    and no `languages`: any that the origin has."""
-    languages: str | dict[str, str] | None = None
-    """Languages that there are, where any two of them are a pair; or those for each value of the part in `where`."""
-    where: dict[str, str] = Field(default_factory=dict)
-    """Values that other parts of the name may have, in words; a part that is not here may be any."""
-    sorted: bool = False
-    """True if the two languages are in alphabetical order whatever the direction."""
     files: list[Remote] = Field(min_length=1, max_length=64)
     layout: Layout = "text"
     take: list[str] = Field(default_factory=list, max_length=2)
@@ -75,6 +66,28 @@ class RegistryEntry(Section):
     known_from: str | None = None
     """Source of the addresses, layouts and checksums, in the built-in registry, of which none could be tried."""
     note: str | None = None
+
+
+class RegistryEntry(_Described):
+    """Corpora of one kind: all that differ only in the parts of the name."""
+
+    pairs: str | dict[str, str] | None = None
+    """Pairs of languages that there are, such as `de-en fr-en`, or those for each value of the part in `where`; null,
+    and no `languages`: any that the origin has."""
+    languages: str | dict[str, str] | None = None
+    """Languages that there are, where any two of them are a pair; or those for each value of the part in `where`."""
+    where: dict[str, str] = Field(default_factory=dict)
+    """Values that other parts of the name may have, in words; a part that is not here may be any."""
+    sorted: bool = False
+    """True if the two languages are in alphabetical order whatever the direction."""
+
+
+class RegisteredCorpus(_Described):
+    """A corpus whose name is filled in."""
+
+    name: str
+    languages: tuple[str, ...]
+    """One or two codes, in the order of sides, members and columns."""
 
 
 class HoldOut(Section):
@@ -103,28 +116,6 @@ class Folder(Section):
 
     sets: dict[str, FolderSet]
     note: str | None = None
-
-
-@dataclass(frozen=True)
-class RegisteredCorpus:
-    """A corpus whose name is filled in: all that is needed to fetch and read it."""
-
-    name: str
-    title: str
-    languages: tuple[str, ...]
-    """One or two codes, in the order of sides, members and columns."""
-    files: tuple[Remote, ...]
-    layout: Layout
-    take: tuple[str, ...]
-    columns: tuple[int, ...]
-    separator: str
-    references: tuple[str, ...]
-    licence: str
-    terms: str | None
-    known_from: str | None
-    note: str | None = None
-    spellings: tuple[tuple[str, ...], ...] = ()
-    """`tmx`: codes that stand for each language in the file; none: its code in `languages`."""
 
 
 _INDIVIDUAL = {
@@ -198,7 +189,6 @@ def _ordered(entry: RegistryEntry, first: str, second: str) -> str:
 
 
 def _language(code: str) -> str:
-    """Return the language of a code without script and region: `zh` for `zho_Hans`."""
     start = code.partition("_")[0].lower()
     return _INDIVIDUAL.get(start) or main_language(start)
 
@@ -278,28 +268,22 @@ class Registry:
         )
 
 
-def _user_registry() -> Path:
-    """Return the place of the user's own registry, which is read where it exists."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ziggurat" / "corpora.yaml"
-
-
 def load_registry(files: Sequence[str] = ()) -> Registry:
     """Return the built-in registry with the user's and then `files` laid over it.
 
     Raises ConfigError naming file, line and key.
     """
-    own = [_user_registry()] if _user_registry().is_file() else []
+    users = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ziggurat" / "corpora.yaml"
     entries: dict[str, RegistryEntry] = {}
     folders: dict[str, Folder] = {}
     # Later files first: the first pattern that fits a name is taken.
-    for path in [*map(Path, reversed(files)), *own]:
-        read = _read(path.expanduser())
-        entries |= {name: entry for name, entry in read.corpora.items() if name not in entries}
-        folders |= {name: folder for name, folder in read.folders.items() if name not in folders}
+    own = [_read(path.expanduser()) for path in [*map(Path, reversed(files)), *([users] if users.is_file() else [])]]
     built_in = _built_in()
-    return Registry(
-        {**entries, **{k: v for k, v in built_in.corpora.items() if k not in entries}}, {**built_in.folders, **folders}
-    )
+    for read in [*own, built_in]:
+        entries |= {name: entry for name, entry in read.corpora.items() if name not in entries}
+    for read in [built_in, *reversed(own)]:
+        folders |= read.folders
+    return Registry(entries, folders)
 
 
 @cache
@@ -321,7 +305,7 @@ def _read(path: Path) -> _File:
     except ValidationError as problem:
         said = []
         for fault in problem.errors()[:3]:
-            place = tuple(step for step in fault["loc"])
+            place = fault["loc"]
             line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
             said.append(f"{f'line {line}: ' if line else ''}{'.'.join(map(str, place))}: {fault['msg']}")
         raise ConfigError(f"{path}: {'; '.join(said)}") from None
@@ -367,7 +351,6 @@ def _check(path: Path, name: str, entry: RegistryEntry) -> None:
 
 
 def _swapped(name: str) -> str:
-    """Return a name with its two languages exchanged."""
     head, slash, pair = name.rpartition("/")
     first, hyphen, second = pair.partition("-")
     return f"{head}{slash}{second}-{first}" if hyphen and "-" not in second else name
@@ -393,24 +376,16 @@ def _match(pattern: str, entry: RegistryEntry, name: str) -> dict[str, str] | No
 
 
 def _filled(name: str, entry: RegistryEntry, values: Mapping[str, str]) -> RegisteredCorpus:
-    """Return the corpus of an entry with the parts of its name filled in."""
-    return RegisteredCorpus(
-        name=name,
-        title=_fill(entry.title, values),
-        languages=tuple(values[part] for part in ("a", "b") if part in values),
-        files=tuple(file.model_copy(update={"url": _fill(file.url, values)}) for file in entry.files),
-        layout=entry.layout,
-        take=tuple(_fill(member, values) for member in entry.take),
-        columns=tuple(entry.columns) or (0, 1),
-        separator=entry.separator,
-        references=tuple(entry.references),
-        licence=entry.licence,
-        terms=None if entry.terms is None else _fill(entry.terms, values),
-        known_from=entry.known_from,
-        note=entry.note,
-    )
+    filled = {
+        "name": name,
+        "title": _fill(entry.title, values),
+        "languages": tuple(values[part] for part in ("a", "b") if part in values),
+        "files": [file.model_copy(update={"url": _fill(file.url, values)}) for file in entry.files],
+        "take": [_fill(member, values) for member in entry.take],
+        "terms": None if entry.terms is None else _fill(entry.terms, values),
+    }
+    return RegisteredCorpus(**{key: getattr(entry, key) for key in _Described.model_fields} | filled)
 
 
 def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Return a text with the parts in braces filled in of which there are values."""
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), text)

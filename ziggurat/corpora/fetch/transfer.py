@@ -2,9 +2,8 @@
 
 What has arrived stays beside the future file as `NAME.part`, locked while a process writes it; `NAME.part.json` has the
 address, the version (ETag or date) and the length that the server gave. A later request asks for the rest of that
-version only (If-Range); a server that has another one by now sends it whole, and the part is dropped, as is a part
-without notes. Answers that will not change (a page in place of data, a missing file) are errors with the way out;
-overload and dropped connections are tried again.
+version only (If-Range). Answers that will not change (a page in place of data, a missing file) are errors with the way
+out; overload and dropped connections are tried again.
 """
 
 from __future__ import annotations
@@ -206,15 +205,6 @@ def _magic(name: str) -> bytes | None:
     return _MAGIC.get(name.partition("?")[0].rpartition(".")[2].lower())
 
 
-def _refuse_unreachable(url: str, reason: object) -> None:
-    """Raise DataError for a connection that will fail every time: a certificate that nobody vouches for."""
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        raise DataError(
-            f"{url}: its certificate is not trusted here ({printable(reason.verify_message, 120)}); behind a company's "
-            f"proxy set SSL_CERT_FILE to the certificates of the company, {_BRING}"
-        )
-
-
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, the bytes or pairs so far and the total (None: not known)."""
 
@@ -320,16 +310,15 @@ def download(
                 gain = _GAIN_BYTES if part.total is None else max(1, (part.total - furthest) // 10)
                 if network.retries and part.size - furthest >= min(gain, _GAIN_BYTES):  # 0 retries: not one
                     failures, furthest = 0, part.size
-                if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
-                    kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
-                    raise DataError(f"{url}: {dropped}{_times(failures)}{kept}") from None
-                network.pause(max(min(2.0 ** (failures - 1), 60.0), min(dropped.wait, 300.0)))
+                kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
+                _wait(url, dropped, failures, network, kept)
         part.finish(lambda file: check(file, came_from) if check else None)
 
 
 def read_small(url: str, network: Network) -> bytes:
     """Return the content at `url`, at most 64 MiB, such as an index. Raises DataError."""
-    for tried in range(network.retries + 1):
+    failures = 0
+    while True:
         try:
             blocks, size = list[bytes](), 0
             with _answered(url, network, {}) as response:
@@ -340,10 +329,16 @@ def read_small(url: str, network: Network) -> bytes:
                         raise DataError(f"{url}: longer than {_SMALL_BYTES >> 20} MiB, which no such answer is")
             return b"".join(blocks)
         except _Dropped as dropped:
-            if tried == (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
-                raise DataError(f"{url}: {dropped}{_times(tried + 1)}") from None
-            network.pause(max(min(2.0**tried, 60.0), min(dropped.wait, 300.0)))
-    raise AssertionError("the last try returns or raises")
+            failures += 1
+            _wait(url, dropped, failures, network)
+
+
+def _wait(url: str, dropped: _Dropped, failures: int, network: Network, kept: str = "") -> None:
+    """Wait before the next try. Raises DataError after too many failures in a row."""
+    if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
+        times = f", {failures} times in a row" if failures > 1 else ""
+        raise DataError(f"{url}: {dropped}{times}{kept}") from None
+    network.pause(max(min(2.0 ** (failures - 1), 60.0), min(dropped.wait, 300.0)))
 
 
 def size_of(url: str, network: Network) -> int | None:
@@ -430,12 +425,7 @@ def _version(headers: Message) -> str:
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "").strip()
 
 
-def _times(failures: int) -> str:
-    return f", {failures} times in a row" if failures > 1 else ""
-
-
 def _natural(text: str | None) -> int | None:
-    """Return a header's number; None where there is none."""
     return int(text) if text is not None and re.fullmatch(r"\d{1,18}", text.strip()) else None
 
 
@@ -461,7 +451,11 @@ def _answered(
             yield response
     except (urllib.error.URLError, ssl.SSLError, socket.gaierror, ConnectionRefusedError) as error:
         reason = getattr(error, "reason", error)
-        _refuse_unreachable(url, reason)
+        if isinstance(reason, ssl.SSLCertVerificationError):  # which will fail every time
+            raise DataError(
+                f"{url}: its certificate is not trusted here ({printable(reason.verify_message, 120)}); behind a "
+                f"company's proxy set SSL_CERT_FILE to the certificates of the company, {_BRING}"
+            ) from None
         away = isinstance(reason, socket.gaierror | ConnectionRefusedError)
         raise _Dropped(f"cannot be reached ({printable(str(reason), 120)})", tries=2 if away else None) from None
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:

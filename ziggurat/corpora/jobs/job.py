@@ -1,6 +1,6 @@
 """Run of a job: the shards that are not complete are done, by any number of calls on any machines, then merged.
 
-Plan of a job: everything that its result depends on, written once into its folder.
+The plan, everything that the result depends on, is written once into the job's folder.
 
 Models and inputs are named by their content. A later call in the same folder must have the same plan.
 """
@@ -10,26 +10,22 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 import xxhash
 
-from ziggurat.corpora.jobs.launchers import Launcher, Manifest, Shard, StageFiles, cut, processes
+from ziggurat.corpora.jobs.launchers import Do, Launcher, Manifest, Shard, StageFiles, cut, processes
 from ziggurat.data.store_checks import InputWatch, differences
 from ziggurat.system.errors import DataError
 from ziggurat.system.files import write_atomically
 from ziggurat.system.small_files import parse_json, read_bounded
 from ziggurat.system.staging import TEMPORARY, locked, sweep
-from ziggurat.system.terminal import REPEATED, stop_signals
 from ziggurat.system.yaml_text import keys_of, shown
+from ziggurat.train.signals import GracefulStop
 
 PLAN_FILE = "plan.json"
 _FORMAT = 1
@@ -38,21 +34,13 @@ _LOCK = f".{PLAN_FILE}.lock"
 
 @dataclass(frozen=True)
 class Plan:
-    """Work to be done, and the settings that its result depends on.
-
-    Attributes:
-        folder: folder of the job.
-        verb: verb of the command line that it is a job of.
-        settings: everything that the result depends on.
-        lines: lines of all inputs, or pairs.
-        shard_lines: lines of a shard.
-        watch: watch over the inputs.
-    """
+    """Work to be done in a folder, and the settings that its result depends on."""
 
     folder: Path
     verb: str
     settings: dict[str, Any]
     lines: int
+    """Lines of all inputs, or pairs."""
     shard_lines: int
     watch: InputWatch
 
@@ -91,8 +79,7 @@ def fix_plan(
         settings: everything that the result depends on, as JSON can represent it without loss.
         watch: watch over the inputs, whose fingerprints the settings have from it.
         shard_lines: lines of a shard.
-        count: returns the number of lines, at least one; called where the folder is new. It takes a pass over the
-            input, which the plan saves: the fingerprints in the settings say that the input is the same.
+        count: returns the number of lines, at least one, by a pass over the input; called where the folder is new.
 
     Raises DataError for a folder with another plan, or with other things; what `count` raises.
     """
@@ -130,8 +117,12 @@ def _lines_known(path: Path, verb: str, settings: dict[str, Any]) -> int | None:
 def _known(path: Path, verb: str) -> dict[str, Any] | None:
     """Return the plan in the folder, or None for a new or empty folder. Raises DataError for anything else."""
     folder = path.parent
+
+    def passing(name: str) -> bool:  # left by a call that has not written its plan yet
+        return name == _LOCK or TEMPORARY.fullmatch(name) is not None
+
     if not path.exists():
-        if not folder.exists() or (folder.is_dir() and all(_passing(p.name) for p in folder.iterdir())):
+        if not folder.exists() or (folder.is_dir() and all(passing(p.name) for p in folder.iterdir())):
             return None
         if not path.exists():  # a call for another part may have written it, and its lock, before we looked around
             raise DataError(f"{folder}: exists and is no folder of a `{verb}`; name another one")
@@ -144,13 +135,7 @@ def _known(path: Path, verb: str) -> dict[str, Any] | None:
     raise DataError(f"{path}: damaged, or of another version of ziggurat; name another folder")
 
 
-def _passing(name: str) -> bool:
-    """Return whether a call that has not written its plan yet may have left a file of this name."""
-    return name == _LOCK or TEMPORARY.fullmatch(name) is not None
-
-
 Merged = TypeVar("Merged")
-Do = Callable[[Shard[Any]], Manifest]
 Progress = Callable[[int, int, int | None], None]
 """Called with the lines done by earlier calls, those done by this one, and the total of this call's shards (None: not
 known)."""
@@ -158,34 +143,26 @@ known)."""
 
 @dataclass(frozen=True)
 class Work:
-    """Execution of one call's share of a job; the result does not depend on it.
-
-    Attributes:
-        launch: where shards are done.
-        part: (i, n): only every n-th shard, from shard i, and no merge; other calls can do the rest.
-        only_merge: only merge the shards, all of which must be complete.
-        progress: called once before the first shard, and after each.
-    """
+    """Execution of one call's share of a job; the result does not depend on it."""
 
     launch: Launcher = field(default_factory=lambda: partial(processes, 1))
     part: tuple[int, int] = (0, 1)
+    """(i, n): only every n-th shard, from shard i, and no merge; other calls can do the rest."""
     only_merge: bool = False
     progress: Progress = lambda before, now, total: None
+    """Called once before the first shard, and after each."""
 
 
 @dataclass(frozen=True)
 class JobOutcome(Generic[Merged]):
-    """End of a call: merged shards, a part of them, or a signal.
-
-    Attributes:
-        shards: number of shards of the whole job; None: not known.
-        report: what the merge returned; None when the call was stopped or did only a part of the shards.
-        signal: number of the signal that stopped it, or None.
-    """
+    """End of a call: merged shards, a part of them, or a signal."""
 
     shards: int | None
+    """Number of shards of the whole job; None: not known."""
     report: Merged | None
+    """Result of the merge; None when the call was stopped or did only a part of the shards."""
     signal: int | None = None
+    """Number of the signal that stopped it."""
 
 
 def run_job(
@@ -247,7 +224,7 @@ def do_shards(do: Do, shards: Iterator[Shard[Any]], work: Work, before: int, tot
     """Do these shards; return the number of the signal that ended it, or None."""
     done = 0
     work.progress(before, 0, total)
-    with _Signals() as signals, work.launch() as run:
+    with GracefulStop(says=False) as signals, work.launch() as run:
         signals.listen()  # Ray has replaced our handlers
         for manifest in run(do, shards, lambda: signals.received is not None):
             done += manifest.read
@@ -263,39 +240,6 @@ def complete_shards(plan: Plan, files: StageFiles) -> Iterator[Manifest]:
                 f"{plan.folder}: shard {index} of {plan.shards} is missing; run the same command without `--merge`"
             )
         yield manifest
-
-
-class _Signals:
-    """Context that records signals to stop; a second one ends the process at once.
-
-    Outside the main thread Python allows no handlers, so signals keep their ordinary effect.
-    """
-
-    def __init__(self) -> None:
-        self.received: int | None = None
-        self._previous: dict[int, object] = {}
-
-    def __enter__(self) -> _Signals:
-        self.listen()
-        return self
-
-    def listen(self) -> None:
-        """Take the signals, again if others have taken them since."""
-        if threading.current_thread() is threading.main_thread():
-            for number in stop_signals():
-                before = signal.signal(number, self._handle)
-                self._previous.setdefault(number, before)
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            if number in REPEATED:
-                return
-            os._exit(128 + number)
-        self.received = number
 
 
 @contextlib.contextmanager

@@ -20,13 +20,14 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import xxhash
 
@@ -41,16 +42,11 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Shard(Generic[Item]):
-    """Consecutive items of the input.
-
-    Attributes:
-        index: number of the shard.
-        first: number of its first item; where items have weights, what those before it weigh.
-        items: the items.
-    """
+    """Consecutive items of the input, and the number of the shard."""
 
     index: int
     first: int
+    """Number of the first item; where items have weights, what those before it weigh."""
     items: list[Item]
 
 
@@ -62,14 +58,10 @@ def cut(
     start: int = 0,
     weight: Callable[[Item], int] = lambda item: 1,
 ) -> Iterator[Shard[Item]]:
-    """Yield, in order, the shards whose number is `wanted`.
+    """Yield, in order, the shards whose number, from `start`, is `wanted`.
 
-    Args:
-        items: all items: those of other shards are read too, since only reading finds their ends, but not kept.
-        size: a shard ends with the item that brings it to this weight; the last one may weigh less.
-        wanted: whether the shard with this number is to be kept.
-        start: number of the first shard.
-        weight: weight of an item.
+    A shard ends with the item that brings it to the weight `size`; the last one may weigh less. Items of other shards
+    are read too, since only reading finds their ends, but not kept.
     """
     index, first, filled, held = start, 0, 0, list[Item]()
     take = wanted(index)
@@ -88,41 +80,30 @@ def cut(
 
 @dataclass(frozen=True)
 class Manifest:
-    """Record of a stage's result for one shard.
-
-    Attributes:
-        stage: name of the stage.
-        shard: number of the shard.
-        plan: fingerprint of the plan (ziggurat.corpora.jobs.job).
-        output: checksum of the file.
-        bytes: size of the file.
-        read: items of the shard, or their weight.
-        kept: rows of the file.
-        dropped: items that this stage and those before dropped, or noticed, by reason.
-        input: checksum of the file of the stage before; empty for the first.
-    """
+    """Record of a stage's result, a file, for one shard."""
 
     stage: str
     shard: int
     plan: str
+    """Fingerprint of the plan (ziggurat.corpora.jobs.job)."""
     output: str
+    """Checksum of the file."""
     bytes: int
     read: int
+    """Items of the shard, or their weight."""
     kept: int
+    """Rows of the file."""
     dropped: Mapping[str, int] = field(default_factory=dict)
+    """Items that this stage and those before dropped, or noticed, by reason."""
     input: str = ""
+    """Checksum of the file of the stage before; empty for the first."""
 
 
 class StageFiles:
     """Files of one stage: `<shard>.<ending>`, and its manifest `<shard>.json`, which is written last.
 
-    A shard is complete if its manifest exists and is of the same plan, and the file has the size in the manifest.
-
-    Args:
-        folder: folder of the job.
-        stage: name of the stage, and of its folder in there.
-        plan: fingerprint of the plan.
-        ending: ending of the files' names.
+    A shard is complete if its manifest exists and is of the same plan (by its fingerprint), and the file has the size
+    in the manifest. They lie in the folder `stage` of the job's.
     """
 
     def __init__(self, folder: Path, stage: str, plan: str, ending: str = "tsv") -> None:
@@ -197,15 +178,9 @@ _PER_WORKER = 2
 """One shard of a worker waits behind the one that it does; more would only take memory."""
 
 
-class Run(Protocol):
-    """Does shards."""
-
-    def __call__(
-        self, do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
-    ) -> Iterator[Manifest]:
-        """Yield what `do` returns of each shard, as they end, until none is left or `stopped` says so."""
-
-
+Do = Callable[[Shard[Any]], Manifest]
+Run = Callable[[Do, Iterator[Shard[Any]], Callable[[], bool]], Iterator[Manifest]]
+"""Yields what the first argument returns of each shard, as they end, until none is left or the third says so."""
 Launcher = Callable[[], AbstractContextManager[Run]]
 
 
@@ -215,9 +190,7 @@ def processes(workers: int) -> Iterator[Run]:
     way_out = "use fewer `--workers` or a smaller `batch_tokens`. What was done is kept"
     with worker_pool(workers, way_out=way_out) as submit:
 
-        def run(
-            do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
-        ) -> Iterator[Manifest]:
+        def run(do: Do, shards: Iterator[Shard[Any]], stopped: Callable[[], bool]) -> Iterator[Manifest]:
             pending: set[Future[Manifest]] = set()
             more = True
             while (more or pending) and not stopped():
@@ -240,8 +213,7 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
     actors than there is room for wait for nodes to come, or for other work to end.
 
     Args:
-        address: address of the cluster, as `ray.init` takes it: `auto`, `local` (a new one, on this machine),
-            `HOST:PORT`.
+        address: as `ray.init` takes it: `auto`, `local` (a new cluster, on this machine), `HOST:PORT`.
         workers: number of actors; None: as many as the nodes can hold when nothing else is at work on them.
         cpus: CPU cores that each actor takes.
         gpus: GPUs that each actor takes.
@@ -256,7 +228,7 @@ def ray_actors(address: str, workers: int | None, *, cpus: int = 1, gpus: int = 
         # On other machines the folder must be the same: the paths of a job may be relative.
         actors = [of_class.remote(os.getcwd()) for _ in range(workers)]
         try:
-            yield _RayRun(ray, actors)
+            yield partial(_by_actors, ray, actors)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -340,78 +312,70 @@ def _knock(address: str) -> None:
 
 
 class _Actor:
-    """A worker of a cluster."""
-
     def __init__(self, folder: str) -> None:
         os.chdir(folder)
 
     def ready(self) -> None:
         """Answer, once it has started."""
 
-    def do(self, do: Callable[[Shard[Any]], Manifest], shard: Shard[Any]) -> Manifest:
+    def do(self, do: Do, shard: Shard[Any]) -> Manifest:
         """Return what `do` returns."""
         return do(shard)
 
 
-class _RayRun:
-    """A `Run` by actors; Ray starts them again, and this gives the shards of dead ones to those that live."""
-
-    def __init__(self, ray: ModuleType, actors: list[Any]) -> None:
-        self._ray, self._actors = ray, actors
-
-    def __call__(
-        self, do: Callable[[Shard[Any]], Manifest], shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
-    ) -> Iterator[Manifest]:
-        ray = self._ray
-        function = ray.put(do)
-        lost: list[Shard[Any]] = []
-        deaths: Counter[int] = Counter()
-        idle: list[Any] = []
-        # An actor gets a shard when it has answered: one that waits for a node must not keep a shard waiting.
-        waking = {actor.ready.remote(): actor for actor in self._actors}
-        working: dict[Any, tuple[Any, Shard[Any]]] = {}
-        worked = time.monotonic()
-        while not stopped():
-            while idle and (shard := lost.pop() if lost else next(shards, None)) is not None:
-                actor = idle.pop()
-                working[actor.do.remote(function, shard)] = actor, shard
-            if idle and not working:  # the last shard is done; other actors may still be waiting
-                return
-            if working:
-                worked = time.monotonic()
-            elif time.monotonic() - worked >= _SILENT_SECONDS:
-                worked = time.monotonic()
-                warnings.warn(
-                    f"no worker on the Ray cluster has begun for {_SILENT_SECONDS:g} s: others take the room (see "
-                    "`ray status`), or processes end as they start (see the logs of the nodes); still waiting",
-                    stacklevel=2,
-                )
-            ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
-            for answer in ended:
-                actor, shard = working.pop(answer) if answer in working else (waking.pop(answer), None)
-                try:
-                    result = ray.get(answer)
-                except ray.exceptions.RayTaskError as error:
-                    raise error.cause from error  # whose text is the traceback in the worker
-                except ray.exceptions.RayActorError as error:
-                    # Want of memory is told by it, too: OutOfMemoryError is only of actors that never start again.
-                    if error.actor_init_failed:
-                        raise _unable(error) from None
-                    if shard is not None:
-                        lost.append(shard)
-                        deaths[shard.index] += 1
-                        if deaths[shard.index] == _MOST_DEATHS:
-                            raise _deadly(shard) from None
-                    elif isinstance(error, ray.exceptions.ActorDiedError):  # by `ray.kill`, for example: for good
-                        if not (idle or working or waking):
-                            raise _none_left(error) from None
-                        continue
-                    time.sleep(_WAIT_SECONDS)  # until it is known to be dead, asking it fails at once
-                    waking[actor.ready.remote()] = actor
-                    continue
-                idle.append(actor)
+def _by_actors(
+    ray: ModuleType, actors: Sequence[Any], do: Do, shards: Iterator[Shard[Any]], stopped: Callable[[], bool]
+) -> Iterator[Manifest]:
+    """Do shards by actors; Ray starts dead ones again, whose shards those that live do meanwhile."""
+    function = ray.put(do)
+    lost: list[Shard[Any]] = []
+    deaths: Counter[int] = Counter()
+    idle: list[Any] = []
+    # An actor gets a shard when it has answered: one that waits for a node must not keep a shard waiting.
+    waking = {actor.ready.remote(): actor for actor in actors}
+    working: dict[Any, tuple[Any, Shard[Any]]] = {}
+    worked = time.monotonic()
+    while not stopped():
+        while idle and (shard := lost.pop() if lost else next(shards, None)) is not None:
+            actor = idle.pop()
+            working[actor.do.remote(function, shard)] = actor, shard
+        if idle and not working:  # the last shard is done; other actors may still be waiting
+            return
+        if working:
+            worked = time.monotonic()
+        elif time.monotonic() - worked >= _SILENT_SECONDS:
+            worked = time.monotonic()
+            warnings.warn(
+                f"no worker on the Ray cluster has begun for {_SILENT_SECONDS:g} s: others take the room (see "
+                "`ray status`), or processes end as they start (see the logs of the nodes); still waiting",
+                stacklevel=2,
+            )
+        ended, _ = ray.wait([*working, *waking], num_returns=1, timeout=_WAIT_SECONDS)
+        for answer in ended:
+            actor, shard = working.pop(answer) if answer in working else (waking.pop(answer), None)
+            try:
+                result = ray.get(answer)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error  # whose text is the traceback in the worker
+            except ray.exceptions.RayActorError as error:
+                # Want of memory is told by it, too: OutOfMemoryError is only of actors that never start again.
+                if error.actor_init_failed:
+                    raise _unable(error) from None
                 if shard is not None:
-                    yield result
+                    lost.append(shard)
+                    deaths[shard.index] += 1
+                    if deaths[shard.index] == _MOST_DEATHS:
+                        raise _deadly(shard) from None
+                elif isinstance(error, ray.exceptions.ActorDiedError):  # by `ray.kill`, for example: for good
+                    if not (idle or working or waking):
+                        raise _none_left(error) from None
+                    continue
+                time.sleep(_WAIT_SECONDS)  # until it is known to be dead, asking it fails at once
+                waking[actor.ready.remote()] = actor
+                continue
+            idle.append(actor)
+            if shard is not None:
+                yield result
 
 
 def _unable(error: Exception) -> ConfigError:

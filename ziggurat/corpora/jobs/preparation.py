@@ -58,17 +58,9 @@ def prepare_job(
     progress: Progress = lambda phase, done, total: None,
     shard_pairs: int = SHARD_PAIRS,
 ) -> JobOutcome[PrepareReport]:
-    """Do what `work` says of preparing `config`; see ziggurat.data.prepare.prepare.
+    """Do what `work` says of preparing `config` in the folder of a job; see ziggurat.data.prepare.prepare.
 
-    Args:
-        config: the `data` section.
-        folder: folder of the job.
-        work: how this call works.
-        force: replace a store of other settings or inputs, or a damaged one.
-        progress: called with (phase, done, total or None).
-        shard_pairs: least pairs of a shard.
-
-    Raises as `prepare` and ziggurat.corpora.jobs.job.run_job.
+    `progress` is called with (phase, done, total or None). Raises as `prepare` and ziggurat.corpora.jobs.job.run_job.
     """
     inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
@@ -143,8 +135,9 @@ class _Parts:
         def shards() -> Iterator[Shard[_Item]]:
             for file, (number, corpus) in enumerate(files):
                 if shared or mine(file * _SHARDS_OF_FILE):
+                    blocks = corpus.blocks(words_of(self.config, self._tokenizers))
                     yield from cut(
-                        self._items(number, corpus),
+                        (_Item(corpus.split, number, *block) for block in blocks),
                         shard_pairs,
                         lambda shard: shard not in done and mine(shard),
                         start=file * _SHARDS_OF_FILE,
@@ -175,10 +168,6 @@ class _Parts:
                 )
             numbers[corpus.split] += 1
 
-    def _items(self, number: int, corpus: Corpus) -> Iterator[_Item]:
-        for lines, links, unwanted in corpus.blocks(words_of(self.config, self._tokenizers)):
-            yield _Item(corpus.split, number, lines, links, unwanted)
-
     def refuse_missing(self) -> None:
         """Raise DataError unless all shards are complete."""
         found = sum(manifest.read for manifest in self.encoded.finished())
@@ -204,7 +193,6 @@ class _Parts:
 
 
 def _encode(learned: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
-    """Encode a shard."""
     config, encoder, aligner = _opened(learned, shard.items[0].split)
     seen, blocks = Comparisons(config), list[EncodedBlock]()
     for item in shard.items:

@@ -39,31 +39,28 @@ from ziggurat.translate.translator import load_translator
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Models of a job, and the settings that they translate with.
-
-    Attributes:
-        models: runs or model directories: one, or the members of an ensemble.
-        which: checkpoint of a run; see ziggurat.model.directory.open_model.
-        without_layers: layers to leave out; None: none.
-        device: `auto`, `cpu`, `cuda`, ...
-        threads: CPU threads of each worker. The result depends on them: another number of threads sums matrix products
-            in another order, which rounds differently.
-        engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
-            may be done on several machines.
-        decoding: keys of the `decoding` section that replace the model's own.
-        weights: fingerprints of the weights of each model, once they are known; workers refuse others.
-        shortlist: fingerprint of the lexical shortlist that the search uses, likewise; None: not known, or none.
-    """
+    """Models of a job, and the settings that they translate with."""
 
     models: tuple[str, ...]
+    """Runs or model directories: one, or the members of an ensemble."""
     which: str | None = None
+    """Checkpoint of a run; see ziggurat.model.directory.open_model."""
     without_layers: str | None = None
+    """Layers to leave out; None: none."""
     device: str = "auto"
+    """`auto`, `cpu`, `cuda`, ..."""
     threads: int = 1
+    """CPU threads of each worker. The result depends on them: another number of threads sums matrix products in another
+    order, which rounds differently."""
     engine: str = "auto"
+    """`torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work may be
+    done on several machines."""
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Keys of the `decoding` section that replace the model's own."""
     weights: tuple[str, ...] = ()
+    """Fingerprints of the weights of each model, once they are known; workers refuse others."""
     shortlist: str | None = None
+    """Fingerprint of the lexical shortlist that the search uses, likewise; None: not known, or none."""
 
     def identified(self, *, searched: bool = True) -> Identified:
         """Open the models, so that what is wrong with them or the settings is said now; return what they are.
@@ -112,21 +109,16 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class Identified:
-    """Facts about opened models.
-
-    Attributes:
-        choice: the choice, with a device that is not `auto` and with the fingerprints of the weights.
-        experiment: configuration of the first model.
-        decoding: settings of the search.
-        settings: all that the result depends on, as JSON can represent it without loss.
-        tags: tags that can stand before a source sentence.
-    """
+    """Facts about opened models."""
 
     choice: ModelChoice
+    """The choice, with a device that is not `auto` and with the fingerprints of the weights."""
     experiment: Experiment
     decoding: DecodingConfig
     settings: dict[str, Any]
+    """All that the result depends on, as JSON can represent it without loss."""
     tags: list[str]
+    """Tags that can stand before a source sentence."""
 
     def tag_settings(self, tag: str | None) -> dict[str, str]:
         """Return what the result depends on where the models are given `tag` before every sentence: nothing without.
@@ -231,15 +223,10 @@ class Task(Protocol):
 
 
 class Merged(NamedTuple):
-    """The end of a job of lines.
-
-    Attributes:
-        taken: what the merge made of the results.
-        lines: number of lines read.
-        counts: what the task counted.
-    """
+    """The end of a job of lines."""
 
     taken: Any
+    """What the merge made of the results."""
     lines: int
     counts: Mapping[str, int]
 
@@ -271,12 +258,7 @@ def _do(task: Task, files: StageFiles, shard: Shard[LineWithInputs]) -> Manifest
 
 @dataclass(frozen=True)
 class Aligning:
-    """Word alignments of lines, each with its translation beside it.
-
-    Attributes:
-        model: file of the aligner.
-        how: symmetrisation.
-    """
+    """Word alignments of lines, each with its translation beside it."""
 
     model: str
     how: Symmetrisation
@@ -290,26 +272,20 @@ class Aligning:
 
 @lru_cache(maxsize=1)
 def _aligner(path: str) -> Aligner:
-    """Read an aligner, once in a worker's life."""
     return read_aligner(path)
 
 
 @dataclass(frozen=True)
 class Translating:
-    """Translation of lines; all lines of a shard are one window, so the result does not depend on other shards.
-
-    Attributes:
-        choice: the models.
-        form: of the output (ziggurat.translate.results.Translation); `best`: the text of the best translation alone,
-            whatever `n_best` is.
-        options: what is asked of the translations.
-        beside: what stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs).
-    """
+    """Translation of lines; all lines of a shard are one window, so the result does not depend on other shards."""
 
     choice: ModelChoice
     form: Literal["text", "best", "quality", "json"] = "text"
+    """Form of the output (ziggurat.translate.results.Translation); `best`: the best translation's text alone, whatever
+    `n_best` is."""
     options: TranslateOptions = field(default_factory=TranslateOptions, hash=False)
     beside: tuple[str, ...] = ()
+    """What stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs)."""
 
     def check(self) -> None:
         """Raise ConfigError for what the engine or the model does not have; opens the models in this process."""
@@ -344,16 +320,11 @@ class Translating:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Log-probabilities of lines, each with its translation beside it.
-
-    Attributes:
-        choice: the models; PyTorch's.
-        tag: tag for every line, or None.
-        json: results as JSON.
-    """
+    """Log-probabilities of lines, each with its translation beside it."""
 
     choice: ModelChoice
     tag: str | None = None
+    """Tag for every line, or None."""
     json: bool = False
 
     def __call__(self, lines: Sequence[LineWithInputs], first: int) -> tuple[list[str], Mapping[str, int]]:

@@ -48,9 +48,6 @@ class HeldOutPairs:
     """The pairs that are held out: a random choice that depends on nothing but the pairs.
 
     Case, punctuation and blanks do not count: a pair that differs from another in nothing else is the same one.
-
-    Args:
-        sizes: how many for development and for test.
     """
 
     def __init__(self, sizes: HoldOutConfig) -> None:
@@ -207,7 +204,6 @@ class CleanStep(Step):
         return sets + [(f"test set {test.name}", sides("sets", "test", test.name)) for test in tests]
 
     def _data(self, train: list[CorpusConfig]) -> DataConfig:
-        """Return the section `data` that these corpora are cleaned by."""
         # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
         sets = [CorpusConfig(name=name, source=str(files[0]), target=str(files[1])) for name, files in self._sets()]
         return DataConfig(
@@ -247,13 +243,18 @@ class CleanStep(Step):
         signs = sign_notices([(corpus.key, corpus.signs) for corpus in corpora], data.unicode, segmented=False)
         found = side_notices(corpora, data) + signs + overlap_notices(corpora, data)
         notices = [notice.shown(pipeline_names(corpora=self._keys())) for notice in found] + unseen
-        notices += [_nothing_left(n, self._names[n], corpus) for n, corpus in enumerate(training) if not corpus.kept]
-        for name, corpus in zip(self._names, training, strict=True):
-            dropped = f"; dropped: {_reasons(corpus)}" if corpus.kept < corpus.read else ""
+        reports: dict[str, dict[str, Any]] = {}
+        for number, (name, corpus) in enumerate(zip(self._names, training, strict=True)):
+            lines = {"read": corpus.read, "kept": corpus.kept, "repaired": corpus.repaired}
+            reports[name] = {**lines, "dropped": dict(corpus.dropped), "examples": corpus.examples.listed()}
+            reasons = ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
+            if not corpus.kept:
+                left = f"none of its {corpus.read:,} pairs is left ({reasons})"
+                notices.append(f"bitext.train.{number} ({name}): {left}; it is left out")
+            dropped = f"; dropped: {reasons}" if corpus.kept < corpus.read else ""
             context.say(f"{name}: kept {corpus.kept:,} of {corpus.read:,} pairs{dropped}")
         for notice in notices:
             context.say(f"warning: {notice}")
-        reports = {name: _report(corpus) for name, corpus in zip(self._names, training, strict=True)}
         write_document(folder / "report.json", {"corpora": reports, "notices": notices})
 
     def _without_held_out(self, training: Sequence[Corpus], taken: HeldOutPairs) -> list[str]:
@@ -262,7 +263,8 @@ class CleanStep(Step):
         before = sum(corpus.kept for corpus in training)
         for name, corpus in zip(self._names, training, strict=True):
             cleaned = self._context.sides("clean", "cleaned", name)
-            others = map(taken.without, _plain(cleaned))
+            plain = CorpusConfig(source=str(cleaned[0]), target=str(cleaned[1]), format="text")
+            others = map(taken.without, CorpusReader.of(plain, "clean", ("", "")).blocks())
             kept = write_sides(self._context.sides("clean", "train", name), others)
             corpus.dropped["held_out"] += corpus.kept - kept
             corpus.kept = kept
@@ -288,19 +290,7 @@ def _compared(
         progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
 
 
-def _report(corpus: Corpus) -> dict[str, Any]:
-    return {
-        "read": corpus.read,
-        "kept": corpus.kept,
-        "repaired": corpus.repaired,
-        "dropped": dict(sorted(corpus.dropped.items())),
-        "examples": corpus.examples.listed(),
-    }
-
-
 class _Task(NamedTuple):
-    """A block of a training corpus."""
-
     corpus: int
     lines: PairBlock
     unwanted: NDArray[np.bool_] | None
@@ -326,12 +316,10 @@ def _block_cleaning(
 
 
 def _workers(pairs: int) -> int:
-    """Return the number of processes that clean so many pairs."""
     return max(1, min(usable_cpus(), pairs // _PAIRS_OF_WORKER, _MOST_WORKERS))
 
 
 def _clean(folder: Path, task: _Task) -> CleanedBlock:
-    """Clean a block in a worker."""
     return _opened(folder).cleaned(*task)[0]
 
 
@@ -340,20 +328,3 @@ def _opened(folder: Path) -> BlockCleaner:
     """Open the filters, once in a worker's life."""
     data = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
     return BlockCleaner(data, "train", read_pair_scores(folder, data))
-
-
-def _nothing_left(number: int, name: str, corpus: Corpus) -> str:
-    """Return the notice on a corpus of which nothing is left; what comes after goes on without it."""
-    left = f"none of its {corpus.read:,} pairs is left ({_reasons(corpus)})"
-    return f"bitext.train.{number} ({name}): {left}; it is left out"
-
-
-def _reasons(corpus: Corpus) -> str:
-    """Return the counts of dropped pairs by reason, the most frequent one first, as text."""
-    return ", ".join(f"{reason} {count:,}" for reason, count in corpus.dropped.most_common() if count)
-
-
-def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
-    """Yield the pairs of two text files."""
-    corpus = CorpusConfig(source=str(files[0]), target=str(files[1]), format="text")
-    yield from CorpusReader.of(corpus, "clean", ("", "")).blocks()

@@ -48,18 +48,15 @@ _MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
 
 @dataclass(frozen=True)
 class ExecutionOptions:
-    """Options by which a call executes the steps that are jobs (ziggurat.corpora.jobs); no result depends on them.
-
-    Attributes:
-        ray: address of a Ray cluster; None: processes of this machine.
-        workers: number of processes, or of actors on the cluster; None: as the step's section says, or one for each
-            core, on a GPU one; on a cluster as many as its nodes can hold.
-        part: (i, n): only every n-th shard, from shard i, and no merge.
-    """
+    """Options by which a call executes the steps that are jobs (ziggurat.corpora.jobs); no result depends on them."""
 
     ray: str | None = None
+    """Address of a Ray cluster; None: processes of this machine."""
     workers: int | None = None
+    """Number of processes, or of actors on the cluster; None: as the step's section says, or one for each core, on a
+    GPU one; on a cluster as many as its nodes can hold."""
     part: tuple[int, int] = (0, 1)
+    """(i, n): only every n-th shard, from shard i, and no merge."""
 
     @property
     def shared(self) -> bool:
@@ -100,18 +97,13 @@ def _on_gpu(device: str) -> bool:
 
 @dataclass(frozen=True)
 class PipelineContext:
-    """The configuration of a pipeline, and what its steps say and where.
-
-    Attributes:
-        config: the configuration.
-        say: takes messages.
-        console: takes those of training; None: standard error.
-        execution: how steps that are jobs are done.
-    """
+    """The configuration of a pipeline, and what its steps say and where."""
 
     config: PipelineConfig
     say: Say = lambda text: None
+    """Takes messages."""
     console: Console | None = None
+    """Takes those of training; None: standard error."""
     execution: ExecutionOptions = field(default_factory=ExecutionOptions)
 
     @property
@@ -291,12 +283,7 @@ class Corpora:
 
 
 class Progress:
-    """Messages on how far a step is, one every few seconds.
-
-    Args:
-        say: takes them.
-        noun: what is counted.
-    """
+    """Messages on how far a step is, one every few seconds; `noun` is what is counted."""
 
     def __init__(self, say: Say, noun: str = "lines") -> None:
         self._say, self._noun = say, noun

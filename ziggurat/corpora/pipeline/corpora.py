@@ -15,7 +15,7 @@ from ziggurat.config.languages import main_language
 from ziggurat.config.pipeline import BitextCorpus, MonolingualText, TestSetConfig
 from ziggurat.corpora.pipeline.context import PipelineContext, Progress, slug, write_side, write_sides
 from ziggurat.corpora.pipeline.step import Step, StepSettings, settings_of, write_document
-from ziggurat.corpora.synthesis.lines import Line, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, readable_lines, text_files
 from ziggurat.data.cleaning.filters import HashSet
 from ziggurat.data.cleaning.held_out import SentenceSet, sentence_hashes
 from ziggurat.data.inputs import Origin, read_origin
@@ -144,18 +144,16 @@ def fetched_files(context: PipelineContext, name: str, languages: Sequence[str],
     for record, origin in fetched_origins(context, name):
         by_language = {code: record.with_name(file) for code in origin.languages for file in origin.files
                        if f".{code}." in f"{file}."}  # fmt: skip
-        found = [by_language.get(code) or _alike(by_language, code) for code in languages]
+        found = []
+        for code in languages:
+            # Another code may mean the same language: `deu` and `deu_Latn` for `de`.
+            alike = [path for other, path in by_language.items() if _language(other) == _language(code)]
+            found.append(by_language.get(code) or (alike[0] if len(alike) == 1 else None))
         if None not in found:
             return [path for path in found if path is not None]
         has = " and ".join(by_language)
         raise ConfigError(f"{key}.fetch: `{name}` has {has}, but the languages of the pipeline are {languages}")
     raise DataError(f"{context.at('fetch', slug(name))}: {name} is not there whole; `--force fetch` fetches it again")
-
-
-def _alike(files: dict[str, Path], code: str) -> Path | None:
-    """Return the file of a language that another code means the same by: `deu` and `deu_Latn` for `de`."""
-    found = [path for other, path in files.items() if _language(other) == _language(code)]
-    return found[0] if len(found) == 1 else None
 
 
 def _language(code: str) -> str:
@@ -257,7 +255,7 @@ class MonolingualStep(Step):
     def inputs(self) -> dict[str, list[Path]]:
         """Return the files of text."""
         entries = [(side, n, entry.path) for side, found in self._sides.items() for n, entry in enumerate(found)]
-        return {(key := f"monolingual.{side}.{n}.path"): find_files(path, key) for side, n, path in entries if path}
+        return {(key := f"monolingual.{side}.{n}.path"): text_files([path], key) for side, n, path in entries if path}
 
     def work(self, folder: Path) -> None:
         """Write the text of each language."""
@@ -276,14 +274,7 @@ class MonolingualStep(Step):
 
 
 class _Lines:
-    """The lines of one language that are kept, and counts of those that are not.
-
-    Args:
-        context: of the pipeline.
-        side: `source` or `target`.
-        entries: where they come from.
-        known: files with the lines of development and test sets, which are left out.
-    """
+    """The lines of one language that are kept, none of those in the files `known`, and counts of the others."""
 
     def __init__(
         self, context: PipelineContext, side: str, entries: Sequence[MonolingualText], known: Sequence[Path]
@@ -302,7 +293,10 @@ class _Lines:
         read = 0
         for number, entry in enumerate(self._entries):
             key = f"monolingual.{self._side}.{number}"
-            files = self._files(entry, key)
+            if entry.path is not None:
+                files = text_files([entry.path], f"{key}.path")
+            else:
+                files = fetched_files(self._context, str(entry.fetch), [self._language], key)
             lines, left = readable_lines(files), entry.lines
             # No block is larger than what is left to take: a line that is not written must not count as seen.
             while block := list(islice(lines, _BLOCK if left is None else min(_BLOCK, left))):
@@ -311,12 +305,6 @@ class _Lines:
                 yield kept
                 left = None if left is None else left - len(kept)
                 progress.phase(f"text of {self._language}", read, None)
-
-    def _files(self, entry: MonolingualText, key: str) -> list[Path]:
-        if entry.path is not None:
-            return find_files(entry.path, f"{key}.path")
-        assert entry.fetch is not None
-        return fetched_files(self._context, entry.fetch, [self._language], key)
 
     def _kept(self, block: Sequence[Line]) -> list[str]:
         texts = []

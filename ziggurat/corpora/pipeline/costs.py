@@ -42,17 +42,13 @@ _COUNTED = 1 << 28  # bytes of a file that is still counted
 
 
 class LineCount(NamedTuple):
-    """A number of lines or pairs.
-
-    Attributes:
-        number: the number.
-        most: whether it is a bound: text that is still to be cleaned or translated.
-        rough: whether it is estimated by the size of a file.
-    """
+    """A number of lines or pairs."""
 
     number: int
     most: bool = False
+    """Whether it is a bound: text that is still to be cleaned or translated."""
     rough: bool = False
+    """Whether it is estimated by the size of a file."""
 
     def __str__(self) -> str:
         """Return it in words: `at most 1,000`."""
@@ -60,11 +56,7 @@ class LineCount(NamedTuple):
 
 
 class CorpusSizes:
-    """Numbers of lines that steps work on; None where nothing is known, as of a corpus that is not fetched yet.
-
-    Args:
-        context: of the pipeline.
-    """
+    """Numbers of lines that steps work on; None where nothing is known, as of a corpus that is not fetched yet."""
 
     def __init__(self, context: PipelineContext) -> None:
         self._context = context
@@ -85,7 +77,9 @@ class CorpusSizes:
         if (reader := self.reader(number)) is None:
             return None
         if reader.kind == "parquet":
-            return _sum([_rows_of(part[0]) for part in reader.files])
+            with contextlib.suppress(OSError, pa.ArrowException):
+                return LineCount(sum(pq.read_metadata(part[0]).num_rows for part in reader.files))
+            return None
         return lines_of(part[0] for part in reader.files)
 
     def bitext(self) -> LineCount | None:
@@ -156,7 +150,6 @@ def lines_of(files: Iterable[Path]) -> LineCount | None:
 
 @lru_cache
 def _counted(path: Path, size: int, modified: int) -> int:
-    """Return the line ends of a file; several steps ask for the same one, which may be large."""
     count = 0
     with path.open("rb") as file:
         while block := file.read(1 << 20):
@@ -164,16 +157,7 @@ def _counted(path: Path, size: int, modified: int) -> int:
     return count
 
 
-def _rows_of(path: Path) -> LineCount | None:
-    """Return the rows of a Parquet file; None where it cannot be read as it is."""
-    try:
-        return LineCount(pq.read_metadata(path).num_rows)
-    except (OSError, pa.ArrowException):
-        return None
-
-
 def _sum(parts: Sequence[LineCount | None]) -> LineCount | None:
-    """Return all of them together; None where one is not known."""
     known = [lines for lines in parts if lines is not None]
     if len(known) < len(parts):
         return None
@@ -236,7 +220,6 @@ class Costs:
         return self._known[name]
 
     def _experiment(self, name: ModelName) -> tuple[Experiment, Path | None]:
-        """Return the experiment of a model, and the folder of one that is there already."""
         from ziggurat.model.directory import locate_weights, weights_experiment
 
         if name not in self._existing:

@@ -53,17 +53,14 @@ from ziggurat.system.terminal import duration
 
 @dataclass(frozen=True)
 class Selection:
-    """The steps of a call.
-
-    Attributes:
-        first: name of the first; None: the first of all. Results of the steps before it are taken as they stand.
-        last: name of the last; None: the last of all.
-        forced: names of steps to be done again although they are done.
-    """
+    """The steps of a call."""
 
     first: str | None = None
+    """Name of the first; None: the first of all. Results of the steps before it are taken as they stand."""
     last: str | None = None
+    """Name of the last; None: the last of all."""
     forced: frozenset[str] = frozenset()
+    """Names of steps to be done again although they are done."""
 
     def numbers(self, steps: Sequence[Step]) -> range:
         """Return the numbers of the chosen steps. Raises ConfigError for a step that is none of `steps`."""
@@ -108,7 +105,6 @@ def _refuse_foreign(folder: Path, steps: Collection[str]) -> None:
 
 
 def _made_here(folder: Path) -> bool:
-    """Return whether a pipeline made the folder of a step."""
     if not folder.is_dir() or folder.is_symlink():
         return False
     return (folder / BEGUN).is_file() or all(TEMPORARY.fullmatch(path.name) is not None for path in folder.iterdir())
@@ -122,26 +118,17 @@ _BUSY = "another pipeline, or a part of a step, is at work here; wait for it to 
 
 @dataclass(frozen=True)
 class PipelineEnd:
-    """The end of a call.
-
-    Attributes:
-        done: names of the steps that were done, in order.
-        stopped: the step at which a signal stopped it; None: it reached its end.
-        signal: number of that signal.
-    """
+    """The end of a call."""
 
     done: tuple[str, ...]
     stopped: str | None = None
+    """The step at which a signal stopped it; None: it reached its end."""
     signal: int | None = None
+    """Number of that signal."""
 
 
 class Pipeline:
-    """Steps in their order, and the folder of their results.
-
-    Args:
-        folder: the folder.
-        steps: each after those that it depends on.
-    """
+    """Steps in their order, each after those that it depends on, and the folder of their results."""
 
     def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
         names = [step.name for step in steps]
@@ -182,10 +169,6 @@ class Pipeline:
 
     def run(self, selection: Selection | None = None, say: Callable[[str], object] = lambda text: None) -> PipelineEnd:
         """Do what is to be done of the chosen steps, in order; what was interrupted goes on.
-
-        Args:
-            selection: None: all steps.
-            say: takes messages.
 
         Raises ConfigError for an unknown step. DataError: another process is at work in the folder, files are missing,
             something of others is in a step's place. And what the steps raise; what is done then stays done.
@@ -276,7 +259,6 @@ class Pipeline:
         return status("done", "up to date")
 
     def _damage(self, folder: Path, manifest: StepManifest) -> str | None:
-        """Return which of its outputs is not what the manifest says; None: all are."""
         for name, entry in manifest.outputs.items():
             path = folder / name
             if not path.is_file():
@@ -402,13 +384,11 @@ class ShardedRun(Pipeline):
     def _found(self, step: Step) -> tuple[StepStatus, dict[str, Any]]:
         """Return how a step stands, and what it depends on. Raises DataError where one before it is not done."""
         selection, manifests = Selection(step.name, step.name), dict[str, StepManifest | None]()
-        for earlier in self.steps[: self.steps.index(step)]:
+        before = self.steps[: self.steps.index(step)]
+        for earlier in before:
             status, manifests[earlier.name] = self._look(earlier, selection, manifests, False)
             if status.state == "missing":
                 place = self.folder / earlier.name
                 first = f"parts of `{step.name}` begin when all steps before it are done"
-                raise DataError(f"{place}: {status.why}; {first}: `--until {self._before(step)}`, without `--shard`")
+                raise DataError(f"{place}: {status.why}; {first}: `--until {before[-1].name}`, without `--shard`")
         return self._look(step, selection, manifests, True)[0], wanted_of(step, manifests, self._hashes.of)
-
-    def _before(self, step: Step) -> str:
-        return self.steps[self.steps.index(step) - 1].name

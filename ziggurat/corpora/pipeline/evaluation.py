@@ -65,25 +65,18 @@ _ROUNDS = 2  # of a measurement of speed; the faster one counts
 
 @dataclass(frozen=True)
 class _System:
-    """A system to be evaluated.
-
-    Attributes:
-        name: in the report.
-        folder: run, model directory, or export.
-        after: the dependence on it.
-        served: CTranslate2 translates.
-        settings: decoding settings that replace those of the model.
-    """
+    """A system to be evaluated."""
 
     name: str
     folder: Path
     after: dict[str, list[str]]
     served: bool = False
+    """CTranslate2 translates."""
     settings: dict[str, Any] = field(default_factory=dict)
+    """Decoding settings that replace those of the model."""
 
 
 def _systems(context: PipelineContext, how: EvaluationConfig) -> list[_System]:
-    """Return the systems of a pipeline, the teacher first."""
     found = []
     if context.config.teacher is not None:
         found.append(_System("teacher", context.model("teacher"), of_model(context, "teacher")))
@@ -158,7 +151,11 @@ class EvaluateStep(Step):
         for name, (sources, references) in tests.items():
             if len(sources) != len(references) or not sources:
                 raise ConfigError(f"test set {name}: {len(sources):,} lines of source, {len(references):,} of target")
-        disturbed = self._disturbed(*tests[self._names[0]])
+        (sources, references), most = tests[self._names[0]], self._how.perturb_lines
+        disturbed = None
+        if self._how.perturb:
+            names = perturbation_names(self._how.perturb, "evaluation.perturb")
+            disturbed = DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
         found = [self._outputs(folder, system, tests, disturbed) for system in systems]
         scores: dict[str, dict[str, list[dict[str, Any]]]] = {}
         for name, (_, references) in tests.items():
@@ -177,19 +174,9 @@ class EvaluateStep(Step):
                 scores.setdefault(name, {})[system.name] = [score.as_record() for score in of_system]
         origins = [[system.name, record["origin"]] for system, record in zip(systems, found, strict=True)]
         if disturbed is not None:
-            self._judge(folder, disturbed, origins, found, self._test_set(*tests[self._names[0]]))
+            (sources, references), language = tests[self._names[0]], self._context.languages[1]
+            self._judge(folder, disturbed, origins, found, TestSet([references[:most]], sources[:most], language))
         write_document(folder / "scores.json", {"systems": origins, "tests": scores})
-
-    def _disturbed(self, sources: list[str], references: list[str]) -> DisturbedSet | None:
-        if not self._how.perturb:
-            return None
-        names = perturbation_names(self._how.perturb, "evaluation.perturb")
-        most = self._how.perturb_lines
-        return DisturbedSet(names, sources[:most], [references[:most]], self._context.languages)
-
-    def _test_set(self, sources: list[str], references: list[str]) -> TestSet:
-        most = self._how.perturb_lines
-        return TestSet([references[:most]], sources[:most], self._context.languages[1])
 
     def _outputs(
         self,
@@ -276,7 +263,6 @@ def _speed_file(system: _System) -> str:
 
 
 def _bytes_of(system: _System) -> int:
-    """Return the size of a system's weights."""
     if system.served:
         files = [path for path in system.folder.iterdir() if path.suffix == ".bin"]
     else:
@@ -296,13 +282,7 @@ def _translated(translator: TextTranslator, texts: Sequence[str]) -> list[str]:
 
 
 class ReportStep(Step):
-    """The last step: the report on all others, as a page and as JSON.
-
-    Args:
-        context: the pipeline's.
-        others: all steps before it.
-        times: the file with their times.
-    """
+    """The last step: the report on all others, as a page and as JSON; `times` is the file with their times."""
 
     name, title = "report", "reports on all of it"
     settings = MappingProxyType({})
@@ -333,7 +313,6 @@ class ReportStep(Step):
 
 
 def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> PipelineSummary:
-    """Return the content of the report, from what the other steps left."""
     steps = []
     for step in others:
         manifest, spent = read_manifest(context.at(step.name)), times.of(step.name)
@@ -367,7 +346,6 @@ def _summary(context: PipelineContext, others: Sequence[Step], times: Times) -> 
 
 
 def _notices(context: PipelineContext, steps: set[str]) -> list[str]:
-    """Return the warnings of the steps on what they read and made."""
     files = [context.at("clean", "report.json")]
     files += [context.at(step, NOTICES) for step in ("backtranslate", *DISTILLED, "evaluate") if step in steps]
     return [notice for file in files for notice in (read_document(file) or {}).get("notices", [])]
@@ -435,7 +413,6 @@ def _speed(context: PipelineContext, systems: Sequence[str]) -> list[SpeedRow]:
 
 
 def _export(context: PipelineContext, to: str) -> dict[str, Any]:
-    """Return what an export was verified by."""
     folder = context.at(f"export-{to}", to)
     report = read_document(folder / "export.json") or {}
     verified, quantized = report.get("verification", {}), report.get("quantized", {})

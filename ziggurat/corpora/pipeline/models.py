@@ -168,10 +168,7 @@ def shortlists(
 ) -> dict[str, list[Path]]:
     """Return the files from outside that models translate with, by key; also of models that are there already.
 
-    Args:
-        context: the pipeline's.
-        names: the models.
-        changes: keys of the `decoding` section that replace the models' own; `Step.check` checks them.
+    `changes` replace keys of the models' own `decoding`; `Step.check` checks them.
 
     Raises CheckpointError where a model is missing that should be there already, DataError for a missing file.
     """
@@ -216,7 +213,6 @@ def shipped(context: PipelineContext) -> list[str]:
 
 
 def _of_dev(context: PipelineContext) -> tuple[Path, dict[str, list[str]]]:
-    """Return the source side of a development set, and the dependence on it."""
     if context.config.bitext.dev:
         return context.sides("sets", "dev", "0")[0], {"sets": [f"dev/0.{context.languages[0]}"]}
     return context.sides("clean", "held-out", "dev")[0], {"clean": [f"held-out/dev.{context.languages[0]}"]}

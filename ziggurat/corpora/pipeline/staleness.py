@@ -33,10 +33,8 @@ _SETTLED_NS = 2_000_000_000
 class Fingerprints:
     """Fingerprints by path; of a file of the same size, inode and times of change it is not computed again.
 
-    No program can set the time of an inode's last change (ctime), so new content is always noticed.
-
-    Args:
-        memory: file to remember them in.
+    No program can set the time of an inode's last change (ctime), so new content is always noticed. They are remembered
+    in the file `memory`.
     """
 
     def __init__(self, memory: Path) -> None:
@@ -172,25 +170,17 @@ def _completed(before: Any, now: Any, given: Any) -> Any:
 
 @dataclass(frozen=True)
 class Spent:
-    """Time spent on a step.
-
-    Attributes:
-        seconds: wall time of all calls that worked on it; of one that was killed, until the last change in its folder.
-        calls: how many there were.
-        running: when the present call began, in seconds since 1970; None: none is at work.
-    """
+    """Time spent on a step."""
 
     seconds: float = 0.0
+    """Wall time of all calls that worked on it; of one that was killed, until the last change in its folder."""
     calls: int = 0
     running: float | None = None
+    """When the present call began, in seconds since 1970; None: none is at work."""
 
 
 class Times:
-    """The times of all steps.
-
-    Args:
-        path: the file; a damaged one counts as empty.
-    """
+    """The times of all steps, kept in a file; a damaged one counts as empty."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -236,7 +226,6 @@ class Times:
 
 
 def _last_change(folder: Path) -> float:
-    """Return when anything in a folder was last written, in seconds since 1970."""
     newest = 0.0
     for place, _, files in os.walk(folder):
         for name in files:
@@ -253,26 +242,21 @@ State = Literal["done", "begun", "running", "page", "new", "changed", "damaged",
 
 @dataclass(frozen=True)
 class StepStatus:
-    """Status of a step: what is to be done with it, and why.
-
-    Attributes:
-        step: the step.
-        state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `running`: another call is
-            at work on it; `page`: done, but a page is gone or does not hold any more, and is made again; `new`,
-            `changed`, `damaged`, `forced`: done from its beginning; `after`: depends on the output of
-            an earlier one; `missing`: to be taken as it stands, but not done.
-        why: the reason, in words.
-        spent: the time spent on it.
-        finished: whether a result of it is there, be it of other settings.
-        spent_by_now: reads the seconds spent on it again, which another call may be adding to; None: as in `spent`.
-    """
+    """Status of a step: what is to be done with it, and why."""
 
     step: Step
     state: State
+    """`done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `running`: another call is at work
+    on it; `page`: done, but a page is gone or does not hold any more, and is made again; `new`, `changed`, `damaged`,
+    `forced`: done from its beginning; `after`: depends on the output of an earlier one; `missing`: to be taken as it
+    stands, but not done."""
     why: str
+    """The reason, in words."""
     spent: Spent
     finished: bool = False
+    """Whether a result of it is there, be it of other settings."""
     spent_by_now: Callable[[], float] | None = None
+    """Reads the seconds spent on it again, which another call may be adding to; None: as in `spent`."""
 
     @property
     def settled(self) -> bool:
@@ -307,7 +291,6 @@ class StepStatus:
 
 
 def _rest(cost: Expected, done: StepProgress | None, spent: float) -> Expected:
-    """Return what is left of a step that was begun, on which so many seconds were spent."""
     if done is None or not done.share:
         said = f"all of it, on which {duration(spent)} were spent already"
         return replace(cost, said=f"{cost.said}; {said}" if cost.said else said)

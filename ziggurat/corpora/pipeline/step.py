@@ -33,58 +33,46 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Expected:
-    """Time and memory that a step is expected to take.
-
-    Attributes:
-        seconds: time; None: not known.
-        memory: bytes of memory at the peak; None: not known.
-        said: what that rests on, or what else is to be known.
-    """
+    """Time and memory that a step is expected to take."""
 
     seconds: float | None = None
     memory: int | None = None
+    """Bytes of memory at the peak; None: not known."""
     said: str = ""
+    """What that rests on, or what else is to be known."""
 
 
 @dataclass(frozen=True)
 class StepProgress:
-    """Progress of a step that was begun.
-
-    Attributes:
-        share: of its work, from 0 to 1.
-        said: the same in words: `400 of 800 updates`.
-        seconds: the time that it took; None: what was spent on the step until now.
-    """
+    """Progress of a step that was begun."""
 
     share: float
+    """Share of its work, from 0 to 1."""
     said: str
+    """The same in words: `400 of 800 updates`."""
     seconds: float | None = None
+    """The time that it took; None: what was spent on the step until now."""
 
 
 class Step(ABC):
-    """A step; its result is a function of its settings, of the content of its inputs and of what earlier steps made.
-
-    Attributes:
-        name: that of its folder.
-        title: what it does, in a few words.
-        settings: everything in the configuration that the result depends on, as JSON.
-        after: name of an earlier step -> patterns of the files that are read there; other files do not concern it.
-        outputs: patterns of the files in its folder that later steps may read; what may differ between two calls, such
-            as logs with times, is not among them.
-        pages: files in its folder that are for readers or the report; where one is missing or outdated, `work` makes it
-            again from what is there.
-        version: raised when the code makes another result of the same, so that the step is done again.
-        is_job: it is a job (ziggurat.corpora.jobs), so that several calls can each do a part of it.
-    """
+    """A step; its result is a function of its settings, of the content of its inputs and of what earlier steps made."""
 
     name: str
     title: str
     settings: Mapping[str, Any]
+    """Everything in the configuration that the result depends on, as JSON."""
     after: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Name of an earlier step -> patterns of the files that are read there; other files do not concern it."""
     outputs: tuple[str, ...] = ("**/*",)
+    """Patterns of the files in its folder that later steps may read; what may differ between two calls, such as logs
+    with times, is not among them."""
     pages: tuple[str, ...] = ()
+    """Files in its folder that are for readers or the report; where one is missing or outdated, `work` makes it again
+    from what is there."""
     version: int = 1
+    """Raised when the code makes another result of the same, so that the step is done again."""
     is_job: bool = False
+    """It is a job (ziggurat.corpora.jobs), so that several calls can each do a part of it."""
 
     @abstractmethod
     def work(self, folder: Path) -> int | None:
@@ -129,12 +117,7 @@ class Step(ABC):
 
 
 class StepSettings(dict[str, Any]):
-    """All settings by key, and which of them are not the default.
-
-    Args:
-        content: all of them.
-        given: those that are not the default.
-    """
+    """All settings by key, and in `given` those that are not the default."""
 
     def __init__(self, content: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         super().__init__(content)
@@ -166,14 +149,10 @@ def given_settings(settings: Any) -> Any:
 
 @dataclass(frozen=True)
 class StepManifest:
-    """The record of a step that is done.
-
-    Attributes:
-        wanted: all that its result depends on.
-        outputs: the files that later steps may read.
-    """
+    """The record of a step that is done."""
 
     wanted: Mapping[str, Any]
+    """All that its result depends on."""
     outputs: Outputs
 
     def fingerprint(self, patterns: Sequence[str]) -> str:

@@ -68,11 +68,7 @@ _OF_RESULT = set(TranslationConfig.model_fields) - {"workers", *_OF_MACHINE}
 
 
 class _ModelStep(Step):
-    """A step that makes a corpus with a model, in workers that each open it.
-
-    Attributes:
-        model: the model.
-    """
+    """A step that makes a corpus with a model, in workers that each open it."""
 
     outputs = _CORPUS
     is_job = True
@@ -106,23 +102,19 @@ class _ModelStep(Step):
         return {}
 
     def _work(self, noun: str) -> Work:
-        """Return this call's share of the job, which reports its progress in `noun`s."""
         config, progress = self._config, Progress(self._context.say, noun)
         return self._context.execution.work(config.workers, config.threads, config.device, progress.show)
 
 
 class _TranslationStep(_ModelStep):
-    """A step that makes a synthetic corpus.
-
-    Attributes:
-        section: its section in the pipeline's file.
-        verb: what it does with text, for the title.
-        text: the step that makes the text, and the pattern of its files.
-    """
+    """A step that makes a synthetic corpus."""
 
     section: ClassVar[str]
+    """Its section in the pipeline's file."""
     verb: ClassVar[str] = "translates"
+    """What it does with text, for the title."""
     text: ClassVar[tuple[str, str]]
+    """The step that makes the text, and the pattern of its files."""
     _config: TranslationConfig
 
     def __init__(self, context: PipelineContext, config: TranslationConfig, costs: Costs) -> None:
@@ -134,7 +126,6 @@ class _TranslationStep(_ModelStep):
         self.after = {step: [files], **of_model(context, self.model)}
 
     def _texts(self) -> list[Path]:
-        """Return the files of text to translate."""
         return [self._context.at(*self.text)]
 
     def _references(self) -> list[Path]:
@@ -191,7 +182,7 @@ class _TranslationStep(_ModelStep):
             outcome = back_translate(job, self._work("lines"))
         if (report := outcome.report) is not None:
             context.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
-            vocabularies = _vocabularies(context, self.model)
+            vocabularies = locate_weights(context.model(self.model))[1]
             if notice := drop_warning(report, job.filters, self.section, self._bitext(), vocabularies):
                 context.say(f"warning: {notice}")
                 write_document(folder / NOTICES, {"notices": [f"{self.name}: {notice}"]})
@@ -247,10 +238,6 @@ def _shard_lines(texts: Sequence[Path]) -> int:
     """
     there = [path for path in texts if path.is_file()]  # before anything is done, settings are checked without text
     return min(_MOST_SHARD_LINES, max(_LEAST_SHARD_LINES, count_lines(there) // _SHARDS))
-
-
-def _vocabularies(context: PipelineContext, name: ModelName) -> Path:
-    return locate_weights(context.model(name))[1]
 
 
 class FilterStep(_ModelStep):
@@ -357,7 +344,6 @@ class AlignStep(Step):
 
 
 def _write_links(folder: Path, readers: list[CorpusReader], shards: Iterator[bytes]) -> None:
-    """Write the links of all pairs, one file for each corpus."""
     links = (line for content in shards for line in content.decode().splitlines())
     for reader in readers:
         found = (list(islice(links, len(source))) for source, _ in reader.blocks())
@@ -375,12 +361,8 @@ def drop_warning(
 ) -> str | None:
     """Return what to say of a corpus where many lines gave no pair; None where that is not so.
 
-    Args:
-        report: of the corpus.
-        filters: what its pairs were dropped by.
-        section: the section of the pipeline's file that has them.
-        bitext: files of both sides of human pairs, those of the language that was translated first.
-        vocabularies: folder with the vocabularies of the model that translated.
+    `section` of the pipeline's file has the filters. Human pairs are in `bitext`: files of both sides, those of the
+    language that was translated first. `vocabularies` is the folder with those of the model that translated.
     """
     if report.kept >= _USUALLY_KEPT * report.read:
         return None

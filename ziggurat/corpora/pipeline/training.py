@@ -158,7 +158,6 @@ def _prepared(context: PipelineContext, job: Path, data: DataConfig) -> JobOutco
 
 
 def _vocabulary(place: str, key: str) -> list[Path]:
-    """Return the files of a vocabulary, a file or a folder with some."""
     folder = Path(place).expanduser()
     if not folder.is_dir():
         return find_files(place, key)
@@ -314,7 +313,6 @@ def as_begun(run: Path, experiment: Experiment) -> Experiment:
 
 
 def _placed(experiment: Experiment, kept: Mapping[str, Any]) -> Experiment:
-    """Return the experiment with the places of `kept`, a whole configuration."""
     data, training = experiment.data, experiment.training
     subword = data.subword.model_copy(update=_places(data.subword.model_dump(), kept["data"]["subword"], _OF_SUBWORD))
     corpora = {split: _corpora(getattr(data, split), kept["data"][split]) for split in ("train", "dev")}

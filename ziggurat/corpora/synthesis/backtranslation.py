@@ -26,13 +26,13 @@ from ziggurat.config.pipeline_models import Method
 from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.tasks import ModelChoice, opened
-from ziggurat.corpora.synthesis.lines import Line, PairFilter, count_lines, readable_lines
+from ziggurat.corpora.synthesis.lines import Line, PairFilter, count_lines, readable_lines, text_files
 from ziggurat.data.inputs import named_language
 from ziggurat.data.lines import normalise
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.evaluate.scores import sacrebleu_metric
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.files import atomic_file, find_files, write_atomically
+from ziggurat.system.files import atomic_file, write_atomically
 from ziggurat.system.small_files import built, parse_json, read_bounded
 from ziggurat.translate.options import TextTranslator
 from ziggurat.translate.results import Translation, TranslationWarning
@@ -59,61 +59,25 @@ SHARD_LINES = 2000
 """Lines of a shard: the most work that an interruption loses per worker, and one window of the translator."""
 
 
-@dataclass(frozen=True)
-class BackTranslationJob:
-    """One call of the verb.
-
-    Attributes:
-        models: runs or model directories: the reverse model (`forward`: the teacher), or the members of an ensemble.
-        inputs: paths or globs of monolingual text.
-        out: folder of the result.
-        method: search for the synthetic side.
-        forward: the text is the source and its translation the target (sequence-level distillation, Kim and Rush
-            2016); else the text is the target and its translation the source (back-translation).
-        which: checkpoint of a run; see ziggurat.model.directory.open_model.
-        device: `auto`, `cpu`, `cuda`, ...
-        threads: CPU threads of each worker. The result depends on them: another number of threads sums matrix products
-            in another order, which rounds differently.
-        seed: seed of sampling and noise.
-        shard_lines: lines of a shard.
-        filters: filters for pairs.
-        decoding: keys of the `decoding` section that replace the model's own.
-        engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
-            may be done on several machines.
-        references: paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates
-            of a line, the one nearest its reference is kept (Kim and Rush 2016, section 3.3).
-        n_best: candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller.
-        nearest: score of a candidate against its reference.
-        model_tag: tag that the models are given before every line, of those that they were trained with.
-    """
+@dataclass(frozen=True, kw_only=True)
+class SynthesisJob:
+    """One call that makes or filters a synthetic corpus with models, as ModelChoice has them."""
 
     models: tuple[str, ...]
-    inputs: tuple[str, ...]
     out: Path
-    method: Method = "sample"
-    forward: bool = False
+    """Folder of the result."""
     which: str | None = None
     device: str = "auto"
     threads: int = 1
-    seed: int = 1
-    shard_lines: int = SHARD_LINES
-    filters: PairFilter = field(default_factory=PairFilter)
-    decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
     engine: str = "auto"
-    references: tuple[str, ...] = ()
-    n_best: int = N_BEST
-    nearest: Nearest = "chrf"
+    decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    shard_lines: int = SHARD_LINES
     model_tag: str | None = None
+    """Tag that the models are given before every line that they read, of those that they were trained with."""
 
-    @property
-    def files(self) -> list[Path]:
-        """The input files, in order. Raises DataError where there is none."""
-        return [path for pattern in self.inputs for path in find_files(pattern, "--input")]
-
-    @property
-    def reference_files(self) -> list[Path]:
-        """The files of references, in order. Raises DataError where one is missing."""
-        return [path for pattern in self.references for path in find_files(pattern, "--reference")]
+    def settings(self) -> Mapping[str, Any]:
+        """Return the decoding settings that replace the model's own."""
+        return self.decoding
 
     @property
     def choice(self) -> ModelChoice:
@@ -127,12 +91,39 @@ class BackTranslationJob:
             decoding=self.settings(),
         )
 
-    def settings(self) -> dict[str, Any]:
-        """Return the decoding settings of the method and of the user.
 
-        Raises:
-            ConfigError: the user's settings contradict the method or the verb.
-        """
+@dataclass(frozen=True, kw_only=True)
+class BackTranslationJob(SynthesisJob):
+    """One call of the verb; the models are the reverse model or an ensemble, `forward` the teacher."""
+
+    inputs: tuple[str, ...]
+    """Paths or globs of monolingual text."""
+    method: Method = "sample"
+    forward: bool = False
+    """The text is the source and its translation the target (sequence-level distillation, Kim and Rush 2016); else the
+    text is the target and its translation the source (back-translation)."""
+    seed: int = 1
+    """Seed of sampling and noise."""
+    filters: PairFilter = field(default_factory=PairFilter)
+    references: tuple[str, ...] = ()
+    """Paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates of a line,
+    the one nearest its reference is kept (Kim and Rush 2016, section 3.3)."""
+    n_best: int = N_BEST
+    """Candidates of each line; the beam has this size, or one that `decoding` gives, which cannot be smaller."""
+    nearest: Nearest = "chrf"
+
+    @property
+    def files(self) -> list[Path]:
+        """The input files, in order. Raises DataError where there is none, or one holds records."""
+        return text_files(self.inputs, "--input")
+
+    @property
+    def reference_files(self) -> list[Path]:
+        """The files of references, in order. Raises DataError as `files`."""
+        return text_files(self.references, "--reference")
+
+    def settings(self) -> dict[str, Any]:
+        """Return the decoding settings of the method and of the user. Raises ConfigError where these contradict."""
         if self.decoding.get("n_best", 1) != 1:
             raise ConfigError(
                 "`n_best`: backtranslate writes one translation for each line; leave it out, or let references choose "
@@ -167,9 +158,8 @@ def make_plan(job: BackTranslationJob) -> tuple[Plan, ModelChoice]:
     The models are opened, so that errors appear before any work is done. Text that seems to be in the language that the
     models write gives a UserWarning.
 
-    Raises:
-        DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things.
-        ConfigError, CheckpointError: settings or models that cannot be used.
+    Raises DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things;
+    ConfigError, CheckpointError: settings or models that cannot be used.
     """
     files, watch = job.files, InputWatch()
     found = job.choice.identified()
@@ -242,25 +232,12 @@ def add_noise(text: str, *, seed: int, line: int) -> str:
 
 @dataclass(frozen=True)
 class Stages:
-    """Both stages, with the model and the settings that they need.
+    """Both stages, with the files, the model and the settings that they need."""
 
-    Attributes:
-        translator: the model, or the ensemble.
-        settings: search settings and the model's tag, for `Translator.translate_stream`.
-        filters: filters for pairs.
-        noise_seed: seed of the noise on translations; None: no noise.
-        forward: the text is the source of a pair, not its target.
-        metric: score of a sentence, by which a candidate is chosen; None: the best one is taken.
-        translated: files of the first stage.
-        filtered: files of the second stage.
-    """
-
+    job: BackTranslationJob
     translator: TextTranslator
-    settings: Mapping[str, Any]
-    filters: PairFilter
-    noise_seed: int | None
-    forward: bool
     metric: Any
+    """Score of a sentence, by which a candidate is chosen; None: the best one is taken."""
     translated: StageFiles
     filtered: StageFiles
 
@@ -276,12 +253,12 @@ class Stages:
         encode = self.translator.source_tokenizer.encode
         pieces = encode([line.text for line in shard.items])
         for line, ids in zip(shard.items, pieces, strict=True):
-            why = line.reason or ("too_long" if len(ids) > self.filters.max_pieces else None)
+            why = line.reason or ("too_long" if len(ids) > self.job.filters.max_pieces else None)
             dropped.update([why] if why else [])
             texts.append("" if why else line.text)
         with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # counted below
-            stream = self.translator.translate_stream(texts, window=len(texts), first=shard.first, **self.settings)
-            found = list(stream)
+            settings = {**self.job.settings(), "tag": self.job.model_tag}
+            found = list(self.translator.translate_stream(texts, window=len(texts), first=shard.first, **settings))
         rows = []
         for place, (text, translation) in enumerate(zip(texts, found, strict=True)):
             chosen = self._chosen(translation, shard.items[place].reference)
@@ -309,13 +286,13 @@ class Stages:
         dropped = Counter(translated.dropped)
         pairs = []
         for (number, text, translation), *pieces in zip(rows, text_pieces, translation_pieces, strict=True):
-            why = self.filters.reason(text, translation, len(pieces[0]), len(pieces[1]))
+            why = self.job.filters.reason(text, translation, len(pieces[0]), len(pieces[1]))
             if why:
                 dropped[why] += 1
                 continue
-            if self.noise_seed is not None:
-                translation = add_noise(translation, seed=self.noise_seed, line=int(number))
-            pairs.append((text, translation) if self.forward else (translation, text))
+            if self.job.method == "noised-beam":
+                translation = add_noise(translation, seed=self.job.seed, line=int(number))
+            pairs.append((text, translation) if self.job.forward else (translation, text))
         return self.filtered.write(
             translated.shard,
             content_of(pairs),
@@ -337,7 +314,6 @@ def rows_of(content: bytes) -> list[list[str]]:
 
 
 def _filtered_files(out: Path, plan: str) -> StageFiles:
-    """Return the files of the last stage."""
     return StageFiles(out, "filtered", plan)
 
 
@@ -345,16 +321,7 @@ def make_shard(job: BackTranslationJob, choice: ModelChoice, plan: str, shard: S
     """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
     translator = opened(choice)
     metric = _sentence_metric(job.nearest, translator.target_language) if job.references else None
-    stages = Stages(
-        translator=translator,
-        settings={**job.settings(), "tag": job.model_tag},
-        filters=job.filters,
-        noise_seed=job.seed if job.method == "noised-beam" else None,
-        forward=job.forward,
-        metric=metric,
-        translated=StageFiles(job.out, "translated", plan),
-        filtered=_filtered_files(job.out, plan),
-    )
+    stages = Stages(job, translator, metric, StageFiles(job.out, "translated", plan), _filtered_files(job.out, plan))
     return stages.filter(stages.translated.complete(shard.index) or stages.translate(shard))
 
 
@@ -365,21 +332,18 @@ _SIDES = ("source.txt", "target.txt")
 
 @dataclass(frozen=True)
 class Report:
-    """Counts of a merged corpus.
-
-    Attributes:
-        read: lines of the inputs.
-        kept: pairs of the corpus.
-        dropped: lines that gave no pair, by reason (ziggurat.corpora.synthesis.lines.Reason).
-        files: size and checksum of each side, by file name.
-        scores: threshold and median of the pairs' scores (ziggurat.corpora.synthesis.cross_entropy); else nothing.
-    """
+    """Counts of a merged corpus."""
 
     read: int
+    """Lines of the inputs."""
     kept: int
+    """Pairs of the corpus."""
     dropped: Mapping[str, int]
+    """Lines that gave no pair, by reason (ziggurat.corpora.synthesis.lines.Reason)."""
     files: Mapping[str, Mapping[str, Any]]
+    """Size and checksum of each side, by file name."""
     scores: Mapping[str, float] = field(default_factory=dict)
+    """Threshold and median of the pairs' scores (ziggurat.corpora.synthesis.cross_entropy), where they have any."""
 
 
 def merged(out: Path, plan: Plan) -> Report | None:
@@ -411,14 +375,9 @@ def write_corpus(
 ) -> Report:
     """Write both sides of the corpus and then its manifest, in memory that does not grow with the corpus.
 
-    Args:
-        out: folder.
-        plan: plan of the job.
-        shards: the manifest of each shard, the pairs of it that stay, and how many were dropped just now, by reason.
-        scores: of all pairs, for the report.
+    `shards` are the manifest of each, the pairs of it that stay, and how many were dropped just now, by reason.
 
-    Raises:
-        DataError: a shard is incomplete or damaged, or no pair is left.
+    Raises DataError: a shard is incomplete or damaged, or no pair is left.
     """
     read, kept, dropped = 0, 0, Counter[str]()
     # Hashed while it is written, so that the corpus is never in memory.

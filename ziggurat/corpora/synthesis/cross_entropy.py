@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,58 +23,32 @@ from ziggurat.config.data import FilterConfig
 from ziggurat.corpora.jobs.job import JobOutcome, Plan, Work, complete_shards, fix_plan, run_job
 from ziggurat.corpora.jobs.launchers import Manifest, Shard, StageFiles
 from ziggurat.corpora.jobs.tasks import ModelChoice, opened
-from ziggurat.corpora.synthesis.backtranslation import Report, content_of, merged, rows_of, write_corpus
-from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines
+from ziggurat.corpora.synthesis.backtranslation import Report, SynthesisJob, content_of, merged, rows_of, write_corpus
+from ziggurat.corpora.synthesis.lines import Line, count_lines, readable_lines, text_files
 from ziggurat.data.store_checks import InputWatch
 from ziggurat.system.errors import ConfigError, DataError
-from ziggurat.system.files import find_files
-
-_KEEP = 0.95
-"""Share of the pairs that is kept."""
-_SHARD_LINES = 2000
 
 
-@dataclass(frozen=True)
-class FilterJob:
-    """One call of the filter.
+@dataclass(frozen=True, kw_only=True)
+class FilterJob(SynthesisJob):
+    """One call of the filter."""
 
-    Attributes:
-        models: runs or model directories: one, or the members of an ensemble.
-        sources: paths or globs of source text.
-        targets: paths or globs of its translations, line by line.
-        out: folder of the result.
-        keep: share of the scored pairs that is kept, above 0, at most 1.
-        reverse: the models translate targets into sources.
-        which: checkpoint of a run; see ziggurat.model.directory.open_model.
-        device: `auto`, `cpu`, `cuda`, ...
-        threads: CPU threads of each worker, on which the last digits of a score depend.
-        max_pieces: pairs with more subword pieces on a side, or more than a model has positions, are dropped.
-        shard_lines: lines of a shard.
-        decoding: changes of the models' section `decoding`: `precision`, where that of the models is `auto`.
-        model_tag: tag that the models are given before every sentence that they read.
-    """
-
-    models: tuple[str, ...]
+    engine: str = "torch"
     sources: tuple[str, ...]
+    """Paths or globs of source text."""
     targets: tuple[str, ...]
-    out: Path
-    keep: float = _KEEP
+    """Paths or globs of its translations, line by line."""
+    keep: float = 0.95
+    """Share of the scored pairs that is kept, above 0, at most 1."""
     reverse: bool = False
-    which: str | None = None
-    device: str = "auto"
-    threads: int = 1
+    """The models translate targets into sources."""
     max_pieces: int = FilterConfig().max_pieces or 250
-    shard_lines: int = _SHARD_LINES
-    decoding: Mapping[str, Any] = field(default_factory=dict)
-    model_tag: str | None = None
+    """Pairs with more subword pieces on a side, or more than a model has positions, are dropped."""
 
     @property
     def files(self) -> tuple[list[Path], list[Path]]:
-        """The files of both sides, in order. Raises DataError where one is missing."""
-        return (
-            [path for pattern in self.sources for path in find_files(pattern, "--source")],
-            [path for pattern in self.targets for path in find_files(pattern, "--target")],
-        )
+        """The files of both sides, in order. Raises DataError where one is missing or holds records."""
+        return text_files(self.sources, "--source"), text_files(self.targets, "--target")
 
 
 class _Pair(NamedTuple):
@@ -106,15 +80,7 @@ def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
     if not 0 < job.keep <= 1:
         raise ConfigError(f"`--keep {job.keep:g}`: give a share above 0, at most 1, such as 0.95")
     (sources, targets), watch = job.files, InputWatch()
-    choice = ModelChoice(
-        job.models,
-        which=job.which,
-        device=job.device,
-        threads=job.threads,
-        engine="torch",
-        decoding=dict(job.decoding),
-    )
-    found = choice.identified(searched=False)
+    found = job.choice.identified(searched=False)
     settings = {
         "keep": job.keep,
         "reverse": job.reverse,
@@ -176,7 +142,6 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
 
 
 def _merge(job: FilterJob, plan: Plan, files: StageFiles) -> Report:
-    """Find the threshold, then write the pairs that reach it."""
     manifests = list(complete_shards(plan, files))
     every = (float(row[0]) for manifest in manifests for row in rows_of(files.read(manifest)))
     scores = np.fromiter(every, np.float64, sum(manifest.kept for manifest in manifests))

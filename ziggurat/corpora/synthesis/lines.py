@@ -14,9 +14,10 @@ from typing import Literal
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.config.pipeline_models import MAX_RATIO, RATIO_SLACK
-from ziggurat.data.lines import is_blank, normalise
+from ziggurat.data.lines import is_blank, normalise, refuse_records
 from ziggurat.system.compressed import byte_blocks
 from ziggurat.system.errors import DataError
+from ziggurat.system.files import find_files
 
 Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy", "cross_entropy"]
 """Reason why a line gives no pair:
@@ -39,9 +40,7 @@ _BYTE_ORDER_MARK = "\ufeff"
 def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Reason | None]:
     """Return the text of a line, trimmed and without its line end, and None; or "" and the reason to drop it.
 
-    Args:
-        raw: the line's bytes; None where there were too many to keep.
-        first_of_file: a byte order mark is removed.
+    `raw` is None where there were too many bytes to keep; a byte order mark is removed at the beginning of a file.
     """
     if raw is None:
         return "", "too_long"
@@ -63,16 +62,13 @@ class PairFilter:
 
     The longer side may have `max_ratio` times the pieces of the shorter one and `ratio_slack` more. The ratio alone is
     a rule for long sentences: a true translation of four pieces by seven breaks it.
-
-    Attributes:
-        max_pieces: most subword pieces of either side, by the tokenizers of the model that translated.
-        max_ratio: largest ratio of the sides' pieces.
-        ratio_slack: pieces that the longer side may have beyond that.
     """
 
     max_pieces: int = FilterConfig().max_pieces or 250
+    """Most subword pieces of either side, by the tokenizers of the model that translated."""
     max_ratio: float = MAX_RATIO
     ratio_slack: int = RATIO_SLACK
+    """Pieces that the longer side may have beyond that."""
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
         """Return the first reason, in this order, to drop the pair, or None."""
@@ -125,6 +121,14 @@ class Line:
     def reference(self) -> str:
         """The text of its translation; "" where there is none, or none that can be read."""
         return "" if self.translation is None else self.translation.text
+
+
+def text_files(patterns: Sequence[str], option: str) -> list[Path]:
+    """Return the text files that paths or globs name, in order. Raises DataError for none, and for records."""
+    found = [path for pattern in patterns for path in find_files(pattern, option)]
+    for path in found:
+        refuse_records(path, option)
+    return found
 
 
 def raw_lines(path: Path) -> Iterator[bytes | None]:
