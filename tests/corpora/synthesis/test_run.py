@@ -333,8 +333,13 @@ def test_the_text_is_the_source_in_distillation_by_an_ensemble(
 def test_hostile_files_lose_lines_or_are_refused_by_name(
     make_job: MakeJob, in_process: BackTranslate, shared_data: Path
 ) -> None:
+    files = sorted((shared_data / "hostile").iterdir())
+    records = [path for path in files if {".tsv", ".jsonl", ".parquet"} & set(path.suffixes)]
+    for path in records:
+        with pytest.raises(DataError, match=rf"--input: .*{path.name} holds records"):
+            in_process(make_job(path.name, inputs=(str(path),)))
     inputs, refused = [], []
-    for path in sorted((shared_data / "hostile").iterdir()):
+    for path in [path for path in files if path not in records]:
         with contextlib.suppress(DataError):
             count_lines([path])
             inputs.append(str(path))
