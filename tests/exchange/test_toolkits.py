@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -64,7 +65,7 @@ FOLDERS: dict[str, tuple[list[str], str]] = {
     "Eole": (["config.json", "model.00.safetensors", "vocab.json"], "a model of Eole"),
     "fairseq": (["model.pt", "dict.de.txt", "dict.en.txt"], "name the checkpoint itself"),
     "JoeyNMT": (["best.ckpt", "src_vocab.txt"], "name the checkpoint itself"),
-    "ours": (["config.yaml", "vocabulary.json", "model.safetensors"], "of this package already"),
+    "ours": (["config.yaml", "vocabulary.json", "model.safetensors"], "but a model directory; `ziggurat translate"),
 }
 
 
@@ -75,6 +76,27 @@ def test_folders_of_other_toolkits(name: str, tmp_path: Path) -> None:
     for file in files:
         (tmp_path / "theirs" / file).write_text("{}")
     assert said in refused(tmp_path / "theirs", tmp_path / "out")
+
+
+EXPORTS: dict[str, tuple[list[str], str]] = {
+    "ctranslate2": (["config.yaml", "vocabulary.json", "config.json", "model.bin"], "`ziggurat translate"),
+    "onnx": (["config.yaml", "vocabulary.json", "encoder.onnx", "step.onnx", "onnx.json"], "load_onnx"),
+    "argos": (["translate-de_en-1_0.argosmodel"], "Argos Translate"),
+}
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_an_export_says_what_reads_it_and_what_it_was_made_from(target: str, tmp_path: Path) -> None:
+    files, said = EXPORTS[target]
+    (tmp_path / "served").mkdir()
+    for file in files:
+        (tmp_path / "served" / file).write_text("{}")
+    report = {"target": target, "model": "runs/a, step 500"}
+    (tmp_path / "served" / "export.json").write_text(json.dumps(report))
+    told = refused(tmp_path / "served", tmp_path / "out")
+    assert "an export for" in told
+    assert said in told
+    assert "made from runs/a, step 500" in told
 
 
 @pytest.mark.parametrize(

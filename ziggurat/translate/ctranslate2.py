@@ -22,9 +22,11 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import check_folder
 from ziggurat.system.processes import usable_cpus
+from ziggurat.translate.converted import read_converted
 from ziggurat.translate.engines import (
     EXPORT_FILE,
     NO_LINE_INPUTS,
+    is_converted,
     is_export,
     read_report,
     refuse_unsupported,
@@ -207,6 +209,8 @@ class CTranslate2Translator:
         device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
         threads: CPU threads; None: as CTranslate2 decides, or one per core where there are several workers.
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
+        segmenters: SentencePiece models of source and target, for a folder that another toolkit's converter wrote
+            (ziggurat.translate.converted); None: those that are in it.
         decoding: keys of the `decoding` section that replace the saved ones.
 
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
@@ -220,19 +224,31 @@ class CTranslate2Translator:
         device: str = "auto",
         threads: int | None = None,
         workers: int = 1,
+        segmenters: Sequence[Path | None] = (None, None),
         **decoding: Any,
     ) -> None:
         ctranslate2 = ctranslate2_module()
         check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
-        if not is_export(path):
+        exported = is_export(path)
+        if not exported and not is_converted(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {EXPORT_FILE})")
-        experiment = load_experiment(Path(path) / "config.yaml")
-        self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
-        self._made = read_report(Path(path))
+        if exported and any(segmenters):
+            raise ConfigError(f"{path}: has its vocabularies; leave out `--source-model` and `--target-model`")
+        self._made = read_report(Path(path)) if exported else None
         refuse_unsupported(decoding, self._made)
-        self.decoding = change_section(experiment.decoding, decoding, "decoding")
-        self.target_language = experiment.data.target_language
-        self.max_positions: int | None = self._made.positions
+        self._after_source: tuple[str, ...] = ()
+        if self._made is not None:
+            experiment = load_experiment(Path(path) / "config.yaml")
+            self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
+            saved, self.target_language = experiment.decoding, experiment.data.target_language
+            self._positions = self._made.positions
+        else:
+            found = read_converted(Path(path), segmenters)
+            self.source_tokenizer, self.target_tokenizer = found.source, found.target
+            saved, self.target_language = DecodingConfig(endings="beam"), ""
+            self._positions, self._after_source = found.positions, found.after_source
+        self.decoding = change_section(saved, decoding, "decoding")
+        self.max_positions: int | None = self._positions
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
@@ -242,9 +258,10 @@ class CTranslate2Translator:
         self.capabilities = Capabilities(constraints=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
-        self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
+        kind = "exported model" if exported else "another toolkit's model"
+        self.origin = f"{path}: {kind}, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
         tokenizer = self.target_tokenizer
-        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
+        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos} if exported else ())
         self._never, self._begin = [[piece] for piece in tokenizer.pieces(never)], [tokenizer.pieces([tokenizer.bos])]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
@@ -324,7 +341,7 @@ class CTranslate2Translator:
         return Call(decoding, options, [])
 
     def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
-        limit = min(call.decoding.max_source_pieces, max(1, self._made.positions - 1 - len(call.tag)))
+        limit = min(call.decoding.max_source_pieces, max(1, self._positions - 1 - len(call.tag)))
         tokenizer = self.source_tokenizer
         count_untagged(bool(call.tag), texts, tokenizer, self.notices)
         of_texts = [new for _, new in in_parts(texts, tokenizer.encode, limit, self.notices, tokenizer.unk)]
@@ -344,9 +361,9 @@ class CTranslate2Translator:
         translations that it cut together with those that ended.
         """
         rule, forced = call.decoding.max_length, call.forced
-        most = min(rule.limit, self._made.positions - 1)
-        sources = [[*call.tag, *self.source_tokenizer.pieces(part)] for part in parts]
-        longest = min(max(rule.limit, call.decoding.max_source_pieces), self._made.positions - 1)
+        most = min(rule.limit, self._positions - 1)
+        sources = [[*call.tag, *self.source_tokenizer.pieces(part), *self._after_source] for part in parts]
+        longest = min(max(rule.limit, call.decoding.max_source_pieces), self._positions - 1)
         if len(forced) > longest:
             raise DataError(f"a prefix has {len(forced)} tokens, but at most {longest} can be asked for; shorten it")
         limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
