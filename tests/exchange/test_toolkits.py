@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests.exchange.test_fairseq import LINES, OPTIONS, parameters, words, write
+from ziggurat.config import load_experiment
 from ziggurat.exchange.importer import import_checkpoint, language_pair
 from ziggurat.system.errors import ConfigError, DataError, ExportError, ZigguratError
 
@@ -261,3 +262,80 @@ def test_no_such_file_and_a_folder_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises((DataError, ExportError), match=r"config\.json"):
         import_checkpoint(tmp_path / "empty", tmp_path / "out")
+
+
+class Container:
+    """The layout of omegaconf's DictConfig and ListConfig in a pickle; nodes have `_val` in place of `_content`."""
+
+    def __init__(self, **state: Any) -> None:
+        self.__dict__.update(state, _parent=None)
+
+
+def held(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
+    """Return `value` as omegaconf keeps it: children know their parent, types stand in a container's description."""
+    if not isinstance(value, dict | list):
+        return kinds["nodes.AnyNode"](_val=value, _metadata=kinds["base.Metadata"](ref_type=Any), _parent=parent)
+    kind = kinds["dictconfig.DictConfig" if isinstance(value, dict) else "listconfig.ListConfig"]
+    described = kinds["base.ContainerMetadata"](object_type=dict, element_type=list[int], resolver_cache=None)
+    made = kind(_metadata=described, _parent=parent)
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    children = {key: held(child, kinds, made) for key, child in pairs}
+    made._content = children if isinstance(value, dict) else list(children.values())
+    return made
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
+    """Classes with the names of omegaconf's, which is not needed to read them."""
+    monkeypatch.setitem(sys.modules, "omegaconf", ModuleType("omegaconf"))
+    found: dict[str, type] = {}
+    for name in (
+        *("base.Metadata", "base.ContainerMetadata", "nodes.AnyNode"),
+        *("dictconfig.DictConfig", "listconfig.ListConfig"),
+    ):
+        place, short = f"omegaconf.{name.partition('.')[0]}", name.partition(".")[2]
+        made = sys.modules.get(place) or ModuleType(place)
+        monkeypatch.setitem(sys.modules, place, made)
+        found[name] = type(short, (Container,), {"__module__": place, "__qualname__": short})
+        setattr(made, short, found[name])
+    return found
+
+
+FLAT = {key: value for key, value in OPTIONS.items() if key not in ("task", "arch")} | {"_name": "transformer"}
+NESTED: dict[str, Any] = {"_name": "transformer", "encoder": {}, "decoder": {}}
+for option in FLAT:
+    if (side := option.partition("_")[0]) in ("encoder", "decoder"):
+        NESTED[side][option.removeprefix(f"{side}_")] = FLAT[option]
+TASK = {key: FLAT[key] for key in FLAT if key.startswith(("max_", "source_", "target_"))} | {"_name": "translation"}
+REFERRING = NESTED | {key: f"${{task.{key}}}" for key in ("max_source_positions", "max_target_positions")}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [(FLAT, None), (FLAT, TASK), (NESTED, TASK), (REFERRING, TASK), (FLAT | {"betas": [0.9, 0.98]}, TASK)],
+)
+def test_options_of_omegaconf_are_read_as_plain_values(
+    model: dict[str, Any], task: Any, zipped: bool, kinds: dict[str, type], tmp_path: Path
+) -> None:
+    content = {"args": None, "cfg": held({"model": model, "task": task}, kinds), "model": parameters((8, 8))}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    dictionary = words(tmp_path / "dict.txt", LINES)
+    report = import_checkpoint(tmp_path / "model.pt", tmp_path / "out", dictionaries=[dictionary])
+    assert report["kind"] == "fairseq transformer"
+    config = load_experiment(tmp_path / "out" / "config.yaml").model
+    assert (config.encoder.layers, config.embedding.max_positions) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"task": TASK}, "not a checkpoint of fairseq"),
+        ({"model": "transformer", "task": TASK}, "not a checkpoint of fairseq"),
+        ({"model": FLAT, "task": TASK | {"langs": ["de", "en", "fr"]}}, "a model of several languages"),
+        ({"model": FLAT | {"layernorm_embedding": True}, "task": TASK}, "`layernorm_embedding: True`"),
+    ],
+)
+def test_other_options_of_omegaconf_are_refused(given: Any, said: str, kinds: dict[str, type], tmp_path: Path) -> None:
+    torch.save({"args": None, "cfg": held(given, kinds), "model": parameters((8, 8))}, tmp_path / "model.pt")
+    assert said in refused(tmp_path / "model.pt", tmp_path / "out")
