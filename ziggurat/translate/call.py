@@ -11,8 +11,8 @@ running as soon as there is room, and does not wait for the end of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printa
 from ziggurat.translate.choice import RuleOptions, SamplingOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import Assembler, SourcePart
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.options import LineExtras, TranslateOptions
 from ziggurat.translate.results import (
     Notices,
     Translation,
@@ -47,64 +47,6 @@ _LONGEST_WORD = 16
 _WORD_BEAM = 16
 """_WORD_BEAM is the fewest beams of the search for next words: several pieces may begin the same word, or be the
 beginnings of many."""
-
-
-@dataclass(frozen=True)
-class LineExtras:
-    """Prefixes and constraints of the lines of one window, and the number of its first line."""
-
-    first: int = 0
-    """Number of the first line."""
-    prefixes: Sequence[str] = field(default_factory=list)
-    """Beginnings of the translations: none at all, or one for each line."""
-    constraints: Sequence[Sequence[str]] = field(default_factory=list)
-    """Phrases that the translations must contain: none at all, or a list for each line."""
-    longest: Sequence[int] = field(default_factory=list)
-    """Most tokens of each part of the translations: none at all, or a number for each line."""
-    numbered: bool = True
-    """Errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
-
-    def __post_init__(self) -> None:
-        """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
-        if any(isinstance(phrases, str) for phrases in self.constraints):
-            raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
-
-    def asked(self, place: int) -> list[str]:
-        """Return the constraints of the line at `place` itself, without those of a terminology."""
-        return [phrase for phrase in self.constraints[place] if phrase.strip()] if self.constraints else []
-
-
-def line_extras(
-    line_windows: Iterable[list[str]],
-    first: int,
-    prefixes: Iterable[str] | None,
-    constraints: Iterable[Sequence[str]] | None,
-) -> Iterator[tuple[list[str], LineExtras]]:
-    """Yield each window of lines with as many prefixes and constraints; the first line has number `first`.
-
-    Raises DataError where there are fewer or more of them than lines.
-    """
-    number = first
-    prefix_rows = None if prefixes is None else iter(prefixes)
-    constraint_rows = None if constraints is None else iter(constraints)
-    for window in line_windows:
-        done = number - first
-        taken = _taken(prefix_rows, len(window), "prefixes", done)
-        yield window, LineExtras(number, taken, _taken(constraint_rows, len(window), "constraints", done))
-        number += len(window)
-    for name, rows in (("prefixes", prefix_rows), ("constraints", constraint_rows)):
-        if rows is not None and next(rows, None) is not None:
-            raise DataError(f"{name}: more lines than the {number - first} to translate; they must pair up")
-
-
-def _taken(rows: Iterator[Any] | None, count: int, name: str, done: int) -> list[Any]:
-    """Return the next `count` rows, or none where there are no rows at all; `done` were taken before."""
-    if rows is None:
-        return []
-    taken = list(islice(rows, count))
-    if len(taken) < count:
-        raise DataError(f"{name}: {done + len(taken)} lines, but there are more to translate; they must pair up")
-    return taken
 
 
 class TranslationCall:

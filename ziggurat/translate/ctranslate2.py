@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,9 +32,8 @@ from ziggurat.translate.engines import (
     refuse_unsupported,
     unsupported_settings,
 )
-from ziggurat.translate.options import Capabilities, TranslateOptions
+from ziggurat.translate.options import Capabilities, LineExtras, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
-    WINDOW_LINES,
     Alignment,
     Hypothesis,
     Notices,
@@ -47,9 +46,7 @@ from ziggurat.translate.results import (
     first_word,
     in_parts,
     one_line,
-    refuse_single,
     side_by_side,
-    windows,
     without_nul,
 )
 
@@ -201,7 +198,7 @@ def joined(source: str, parts: list[list[Hypothesis]], notices: Notices) -> Tran
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
 
 
-class CTranslate2Translator:
+class CTranslate2Translator(TextTranslator):
     """Translator of text with a CTranslate2 directory; its results have the form of ziggurat.translate.translator's.
 
     Args:
@@ -227,6 +224,7 @@ class CTranslate2Translator:
         segmenters: Sequence[Path | None] = (None, None),
         **decoding: Any,
     ) -> None:
+        super().__init__()
         ctranslate2 = ctranslate2_module()
         check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
         exported = is_export(path)
@@ -249,12 +247,9 @@ class CTranslate2Translator:
             self._positions, self._after_source = found.positions, found.after_source
         self.decoding = change_section(saved, decoding, "decoding")
         self.max_positions: int | None = self._positions
-        self.notices = Notices()
-        self.on_finished: Callable[[int], object] = lambda count: None
         if workers > 1:
             threads = max(1, (threads or usable_cpus()) // workers)
         self.before_step: Callable[[], None] = lambda: None  # its search calls nothing between steps
-        self.about_precision: Callable[[bool], str] = lambda hints: ""  # the precision is set at the export
         self.capabilities = Capabilities(constraints=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
@@ -267,61 +262,27 @@ class CTranslate2Translator:
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         self._settings(TranslateOptions())  # refuses settings before any text is read
 
-    def translate(
-        self,
-        texts: Sequence[str],
-        options: TranslateOptions | None = None,
-        *,
-        prefixes: Sequence[str] | None = None,
-        constraints: Sequence[Sequence[str]] | None = None,
-        **asked: Any,
-    ) -> list[Translation]:
-        """Return one Translation per text, in the same order; see Translator.translate.
+    def _translated(
+        self, tasks: Iterable[tuple[list[str], LineExtras]], options: TranslateOptions, *, constrained: bool
+    ) -> Iterator[list[Translation]]:
+        """Yield the translations of windows of lines.
 
-        The keyword `scores` asks for the log-probability of each token, by one more pass over the translations. The
-        next words of `next_words` are those of the likeliest pieces. Raises DataError for more or fewer prefixes than
-        texts, one with more tokens than a translation may have, or that nothing can follow; ConfigError for
-        constraints and terms.
+        The option `scores` asks for the log-probability of each token, by one more pass over the translations. The
+        next words of `next_words` are those of the likeliest pieces. Raises DataError for a prefix with more tokens
+        than a translation may have, or that nothing can follow; ConfigError for constraints and terms.
         """
-        refuse_single(texts=texts, prefixes=prefixes)
-        options = TranslateOptions.of(options, asked)
-        if constraints is not None or options.terms is not None:
-            raise ConfigError(NO_LINE_INPUTS)
-        if prefixes is not None and len(prefixes) != len(texts):
-            raise DataError(f"{len(texts)} texts, but {len(prefixes)} prefixes; they must pair up")
-        return self._translated(texts, self._settings(options), prefixes)
-
-    def _translated(self, texts: Sequence[str], call: Call, prefixes: Sequence[str] | None = None) -> list[Translation]:
-        """Return the translations of texts, each with its beginning; `prefixes` None: all with that of the options."""
-        if prefixes is None and not call.options.begun:
-            return self._translate_window(texts, call)
-        prefixes = [call.options.prefix] * len(texts) if prefixes is None else prefixes
-        # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
-        forced = [self.target_tokenizer.pieces(ids) for ids in self.target_tokenizer.encode(without_nul(prefixes))]
-        pairs = zip(texts, forced, strict=True)
-        return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
-
-    def translate_stream(
-        self,
-        lines: Iterable[str],
-        options: TranslateOptions | None = None,
-        *,
-        window: int = WINDOW_LINES,
-        first: int = 0,
-        prefixes: Iterable[str] | None = None,
-        constraints: Iterable[Sequence[str]] | None = None,
-        **asked: Any,
-    ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`.
-
-        Raises ConfigError for prefixes, constraints and terms.
-        """
-        refuse_single(lines=lines)
-        options = TranslateOptions.of(options, asked)
-        if prefixes is not None or constraints is not None or options.terms is not None:
+        if constrained or options.terms is not None:
             raise ConfigError(NO_LINE_INPUTS)
         call = self._settings(options)
-        return chain.from_iterable(self._translated(texts, call) for texts in windows(lines, window))
+        return (self._window(texts, call, extras.prefixes) for texts, extras in tasks)
+
+    def _window(self, texts: Sequence[str], call: Call, prefixes: Sequence[str]) -> list[Translation]:
+        if not prefixes and not call.options.begun:
+            return self._translate_window(texts, call)
+        # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
+        forced = self.target_tokenizer.encode(without_nul(prefixes or [call.options.prefix] * len(texts)))
+        pairs = zip(texts, map(self.target_tokenizer.pieces, forced), strict=True)
+        return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
