@@ -27,6 +27,11 @@ class Affine:
     weight: Tensor
     bias: Tensor | None = None
 
+    def named(self, name: str) -> dict[str, Tensor]:
+        """Return weight and bias, if there is one, as the parameters of the module `name`."""
+        weight = {f"{name}.weight": self.weight}
+        return weight if self.bias is None else weight | {f"{name}.bias": self.bias}
+
     def times(self, factor: float, *, bias: bool = True) -> Affine:
         """Return the map with its weight, and if `bias` also its bias, multiplied by `factor`."""
         b = self.bias * factor if bias and self.bias is not None else self.bias
@@ -236,8 +241,7 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
     The inverse of `dissect` for `embedding: {positions: learned}`; embedding matrices that are the same tensor are
     shared (`sharing: decoder` or `all`).
     """
-    tensors: dict[str, Tensor] = {}
-    _put(tensors, "output", anatomy.output)
+    tensors = anatomy.output.named("output")
     if anatomy.output.weight is anatomy.decoder.embedding:
         del tensors["output.weight"]
     for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
@@ -247,28 +251,22 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
         if stack.positions is not None:
             tensors[f"{side}_embedding.positions.weight"] = stack.positions
         if stack.final_norm is not None:
-            _put(tensors, f"{name}.final_norm", stack.final_norm)
+            tensors |= stack.final_norm.named(f"{name}.final_norm")
         for number, layer in enumerate(stack.layers):
             at = f"{name}.layers.{number}"
             own, cross = layer.self_attn, layer.cross_attn
-            _put(tensors, f"{at}.self_attn.qkv_proj", Affine.joined(own.query, own.key, own.value))
-            _put(tensors, f"{at}.self_attn.out_proj", own.out)
-            _put(tensors, f"{at}.self_attn_residual.{norm}", own.norm)
+            tensors |= Affine.joined(own.query, own.key, own.value).named(f"{at}.self_attn.qkv_proj")
+            tensors |= own.out.named(f"{at}.self_attn.out_proj")
+            tensors |= own.norm.named(f"{at}.self_attn_residual.{norm}")
             if cross is not None:
-                _put(tensors, f"{at}.cross_attn.q_proj", cross.query)
-                _put(tensors, f"{at}.cross_attn.kv_proj", Affine.joined(cross.key, cross.value))
-                _put(tensors, f"{at}.cross_attn.out_proj", cross.out)
-                _put(tensors, f"{at}.cross_attn_residual.{norm}", cross.norm)
-            _put(tensors, f"{at}.ffn.in_proj", layer.ffn_in)
-            _put(tensors, f"{at}.ffn.out_proj", layer.ffn_out)
-            _put(tensors, f"{at}.ffn_residual.{norm}", layer.ffn_norm)
+                tensors |= cross.query.named(f"{at}.cross_attn.q_proj")
+                tensors |= Affine.joined(cross.key, cross.value).named(f"{at}.cross_attn.kv_proj")
+                tensors |= cross.out.named(f"{at}.cross_attn.out_proj")
+                tensors |= cross.norm.named(f"{at}.cross_attn_residual.{norm}")
+            tensors |= layer.ffn_in.named(f"{at}.ffn.in_proj")
+            tensors |= layer.ffn_out.named(f"{at}.ffn.out_proj")
+            tensors |= layer.ffn_norm.named(f"{at}.ffn_residual.{norm}")
     return tensors
-
-
-def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:
-    tensors[f"{name}.weight"] = affine.weight
-    if affine.bias is not None:
-        tensors[f"{name}.bias"] = affine.bias
 
 
 def one_of(tensor: Tensor, other: Tensor) -> Tensor:

@@ -242,7 +242,6 @@ def _of_several_languages(options: Mapping[str, Any], tensors: Mapping[str, Tens
 
 
 def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return all reasons why the checkpoint cannot be imported."""
     name = _shown(options.get("arch") or options.get("_name"))
     reasons = [] if name.startswith("transformer") else [f"`arch: {name}` is not transformer..."]
     reasons += [

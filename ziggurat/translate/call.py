@@ -4,9 +4,6 @@ With `next_words` a line's translations differ in the word at the first free pla
 search are mostly alike up to their last words; a user who chooses the next word of a translation wants the likeliest
 words instead. They are found in two steps: first by a beam search whose hypotheses end where their word does, with the
 probability that it ends there; then each word becomes part of the prefix, and the usual search continues from there.
-
-Of a ContinuousTranslation lines come while others are under way, as a server gets them: a line joins the search that is
-running as soon as there is room, and does not wait for the end of a batch.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
-from ziggurat.translate.choice import RuleOptions, SamplingOptions, SearchSettings, Sentence
+from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import Assembler, SourcePart
 from ziggurat.translate.length import LengthPenalty
 from ziggurat.translate.options import LineExtras, TranslateOptions
@@ -114,9 +111,7 @@ class TranslationCall:
             endings=decoding.endings,
             groups=decoding.diverse_groups,
             strength=decoding.diverse_strength,
-            sampling=SamplingOptions(decoding.temperature, decoding.top_k, decoding.top_p, decoding.epsilon)
-            if decoding.search == "sample"
-            else None,
+            sampling=decoding if decoding.search == "sample" else None,
             keep_attention=decoding.alignments or decoding.replace_unknown,
             batch_tokens=decoding.batch_tokens,
             batch_sentences=decoding.batch_sentences,
@@ -222,7 +217,6 @@ class TranslationCall:
         ]
 
     def _part(self, text: str, ids: list[int], place: int, number: int, extras: LineExtras) -> SourcePart:
-        """Return the part `number` of the line at `place` of the window."""
         phrases = [] if self.options.terms is None else self.options.terms.wanted(text)
         prefix: tuple[int, ...] = ()
         if number == 0:

@@ -193,7 +193,6 @@ def _vocabulary(folder: Path, side: str) -> list[str]:
 
 
 def _segmenter(folder: Path, side: str, given: Path | None, other: Path | None) -> tuple[Path, bytes]:
-    """Return file and content of the SentencePiece model of a side."""
     there = [folder / name for name in _SEGMENTERS[side] if (folder / name).is_file()]
     path = given or next(iter(there), None) or other
     if path is None:

@@ -32,7 +32,7 @@ from ziggurat.translate.engines import (
     refuse_unsupported,
     unsupported_settings,
 )
-from ziggurat.translate.options import Capabilities, LineExtras, TextTranslator, TranslateOptions
+from ziggurat.translate.options import LineExtras, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
     Alignment,
     Hypothesis,
@@ -133,7 +133,7 @@ def by_next_word(found: Sequence[list[SearchResult]], call: Call, limit: int) ->
     return list(words.values())[: call.decoding.n_best]
 
 
-def _found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
+def found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
     """Return CTranslate2's results of each source; `eos` is the piece that ends a translation."""
     return [
         [
@@ -214,6 +214,8 @@ class CTranslate2Translator(TextTranslator):
     have one of the settings.
     """
 
+    own_search = False
+
     def __init__(
         self,
         path: str | Path,
@@ -250,7 +252,6 @@ class CTranslate2Translator(TextTranslator):
         if workers > 1:
             threads = max(1, (threads or usable_cpus()) // workers)
         self.before_step: Callable[[], None] = lambda: None  # its search calls nothing between steps
-        self.capabilities = Capabilities(constraints=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
         kind = "exported model" if exported else "another toolkit's model"
@@ -291,7 +292,6 @@ class CTranslate2Translator(TextTranslator):
         raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
 
     def _settings(self, options: TranslateOptions) -> Call:
-        """Return the settings of a call. Raises ConfigError."""
         changes = options.changes(self.decoding)
         asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
         refuse_unsupported(asked, self._made)
@@ -395,7 +395,7 @@ class CTranslate2Translator(TextTranslator):
             return_scores=True,
             return_end_token=True,
         )
-        return _found_of(results, self._eos)
+        return found_of(results, self._eos)
 
     def _hypotheses(
         self, sources: list[list[str]], found: list[list[SearchResult]], call: Call

@@ -11,26 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
-from typing import Any
+from typing import Any, ClassVar
 
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.translate.results import WINDOW_LINES, Notices, TargetScore, Translation, refuse_single, windows
 from ziggurat.translate.terminology import Terms
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """Capabilities of a translator besides translating lines as they are.
-
-    Attributes:
-        constraints: it searches for translations that contain given phrases.
-        continuous: lines join a search that is running (ziggurat.translate.call.ContinuousTranslation).
-    """
-
-    constraints: bool
-    continuous: bool
 
 
 @dataclass(frozen=True)
@@ -231,13 +218,14 @@ class TextTranslator(StreamTranslator):
     """A translator of text in this process: by PyTorch (Translator) or by CTranslate2 (CTranslate2Translator).
 
     Attributes:
-        capabilities: what it can do.
+        own_search: whether it searches as ziggurat.translate.search does: for translations that contain given phrases,
+            and with lines that join a search that is running (ziggurat.translate.call.ContinuousTranslation).
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
         max_positions: most positions of either side; None: no limit.
         before_step: called before every step of our search; an error that it raises ends the translation.
     """
 
-    capabilities: Capabilities
+    own_search: ClassVar[bool]
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     max_positions: int | None

@@ -1,10 +1,8 @@
 """Translation of text: lines are segmented, searched for in batches, and joined to exactly one result per line.
 
 The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
-`Scorer` (hypotheses of token ids) -> `Assembler` (text). `load_translator` opens the models.
-
-`open_workers` opens several processes, each with a copy of the model and a share of the CPU threads. Each window of
-lines goes to one of them as a whole; the translations come back in order.
+`Scorer` (hypotheses of token ids) -> `Assembler` (text). `open_workers` opens several processes, each with a copy of
+the model and a share of the CPU threads: each window of lines goes to one of them.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from ziggurat.system.processes import in_order, share_cores, worker_pool
 from ziggurat.translate.call import TranslationCall
 from ziggurat.translate.hypotheses import Assembler
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.options import Capabilities, LineExtras, StreamTranslator, TextTranslator, TranslateOptions
+from ziggurat.translate.options import LineExtras, StreamTranslator, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
     Notices,
     TargetScore,
@@ -59,6 +57,8 @@ class Translator(TextTranslator):
         before_step: called before every step of a search; an error that it raises ends the translation.
         scorer: creates the search's scorer in place of the models, which may then be missing (an exported model).
     """
+
+    own_search = True
 
     def __init__(
         self,
@@ -87,7 +87,6 @@ class Translator(TextTranslator):
         self.target_language = target_language
         self.before_step = before_step
         self.scorer = scorer or (lambda: scorer_of(self.models))
-        self.capabilities = Capabilities(constraints=True, continuous=True)
 
     @property
     def model(self) -> Seq2Seq:
@@ -165,7 +164,6 @@ class Translator(TextTranslator):
         )
 
     def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
-        """Translate `texts`, all in memory at once."""
         # (1) Segment the lines; a blank one has no parts.
         lines = call.segmented(texts, extras, self.notices)
         # (2) Search.
@@ -307,19 +305,8 @@ def open_workers(
     """Open a run or a model directory, or several as an ensemble, in worker processes that end with the block.
 
     The workers import the calling script again, so a script needs `if __name__ == "__main__":` around its own work.
-
-    Args:
-        path: folder of a run or a model, or a list of them; this, `device`, `which`, `without_layers` and
-            `decoding` as in `load_translator`.
-        workers: number of processes.
-        threads: CPU threads of all workers together (None: as many as PyTorch would take); each worker has an equal
-            share, at least one.
-        device: `auto`, `cpu`, `cuda`, ...; the same for all workers.
-        which: checkpoint of a run.
-        without_layers: layers to leave out.
-        decoding: keys of the `decoding` section that replace the saved ones.
-
-    Raises the errors of `load_translator`, and DataError where a worker died.
+    Each of the `workers` has an equal share of the CPU `threads` (None: as many as PyTorch would take), at least one.
+    Other arguments are as in `load_translator`. Raises its errors, and DataError where a worker died.
     """
     paths = [path] if isinstance(path, str | Path) else path
     opening = _Opening(tuple(map(str, paths)), workers, threads, which, without_layers, device, decoding)
@@ -330,7 +317,6 @@ def open_workers(
 # A worker process serves one WorkerTranslator, so one model at a time.
 @lru_cache(maxsize=1)
 def _opened(opening: _Opening) -> Translator:
-    """Load the model, once in the life of a worker."""
     torch.set_num_threads(max(1, (opening.threads or torch.get_num_threads()) // opening.workers))
     return load_translator(
         opening.models,
