@@ -1,6 +1,7 @@
 """Matrices of a plain Transformer, without our parameter names: every exporter reads them, every importer builds them.
 
-`dissect` takes a model's parameters apart, `compose` puts them together again.
+`dissect` takes a model's parameters apart, `compose` puts them together again. `with_epsilon` changes the epsilon of a
+stack's norms and nothing of its output, for toolkits with one epsilon for all norms or a fixed one.
 
 Shapes: D width of a stack, F inner width, V vocabulary, P positions.
 """
@@ -267,6 +268,57 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
             tensors |= layer.ffn_out.named(f"{at}.ffn.out_proj")
             tensors |= layer.ffn_norm.named(f"{at}.ffn_residual.{norm}")
     return tensors
+
+
+def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
+    """Return a stack that computes the same with another epsilon inside its norms.
+
+    LN_e(y) = LN_{c^2 e}(c y). So the whole stream is multiplied by c = sqrt(epsilon / e): both its input (embeddings,
+    positions) and the outputs of sub-layers. Post-norm: the norms, except for the last, also multiply by c, and the
+    maps that read them divide by c. Pre-norm: the norms remove c themselves.
+    """
+    # c goes into the factor `scale`, not into the table, which may be shared with the output.
+    c = math.sqrt(epsilon / stack.epsilon)
+    if epsilon == stack.epsilon:
+        return stack
+    last = len(stack.layers) - 1
+    layers = tuple(_scaled(layer, c, stack.pre_norm, number == last) for number, layer in enumerate(stack.layers))
+    positions = None if stack.positions is None else stack.positions * c
+    return dataclasses.replace(stack, epsilon=epsilon, layers=layers, scale=stack.scale * c, positions=positions)
+
+
+def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> LayerMatrices:
+    """Return the layer for a stream that is c times as large."""
+    # A map that reads a stream c times as large divides its weight by c; its bias is added after that and stays. The
+    # last layer's outer norm restores the scale, so that readers of the stack, and cross-attention's keys, need no
+    # change.
+    read = 1.0 if pre_norm else 1 / c
+    inner_norm = 1.0 if pre_norm else c
+    outer_norm = 1.0 if pre_norm or last else c
+    self_attn, cross_attn = layer.self_attn, layer.cross_attn
+    self_attn = dataclasses.replace(
+        self_attn,
+        query=self_attn.query.times(read, bias=False),
+        key=self_attn.key.times(read, bias=False),
+        value=self_attn.value.times(read, bias=False),
+        out=self_attn.out.times(c),
+        norm=self_attn.norm.times(inner_norm),
+    )
+    if cross_attn is not None:
+        cross_attn = dataclasses.replace(
+            cross_attn,
+            query=cross_attn.query.times(read, bias=False),
+            out=cross_attn.out.times(c),
+            norm=cross_attn.norm.times(inner_norm),
+        )
+    return LayerMatrices(
+        self_attn,
+        cross_attn,
+        layer.ffn_in.times(read, bias=False),
+        layer.ffn_out.times(c),
+        layer.ffn_norm.times(outer_norm),
+        None if layer.gate is None else layer.gate.times(read, bias=False),
+    )
 
 
 def one_of(tensor: Tensor, other: Tensor) -> Tensor:

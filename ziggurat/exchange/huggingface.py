@@ -22,9 +22,8 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
-from ziggurat.exchange.anatomy import Anatomy
+from ziggurat.exchange.anatomy import Anatomy, with_epsilon
 from ziggurat.exchange.imported import NORM_EPSILON, layer_names
-from ziggurat.exchange.plain import with_epsilon
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.tensors import write_tensors
 from ziggurat.system.errors import ConfigError, ExportError

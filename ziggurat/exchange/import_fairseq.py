@@ -284,12 +284,8 @@ def _refuse_other_dictionaries(
 ) -> None:
     """Raise ExportError for dictionaries that fairseq itself would not accept: ids are places, so one line shifts all.
 
-    Args:
-        path: the checkpoint, for the message.
-        options: its options.
-        sides: of source and target the dictionary's file, the stack, and the number of ids.
-        languages: codes that the checkpoint names.
-        joint: the dictionaries are equal.
+    `sides` has the dictionary's file, the stack and the number of ids of source and target, `languages` the codes that
+    the checkpoint names; `joint`: the dictionaries are equal.
     """
     reasons = []
     for side, (file, stack, count) in zip(("source", "target"), sides, strict=True):

@@ -381,10 +381,7 @@ def _over_vocabulary(
 ) -> list[SentencePieceTokenizer] | None:
     """Return tokenizers that segment as before, with an id for each piece of `ids`, and equal ids for equal pieces.
 
-    Args:
-        tokenizers: one, or those of both sides, with equal tags.
-        ids: the other toolkit's ids by piece; ours are in this order.
-
+    `tokenizers` are one, or those of both sides, with equal tags; `ids` are the other toolkit's, whose order is ours.
     Returns None where SentencePiece cannot keep the segmentation: models that are not unigram models (a BPE model also
     merges to unused pieces, on its way to others), and models whose control symbols contradict each other.
     """

@@ -33,7 +33,7 @@ class ManifestPort(JsonForm):
     initial: str | None = None
 
 
-class Manifest(JsonForm):
+class OnnxManifest(JsonForm):
     """Description of the two graphs.
 
     Attributes:
@@ -56,7 +56,7 @@ class OnnxModel(NamedTuple):
 
     encoder: InferenceSession
     step: InferenceSession
-    manifest: Manifest
+    manifest: OnnxManifest
 
 
 def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel:
@@ -91,7 +91,9 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
     return OnnxModel(sessions[ENCODER_FILE], sessions[STEP_FILE], manifest)
 
 
-def _refuse_other_graphs(folder: Path, manifest: Manifest, encoder: InferenceSession, step: InferenceSession) -> None:
+def _refuse_other_graphs(
+    folder: Path, manifest: OnnxManifest, encoder: InferenceSession, step: InferenceSession
+) -> None:
     """Raise CheckpointError unless the graphs have the inputs and outputs of the manifest."""
     memory, states = {port.name for port in manifest.memory}, [port.name for port in manifest.states]
     first = {port.initial for port in manifest.states if port.initial is not None}
@@ -142,9 +144,9 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     )
 
 
-def _read_manifest(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> OnnxManifest:
     try:
-        manifest = read_json(path, Manifest, error=CheckpointError, remedy="export the model again")
+        manifest = read_json(path, OnnxManifest, error=CheckpointError, remedy="export the model again")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: No such file; not a folder of `ziggurat export --to onnx`") from None
     if manifest.format != FORMAT:

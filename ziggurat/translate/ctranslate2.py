@@ -172,13 +172,9 @@ def _rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> 
 
 
 def _alignment_of(attention: Sequence[Sequence[float]], source: Sequence[str], tag: int, eos: str) -> Alignment:
-    """Return an alignment.
+    """Return the alignment to the pieces of a source, of which the first `tag` stand for no text.
 
-    Args:
-        attention: for each piece of a translation the weights of those of the source, and maybe more columns.
-        source: pieces of the source, tag included, end-of-sentence left out.
-        tag: pieces at its beginning that stand for no text.
-        eos: the piece of end-of-sentence, whose weight is what is left of 1.
+    `attention` has the weights of a row's pieces and maybe more columns; that of the end, `eos`, is what is left of 1.
     """
     # Beyond the source's own pieces, rows of a batch with longer sources have its end-of-sentence and padding.
     rows = [[float(weight) for weight in row[: len(source)]] for row in attention]
