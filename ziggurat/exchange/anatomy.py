@@ -116,7 +116,10 @@ class Anatomy:
 
 
 def dissect(
-    config: ModelConfig, tensors: Mapping[str, Tensor], positions: int, entries: Mapping[str, Tensor] | None = None
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    positions: int,
+    entries: Mapping[str, Tensor] | None = None,
 ) -> Anatomy:
     """Return the matrices of a model with residuals `post` or `pre`, history `latest`, attention full or relative.
 
@@ -284,7 +287,13 @@ def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
     last = len(stack.layers) - 1
     layers = tuple(_scaled(layer, c, stack.pre_norm, number == last) for number, layer in enumerate(stack.layers))
     positions = None if stack.positions is None else stack.positions * c
-    return dataclasses.replace(stack, epsilon=epsilon, layers=layers, scale=stack.scale * c, positions=positions)
+    return dataclasses.replace(
+        stack,
+        epsilon=epsilon,
+        layers=layers,
+        scale=stack.scale * c,
+        positions=positions,
+    )
 
 
 def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> LayerMatrices:

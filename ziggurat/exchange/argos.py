@@ -264,7 +264,10 @@ def _for_any_search(anatomy: Anatomy, target: Tokenizer) -> Anatomy:
     bias[sorted({target.pad, target.bos, *target.tags.values()} - {target.eos})] = _NEVER
     bias[target.size :] = _NEVER
     return dataclasses.replace(
-        anatomy, encoder=_lengthened(anatomy.encoder), decoder=_lengthened(anatomy.decoder), output=Affine(weight, bias)
+        anatomy,
+        encoder=_lengthened(anatomy.encoder),
+        decoder=_lengthened(anatomy.decoder),
+        output=Affine(weight, bias),
     )
 
 

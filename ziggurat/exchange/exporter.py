@@ -110,7 +110,10 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
 
 
 def compare(
-    ours: Translator, theirs: ExportTranslator, texts: Sequence[str], settings: dict[str, Any]
+    ours: Translator,
+    theirs: ExportTranslator,
+    texts: Sequence[str],
+    settings: dict[str, Any],
 ) -> ExportVerification:
     """Translate `texts` with the model and with its export, and compare the translations.
 

@@ -120,7 +120,9 @@ def find_files(path: Path) -> MarianFiles:
     if folder != path:
         written = [path.with_name(f"{path.name}.decoder.yml"), folder / "decoder.yml"]
     written = [file for file in written if file.is_file()][:1]
-    options = _mapping(read_file(written[0], MAX_YAML_BYTES), str(written[0])) if written else {}
+    options: dict[str, Any] = {}
+    if written:
+        options = _mapping(read_file(written[0], MAX_YAML_BYTES), str(written[0]))
     named = {key: _beside(folder, options.get(key), written) for key in ("models", "vocabs")}
     if folder != path:
         return MarianFiles(path, named["vocabs"] if path in named["models"] else (), options)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ziggurat.config import DecodingConfig
-from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
 from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import Assembler, SourcePart
@@ -50,13 +49,9 @@ class TranslationCall:
     """Settings of one call of a translator, checked, and the search's settings that follow from them.
 
     Args:
+        translator: the translator that is called.
         decoding: the settings, those that `options` change included.
         options: what is asked of the translations.
-        source, target: the tokenizers.
-        vocabulary_size: rows of the model's output; those beyond the tokenizer's ids only fill up the matrix.
-        max_positions: most positions of either side, where the model has such a limit.
-        device: where the model is.
-        before_step: called before every step of a search.
         constrained: lines have constraints.
 
     Raises ConfigError for an unknown tag, constraints in a search that cannot meet them, or a banned phrase that is
@@ -65,17 +60,14 @@ class TranslationCall:
 
     def __init__(
         self,
+        translator: Translator,
         decoding: DecodingConfig,
         options: TranslateOptions,
-        source: Tokenizer,
-        target: Tokenizer,
         *,
-        vocabulary_size: int,
-        max_positions: int | None,
-        device: torch.device | str,
-        before_step: Callable[[], None],
         constrained: bool,
     ) -> None:
+        source, target = translator.source_tokenizer, translator.target_tokenizer
+        max_positions = translator.max_positions
         self.n_best = decoding.n_best
         """Results of a line."""
         if options.next_words:
@@ -97,7 +89,8 @@ class TranslationCall:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
             self.target_limit = min(self.target_limit, max_positions - 1)
         # A model may have rows beyond the tokenizer's ids, for which there is no text.
-        never = {target.pad, target.bos, *target.tags.values(), *range(target.size, vocabulary_size)}
+        rows = translator.scorer().vocabulary_size
+        never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
         beams = decoding.beam_size if decoding.search == "beam" else decoding.mbr or decoding.n_best
         self.settings = SearchSettings(
             beam_size=beams,
@@ -115,8 +108,8 @@ class TranslationCall:
             keep_attention=decoding.alignments or decoding.replace_unknown,
             batch_tokens=decoding.batch_tokens,
             batch_sentences=decoding.batch_sentences,
-            device=device,
-            before_step=before_step,
+            device=translator.device,
+            before_step=translator.before_step,
         )
 
     def search(

@@ -55,6 +55,10 @@ class ConvertedConfig(JsonForm):
         return self.decoder_start_token in (self.eos_token, *_PADDING) and not self.add_source_eos
 
 
+_MOST_UNLISTED = 0.2
+"""Largest share of a segmenter's pieces that the vocabulary may lack (ziggurat.exchange.agreement says why any do)."""
+
+
 class ConvertedTokenizer(SentencePieceTokenizer):
     """A SentencePiece model whose pieces have the ids of a list of tokens, that of the matrices.
 
@@ -65,24 +69,33 @@ class ConvertedTokenizer(SentencePieceTokenizer):
         listed: the tokens in the order of their ids.
         config: spellings of the control symbols.
 
-    Raises DataError for a model that is none, ConfigError for a list without the unknown token or end-of-sentence.
+    Raises DataError for a model that is none, ConfigError for a list without the unknown token, end-of-sentence or
+    many of the pieces.
     """
 
     def __init__(self, model: bytes, listed: Sequence[str], config: ConvertedConfig) -> None:
         super().__init__(model)
-        segmented = frozenset(super().pieces(range(self._model_size)))
+        segmented = super().pieces(range(self._model_size))
         self._listed = list(listed)
         self._numbers = {token: number for number, token in enumerate(listed)}
         for name in (config.unk_token, config.eos_token):
             if name not in self._numbers:
                 raise ConfigError(f"has no {printable(name)}, which config.json names")
+        lacking = [piece for piece in segmented if piece not in self._numbers]
+        if len(lacking) > _MOST_UNLISTED * len(segmented):
+            raise ConfigError(
+                f"lacks {len(lacking):,} of the {len(segmented):,} pieces of its SentencePiece model, such as "
+                f"{printable(' '.join(lacking[:5]), 80)}: it is of another model; name the right one by "
+                "`--source-model` or `--target-model`"
+            )
         self.unk, self.eos = self._numbers[config.unk_token], self._numbers[config.eos_token]
         self.bos = self._numbers.get(config.bos_token, self.unk)
         self.pad = next((self._numbers[name] for name in _PADDING if name in self._numbers), self.unk)
+        others = self._numbers.keys() - set(segmented)
         self.tags = {
             token: number
             for token, number in self._numbers.items()
-            if token not in segmented and leading_tag(f"{token} ") == token
+            if token in others and leading_tag(f"{token} ") == token
         }
         self._silent = frozenset((self.pad, self.bos, self.eos, *self.tags.values())) - {self.unk}
         self.size = len(self._listed)
@@ -101,16 +114,6 @@ class ConvertedTokenizer(SentencePieceTokenizer):
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the token of each id."""
         return [self._listed[number] for number in ids]
-
-    @property
-    def segments(self) -> int:
-        """Number of pieces of the segmenter."""
-        return self._model_size
-
-    def unlisted(self) -> list[str]:
-        """Return the pieces of the segmenter that the list lacks, which are read as unknown."""
-        every = SentencePieceTokenizer.pieces(self, range(self._model_size))
-        return [piece for piece in every if piece not in self._numbers]
 
 
 class _Tokens(RootModel[list[str]]):
@@ -163,7 +166,6 @@ def read_converted(folder: Path, segmenters: Sequence[Path | None] = (None, None
         except DataError as error:
             raise DataError(f"{model[0]}: {error}") from None
     source, target = tokenizers
-    _refuse_other_segmenter(folder, source, target)
     if config.of_transformers and sum(not tag.startswith(_SOURCE_TAGS) for tag in target.tags) > 1:
         raise ConfigError(
             f"{folder}: a model of many languages as transformers has them ({printable(', '.join(target.tags), 80)}): "
@@ -205,22 +207,6 @@ def _segmenter(folder: Path, side: str, given: Path | None, other: Path | None) 
         return path, read_bounded(path, MAX_MODEL_BYTES)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file") from None
-
-
-_MOST_UNLISTED = 0.2
-"""Largest share of a segmenter's pieces that the vocabulary may lack (ziggurat.exchange.agreement says why any do)."""
-
-
-def _refuse_other_segmenter(folder: Path, source: ConvertedTokenizer, target: ConvertedTokenizer) -> None:
-    """Raise ConfigError where a segmenter and the vocabulary are not of one model."""
-    for side, tokenizer in (("source", source), ("target", target)):
-        lacking = tokenizer.unlisted()
-        if len(lacking) > _MOST_UNLISTED * tokenizer.segments:
-            raise ConfigError(
-                f"{folder}: the vocabulary of the {side} lacks {len(lacking):,} of the {tokenizer.segments:,} pieces "
-                f"of its SentencePiece model, such as {printable(' '.join(lacking[:5]), 80)}: it is of another model; "
-                f"name the right one by `--{side}-model`"
-            )
 
 
 def _positions(path: Path) -> int:

@@ -260,7 +260,11 @@ class CTranslate2Translator(TextTranslator):
         self._settings(TranslateOptions())  # refuses settings before any text is read
 
     def _translated(
-        self, tasks: Iterable[tuple[list[str], LineExtras]], options: TranslateOptions, *, constrained: bool
+        self,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
+        *,
+        constrained: bool,
     ) -> Iterator[list[Translation]]:
         """Yield the translations of windows of lines.
 

@@ -206,7 +206,11 @@ class StreamTranslator(ABC):
 
     @abstractmethod
     def _translated(
-        self, tasks: Iterable[tuple[list[str], LineExtras]], options: TranslateOptions, *, constrained: bool
+        self,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
+        *,
+        constrained: bool,
     ) -> Iterator[list[Translation]]:
         """Yield the translations of windows of lines; `constrained`: lines may have constraints.
 

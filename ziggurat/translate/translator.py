@@ -94,7 +94,11 @@ class Translator(TextTranslator):
         return self.models[0]
 
     def _translated(
-        self, tasks: Iterable[tuple[list[str], LineExtras]], options: TranslateOptions, *, constrained: bool
+        self,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
+        *,
+        constrained: bool,
     ) -> Iterator[list[Translation]]:
         call = self.call_of(options, constrained=constrained)
         return (self._translate_window(texts, call, extras) for texts, extras in tasks)
@@ -151,17 +155,7 @@ class Translator(TextTranslator):
         for key in ("shortlist", "precision"):
             if getattr(decoding, key) != getattr(self.decoding, key):
                 raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
-        return TranslationCall(
-            decoding,
-            options,
-            self.source_tokenizer,
-            self.target_tokenizer,
-            vocabulary_size=self.scorer().vocabulary_size,
-            max_positions=self.max_positions,
-            device=self.device,
-            before_step=self.before_step,
-            constrained=constrained,
-        )
+        return TranslationCall(self, decoding, options, constrained=constrained)
 
     def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
         # (1) Segment the lines; a blank one has no parts.
@@ -276,7 +270,11 @@ class WorkerTranslator(StreamTranslator):
         self.about_precision = about.__getitem__
 
     def _translated(
-        self, tasks: Iterable[tuple[list[str], LineExtras]], options: TranslateOptions, *, constrained: bool
+        self,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
+        *,
+        constrained: bool,
     ) -> Iterator[list[Translation]]:
         def start(task: tuple[list[str], LineExtras]) -> Future[_Translated]:
             return self._submit(_translate, self._opening, task, options, constrained)
