@@ -49,7 +49,8 @@ def test_what_others_wrote(tmp_path: Path) -> None:
     hub = filled(tmp_path / "hub", config_json={"model_type": "marian"}, model_safetensors="")
     with pytest.raises(CheckpointError, match="a directory of transformers; `ziggurat import"):
         locate_weights(hub)
-    assert "which nothing here reads" in str(folder_kind(filled(tmp_path / "other", model_bin="")))
+    other = filled(tmp_path / "other", model_bin="")
+    assert f"`ziggurat translate {other}` translates" in str(folder_kind(other))
 
 
 def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:

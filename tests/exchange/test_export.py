@@ -23,9 +23,9 @@ from tests.small import small_config
 from ziggurat.cli.export import _report_text
 from ziggurat.config import load_experiment
 from ziggurat.corpora.jobs.tasks import ModelChoice
-from ziggurat.exchange.anatomy import Affine, compose, dissect
+from ziggurat.exchange.anatomy import Affine, compose, dissect, with_epsilon
 from ziggurat.exchange.exporter import ExportVerification, Gate, compare, export_model, search_settings
-from ziggurat.exchange.plain import ExportedModel, with_epsilon
+from ziggurat.exchange.plain import ExportedModel
 from ziggurat.exchange.targets import TARGETS
 from ziggurat.model.build import build_model
 from ziggurat.model.directory import open_model

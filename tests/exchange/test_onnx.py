@@ -150,7 +150,7 @@ def test_attention_is_given_when_asked_for(exported: Callable[[str], Path]) -> N
 
 def test_more_positions_than_the_tables_have_are_refused(exported: Callable[[str], Path]) -> None:
     model = open_onnx(exported("full"), threads=1)
-    assert model.max_positions == 40
+    assert model.manifest.max_positions == 40
     scorer = OnnxScorer(model)
     scorer.start(1, 1)
     for source, steps in ((41, 40), (40, 41)):
@@ -165,7 +165,7 @@ def test_more_positions_than_the_tables_have_are_refused(exported: Callable[[str
 
 def test_models_without_a_table_have_no_limit(exported: Callable[[str], Path]) -> None:
     opened = open_onnx(exported("averaged"), threads=1)
-    assert opened.max_positions is None
+    assert opened.manifest.max_positions is None
     scorer = OnnxScorer(opened)
     scorer.start(1, 1)
     ids = torch.full((1, 50), 4)

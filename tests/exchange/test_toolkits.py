@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from tests.exchange.test_fairseq import LINES, OPTIONS, parameters, words, write
+from ziggurat.config import load_experiment
 from ziggurat.exchange.importer import import_checkpoint, language_pair
 from ziggurat.system.errors import ConfigError, DataError, ExportError, ZigguratError
 
@@ -64,7 +66,7 @@ FOLDERS: dict[str, tuple[list[str], str]] = {
     "Eole": (["config.json", "model.00.safetensors", "vocab.json"], "a model of Eole"),
     "fairseq": (["model.pt", "dict.de.txt", "dict.en.txt"], "name the checkpoint itself"),
     "JoeyNMT": (["best.ckpt", "src_vocab.txt"], "name the checkpoint itself"),
-    "ours": (["config.yaml", "vocabulary.json", "model.safetensors"], "of this package already"),
+    "ours": (["config.yaml", "vocabulary.json", "model.safetensors"], "but a model directory; `ziggurat translate"),
 }
 
 
@@ -75,6 +77,27 @@ def test_folders_of_other_toolkits(name: str, tmp_path: Path) -> None:
     for file in files:
         (tmp_path / "theirs" / file).write_text("{}")
     assert said in refused(tmp_path / "theirs", tmp_path / "out")
+
+
+EXPORTS: dict[str, tuple[list[str], str]] = {
+    "ctranslate2": (["config.yaml", "vocabulary.json", "config.json", "model.bin"], "`ziggurat translate"),
+    "onnx": (["config.yaml", "vocabulary.json", "encoder.onnx", "step.onnx", "onnx.json"], "load_onnx"),
+    "argos": (["translate-de_en-1_0.argosmodel"], "Argos Translate"),
+}
+
+
+@pytest.mark.parametrize("target", EXPORTS)
+def test_an_export_says_what_reads_it_and_what_it_was_made_from(target: str, tmp_path: Path) -> None:
+    files, said = EXPORTS[target]
+    (tmp_path / "served").mkdir()
+    for file in files:
+        (tmp_path / "served" / file).write_text("{}")
+    report = {"target": target, "model": "runs/a, step 500"}
+    (tmp_path / "served" / "export.json").write_text(json.dumps(report))
+    told = refused(tmp_path / "served", tmp_path / "out")
+    assert "an export for" in told
+    assert said in told
+    assert "made from runs/a, step 500" in told
 
 
 @pytest.mark.parametrize(
@@ -239,3 +262,80 @@ def test_no_such_file_and_a_folder_without_a_model(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises((DataError, ExportError), match=r"config\.json"):
         import_checkpoint(tmp_path / "empty", tmp_path / "out")
+
+
+class Container:
+    """The layout of omegaconf's DictConfig and ListConfig in a pickle; nodes have `_val` in place of `_content`."""
+
+    def __init__(self, **state: Any) -> None:
+        self.__dict__.update(state, _parent=None)
+
+
+def held(value: Any, kinds: dict[str, type], parent: Any = None) -> Any:
+    """Return `value` as omegaconf keeps it: children know their parent, types stand in a container's description."""
+    if not isinstance(value, dict | list):
+        return kinds["nodes.AnyNode"](_val=value, _metadata=kinds["base.Metadata"](ref_type=Any), _parent=parent)
+    kind = kinds["dictconfig.DictConfig" if isinstance(value, dict) else "listconfig.ListConfig"]
+    described = kinds["base.ContainerMetadata"](object_type=dict, element_type=list[int], resolver_cache=None)
+    made = kind(_metadata=described, _parent=parent)
+    pairs = value.items() if isinstance(value, dict) else enumerate(value)
+    children = {key: held(child, kinds, made) for key, child in pairs}
+    made._content = children if isinstance(value, dict) else list(children.values())
+    return made
+
+
+@pytest.fixture
+def kinds(monkeypatch: pytest.MonkeyPatch) -> dict[str, type]:
+    """Classes with the names of omegaconf's, which is not needed to read them."""
+    monkeypatch.setitem(sys.modules, "omegaconf", ModuleType("omegaconf"))
+    found: dict[str, type] = {}
+    for name in (
+        *("base.Metadata", "base.ContainerMetadata", "nodes.AnyNode"),
+        *("dictconfig.DictConfig", "listconfig.ListConfig"),
+    ):
+        place, short = f"omegaconf.{name.partition('.')[0]}", name.partition(".")[2]
+        made = sys.modules.get(place) or ModuleType(place)
+        monkeypatch.setitem(sys.modules, place, made)
+        found[name] = type(short, (Container,), {"__module__": place, "__qualname__": short})
+        setattr(made, short, found[name])
+    return found
+
+
+FLAT = {key: value for key, value in OPTIONS.items() if key not in ("task", "arch")} | {"_name": "transformer"}
+NESTED: dict[str, Any] = {"_name": "transformer", "encoder": {}, "decoder": {}}
+for option in FLAT:
+    if (side := option.partition("_")[0]) in ("encoder", "decoder"):
+        NESTED[side][option.removeprefix(f"{side}_")] = FLAT[option]
+TASK = {key: FLAT[key] for key in FLAT if key.startswith(("max_", "source_", "target_"))} | {"_name": "translation"}
+REFERRING = NESTED | {key: f"${{task.{key}}}" for key in ("max_source_positions", "max_target_positions")}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("model", "task"),
+    [(FLAT, None), (FLAT, TASK), (NESTED, TASK), (REFERRING, TASK), (FLAT | {"betas": [0.9, 0.98]}, TASK)],
+)
+def test_options_of_omegaconf_are_read_as_plain_values(
+    model: dict[str, Any], task: Any, zipped: bool, kinds: dict[str, type], tmp_path: Path
+) -> None:
+    content = {"args": None, "cfg": held({"model": model, "task": task}, kinds), "model": parameters((8, 8))}
+    torch.save(content, tmp_path / "model.pt", _use_new_zipfile_serialization=zipped)
+    dictionary = words(tmp_path / "dict.txt", LINES)
+    report = import_checkpoint(tmp_path / "model.pt", tmp_path / "out", dictionaries=[dictionary])
+    assert report["kind"] == "fairseq transformer"
+    config = load_experiment(tmp_path / "out" / "config.yaml").model
+    assert (config.encoder.layers, config.embedding.max_positions) == (1, 16)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"task": TASK}, "not a checkpoint of fairseq"),
+        ({"model": "transformer", "task": TASK}, "not a checkpoint of fairseq"),
+        ({"model": FLAT, "task": TASK | {"langs": ["de", "en", "fr"]}}, "a model of several languages"),
+        ({"model": FLAT | {"layernorm_embedding": True}, "task": TASK}, "`layernorm_embedding: True`"),
+    ],
+)
+def test_other_options_of_omegaconf_are_refused(given: Any, said: str, kinds: dict[str, type], tmp_path: Path) -> None:
+    torch.save({"args": None, "cfg": held(given, kinds), "model": parameters((8, 8))}, tmp_path / "model.pt")
+    assert said in refused(tmp_path / "model.pt", tmp_path / "out")

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from tests.translate.doubles import TableScorer, random_log_probabilities
 from tests.translate.plain import BOS, EOS
-from ziggurat.translate.choice import SampleChoice, SamplingOptions, SearchSettings, Sentence, restricted, uniform
+from ziggurat.config import DecodingConfig
+from ziggurat.translate.choice import SampleChoice, SearchSettings, Sentence, restricted, uniform
 from ziggurat.translate.hypotheses import IdHypothesis
 from ziggurat.translate.search import search
 
 MASK = (1 << 64) - 1
+SAMPLE = DecodingConfig(search="sample")
 
 
 def mixed(bits: int) -> int:
@@ -36,7 +38,7 @@ def number(key: int, sample: int, position: int) -> float:
 @settings(max_examples=50)
 @given(key=st.integers(0, MASK), sample=st.integers(0, 5), position=st.integers(0, 2000))
 def test_draws_are_those_of_python_integers(key: int, sample: int, position: int) -> None:
-    choice = SampleChoice(6, SamplingOptions(), "cpu")
+    choice = SampleChoice(6, SAMPLE, "cpu")
     choice.admit([Sentence([5], 9, key=1), Sentence([5], 9, key=key)])
     vocabulary = 50
     log_probabilities = torch.randn(2, 6, vocabulary, generator=torch.Generator().manual_seed(key % 1000)).double()
@@ -64,7 +66,8 @@ def test_restrictions_are_those_of_hugging_face(data: st.DataObject) -> None:
     processors = pytest.importorskip("transformers.generation.logits_process")
     seed = data.draw(st.integers(0, 999))
     scores = torch.randn(3, 12, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).log_softmax(-1)
-    sampling = SamplingOptions(
+    sampling = DecodingConfig(
+        search="sample",
         temperature=data.draw(st.sampled_from([0.5, 1.0, 1.7])),
         top_k=data.draw(st.sampled_from([0, 1, 5, 30])),
         top_p=data.draw(st.sampled_from([0.3, 0.8, 1.0])),
@@ -82,7 +85,7 @@ def test_restrictions_are_those_of_hugging_face(data: st.DataObject) -> None:
 
 
 def samples(
-    wanted: int, sampling: SamplingOptions, sentences: list[Sentence], seed: int = 4, batch_sentences: int = 256
+    wanted: int, sampling: DecodingConfig, sentences: list[Sentence], seed: int = 4, batch_sentences: int = 256
 ) -> list[list[IdHypothesis]]:
     table = random_log_probabilities(seed, 5, 1.0)
     asked = SearchSettings(wanted, wanted, BOS, EOS, (BOS,), sampling=sampling, batch_sentences=batch_sentences)
@@ -104,7 +107,7 @@ def test_whole_translations_come_as_often_as_the_model_says() -> None:
         for b in (2, 3, 4):
             expected[a, b] = chance((), a) * chance((a,), b)
     sentences = [Sentence([0], 2, key=mixed(i)) for i in range(count // 10)]
-    found = samples(10, SamplingOptions(temperature=temperature), sentences, batch_sentences=64)
+    found = samples(10, DecodingConfig(search="sample", temperature=temperature), sentences, batch_sentences=64)
     outcomes = Counter((*h.tokens, *([EOS] if len(h.tokens) < 2 else [])) for row in found for h in row)
     assert sum(outcomes.values()) == count
     assert set(outcomes) <= set(expected)
@@ -115,17 +118,17 @@ def test_whole_translations_come_as_often_as_the_model_says() -> None:
 
 def test_samples_do_not_depend_on_who_shares_the_batch() -> None:
     sentences = [Sentence([i] + [0] * (i % 3), 3 + i % 4, key=mixed(i)) for i in range(9)]
-    whole = samples(3, SamplingOptions(), sentences)
-    assert samples(3, SamplingOptions(), sentences, batch_sentences=2) == whole
-    assert samples(3, SamplingOptions(), sentences[::-1])[::-1] == whole
-    assert [samples(3, SamplingOptions(), [s])[0] for s in sentences] == whole
+    whole = samples(3, SAMPLE, sentences)
+    assert samples(3, SAMPLE, sentences, batch_sentences=2) == whole
+    assert samples(3, SAMPLE, sentences[::-1])[::-1] == whole
+    assert [samples(3, SAMPLE, [s])[0] for s in sentences] == whole
     others = [Sentence(s.source, s.max_length, key=mixed(s.key)) for s in sentences]
-    assert samples(3, SamplingOptions(), others) != whole
+    assert samples(3, SAMPLE, others) != whole
 
 
 def test_every_sample_is_given_also_those_that_are_cut_with_the_models_probabilities() -> None:
     table = random_log_probabilities(4, 5, 1.0)
-    (found,) = samples(40, SamplingOptions(temperature=2.0, top_k=3), [Sentence([0], 1, key=7)])
+    (found,) = samples(40, DecodingConfig(search="sample", temperature=2.0, top_k=3), [Sentence([0], 1, key=7)])
     assert len(found) == 40
     assert {h.finished for h in found} == {True, False}
     for h in found:
@@ -138,11 +141,11 @@ def test_top_k_of_one_is_greedy_search() -> None:
     sentences = [Sentence([i], 6, key=i) for i in range(5)]
     table = random_log_probabilities(4, 5, 1.0)
     greedy = search(TableScorer(table, 5), sentences, SearchSettings(1, 1, BOS, EOS, (BOS,)))
-    drawn = samples(1, SamplingOptions(top_k=1), sentences)
+    drawn = samples(1, DecodingConfig(search="sample", top_k=1), sentences)
     assert [row[0].tokens for row in drawn] == [row[0].tokens for row in greedy]
 
 
 def test_a_sample_that_no_rule_leaves_a_token_ends() -> None:
-    asked = SearchSettings(2, 2, BOS, EOS, (BOS, 1, 2, 3, 4), sampling=SamplingOptions())
+    asked = SearchSettings(2, 2, BOS, EOS, (BOS, 1, 2, 3, 4), sampling=SAMPLE)
     (found,) = search(TableScorer(random_log_probabilities(1, 5, 1.0), 5), [Sentence([0], 5)], asked)
     assert [(h.tokens, h.finished) for h in found] == [([], False)] * 2

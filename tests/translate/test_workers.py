@@ -218,11 +218,9 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
         asked.append(dict(opening.decoding))
         done: Future[Any] = Future()
         if function is translator._introduce:
-            done.set_result(
-                translator._ModelFacts(DecodingConfig(precision="bfloat16"), "a model", "en", {True: "chosen"})
-            )
+            done.set_result((DecodingConfig(precision="bfloat16"), "a model", "en", {True: "chosen"}))
         else:
-            done.set_result(translator._TranslatedWindow([], {}, {}))
+            done.set_result(([], {}, {}))
         return done
 
     opening = translator._Opening((str(trained),), 2, 2, None, None, "cpu", {"precision": "auto", "beam_size": 2})

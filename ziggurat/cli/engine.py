@@ -43,6 +43,7 @@ class ModelOptions:
         settings: decoding settings.
         without_layers: layers to leave out; None: none.
         engine: `auto`, `torch` or `ctranslate2`, for `open_engine`.
+        segmenters: SentencePiece models of source and target, for another toolkit's folder of CTranslate2.
     """
 
     which: str | None
@@ -51,6 +52,7 @@ class ModelOptions:
     settings: dict[str, Any] = field(default_factory=dict)
     without_layers: str | None = None
     engine: str = "auto"
+    segmenters: tuple[Path | None, Path | None] = (None, None)
 
 
 def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None) -> Translator:
@@ -117,14 +119,26 @@ def open_engine(
     _refuse_missing(paths)
     from ziggurat.translate.engines import NO_LINE_INPUTS, export_folder
 
-    folder = export_folder(options.engine, paths, which=options.which, without_layers=options.without_layers)
+    folder = export_folder(
+        options.engine, paths, which=options.which, without_layers=options.without_layers, converted=True
+    )
+    if folder is None and any(options.segmenters):
+        raise ConfigError(
+            f"{paths[0]}: `--source-model` and `--target-model` are for a folder of CTranslate2 that another toolkit "
+            "wrote; leave them out"
+        )
     if folder is not None:
         if beside_lines:
             raise ConfigError(NO_LINE_INPUTS)
         from ziggurat.translate.ctranslate2 import CTranslate2Translator
 
         export = CTranslate2Translator(
-            folder, device=options.device, threads=options.threads, workers=workers, **options.settings
+            folder,
+            device=options.device,
+            threads=options.threads,
+            workers=workers,
+            segmenters=options.segmenters,
+            **options.settings,
         )
         _introduce(export, lines)
         yield export
@@ -173,9 +187,11 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     most = min(options.threads or usable_cpus(), (lines or 0) // _LINES_PER_WORKER)
     if most < 2 or options.device.partition(":")[0] not in ("auto", "cpu"):
         return 1
-    from ziggurat.translate.engines import is_export
+    from ziggurat.translate.engines import is_converted, is_export
 
-    if any(is_export(path) for path in paths):  # its workers share one model, and may not need PyTorch
+    if any(
+        is_export(path) or is_converted(path) for path in paths
+    ):  # its workers share one model, and may not need PyTorch
         return most
     with importing():
         import torch

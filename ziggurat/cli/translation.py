@@ -282,6 +282,24 @@ def translate(
         ),
     ] = None,
     engine: Engine = "auto",
+    source_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--source-model",
+            metavar="FILE",
+            help="SentencePiece model of the source, for a folder of CTranslate2 by another toolkit's converter.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
+    target_model: Annotated[
+        Path | None,
+        typer.Option(
+            "--target-model",
+            metavar="FILE",
+            help="The same for the target; default: that of the source.",
+            rich_help_panel=HOW,
+        ),
+    ] = None,
     job: JobFolder = None,
     shard: ShardPart = None,
     merge: MergeOnly = False,
@@ -304,6 +322,7 @@ def translate(
         decoding_settings(overrides, "--document" if document else "--input"),
         without_layers,
         engine,
+        (source_model, target_model),
     )
     if document:
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
@@ -380,6 +399,8 @@ def _translate_job(
     **how: Any,
 ) -> None:
     """Translate in bulk; `how` are further arguments of translation_job."""
+    if any(opening.segmenters):
+        raise ConfigError("`--source-model` and `--target-model` do not go with `--job`; translate without it")
     with warnings_shown():
         chosen = model_choice(models, opening).identified()
         merged = translation_job(options, "translate", chosen, inputs, partial(write_parts, output), **how)

@@ -1,6 +1,7 @@
 """Matrices of a plain Transformer, without our parameter names: every exporter reads them, every importer builds them.
 
-`dissect` takes a model's parameters apart, `compose` puts them together again.
+`dissect` takes a model's parameters apart, `compose` puts them together again. `with_epsilon` changes the epsilon of a
+stack's norms and nothing of its output, for toolkits with one epsilon for all norms or a fixed one.
 
 Shapes: D width of a stack, F inner width, V vocabulary, P positions.
 """
@@ -26,6 +27,11 @@ class Affine:
 
     weight: Tensor
     bias: Tensor | None = None
+
+    def named(self, name: str) -> dict[str, Tensor]:
+        """Return weight and bias, if there is one, as the parameters of the module `name`."""
+        weight = {f"{name}.weight": self.weight}
+        return weight if self.bias is None else weight | {f"{name}.bias": self.bias}
 
     def times(self, factor: float, *, bias: bool = True) -> Affine:
         """Return the map with its weight, and if `bias` also its bias, multiplied by `factor`."""
@@ -110,7 +116,10 @@ class Anatomy:
 
 
 def dissect(
-    config: ModelConfig, tensors: Mapping[str, Tensor], positions: int, entries: Mapping[str, Tensor] | None = None
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    positions: int,
+    entries: Mapping[str, Tensor] | None = None,
 ) -> Anatomy:
     """Return the matrices of a model with residuals `post` or `pre`, history `latest`, attention full or relative.
 
@@ -236,8 +245,7 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
     The inverse of `dissect` for `embedding: {positions: learned}`; embedding matrices that are the same tensor are
     shared (`sharing: decoder` or `all`).
     """
-    tensors: dict[str, Tensor] = {}
-    _put(tensors, "output", anatomy.output)
+    tensors = anatomy.output.named("output")
     if anatomy.output.weight is anatomy.decoder.embedding:
         del tensors["output.weight"]
     for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
@@ -247,28 +255,79 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
         if stack.positions is not None:
             tensors[f"{side}_embedding.positions.weight"] = stack.positions
         if stack.final_norm is not None:
-            _put(tensors, f"{name}.final_norm", stack.final_norm)
+            tensors |= stack.final_norm.named(f"{name}.final_norm")
         for number, layer in enumerate(stack.layers):
             at = f"{name}.layers.{number}"
             own, cross = layer.self_attn, layer.cross_attn
-            _put(tensors, f"{at}.self_attn.qkv_proj", Affine.joined(own.query, own.key, own.value))
-            _put(tensors, f"{at}.self_attn.out_proj", own.out)
-            _put(tensors, f"{at}.self_attn_residual.{norm}", own.norm)
+            tensors |= Affine.joined(own.query, own.key, own.value).named(f"{at}.self_attn.qkv_proj")
+            tensors |= own.out.named(f"{at}.self_attn.out_proj")
+            tensors |= own.norm.named(f"{at}.self_attn_residual.{norm}")
             if cross is not None:
-                _put(tensors, f"{at}.cross_attn.q_proj", cross.query)
-                _put(tensors, f"{at}.cross_attn.kv_proj", Affine.joined(cross.key, cross.value))
-                _put(tensors, f"{at}.cross_attn.out_proj", cross.out)
-                _put(tensors, f"{at}.cross_attn_residual.{norm}", cross.norm)
-            _put(tensors, f"{at}.ffn.in_proj", layer.ffn_in)
-            _put(tensors, f"{at}.ffn.out_proj", layer.ffn_out)
-            _put(tensors, f"{at}.ffn_residual.{norm}", layer.ffn_norm)
+                tensors |= cross.query.named(f"{at}.cross_attn.q_proj")
+                tensors |= Affine.joined(cross.key, cross.value).named(f"{at}.cross_attn.kv_proj")
+                tensors |= cross.out.named(f"{at}.cross_attn.out_proj")
+                tensors |= cross.norm.named(f"{at}.cross_attn_residual.{norm}")
+            tensors |= layer.ffn_in.named(f"{at}.ffn.in_proj")
+            tensors |= layer.ffn_out.named(f"{at}.ffn.out_proj")
+            tensors |= layer.ffn_norm.named(f"{at}.ffn_residual.{norm}")
     return tensors
 
 
-def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:
-    tensors[f"{name}.weight"] = affine.weight
-    if affine.bias is not None:
-        tensors[f"{name}.bias"] = affine.bias
+def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
+    """Return a stack that computes the same with another epsilon inside its norms.
+
+    LN_e(y) = LN_{c^2 e}(c y). So the whole stream is multiplied by c = sqrt(epsilon / e): both its input (embeddings,
+    positions) and the outputs of sub-layers. Post-norm: the norms, except for the last, also multiply by c, and the
+    maps that read them divide by c. Pre-norm: the norms remove c themselves.
+    """
+    # c goes into the factor `scale`, not into the table, which may be shared with the output.
+    c = math.sqrt(epsilon / stack.epsilon)
+    if epsilon == stack.epsilon:
+        return stack
+    last = len(stack.layers) - 1
+    layers = tuple(_scaled(layer, c, stack.pre_norm, number == last) for number, layer in enumerate(stack.layers))
+    positions = None if stack.positions is None else stack.positions * c
+    return dataclasses.replace(
+        stack,
+        epsilon=epsilon,
+        layers=layers,
+        scale=stack.scale * c,
+        positions=positions,
+    )
+
+
+def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> LayerMatrices:
+    """Return the layer for a stream that is c times as large."""
+    # A map that reads a stream c times as large divides its weight by c; its bias is added after that and stays. The
+    # last layer's outer norm restores the scale, so that readers of the stack, and cross-attention's keys, need no
+    # change.
+    read = 1.0 if pre_norm else 1 / c
+    inner_norm = 1.0 if pre_norm else c
+    outer_norm = 1.0 if pre_norm or last else c
+    self_attn, cross_attn = layer.self_attn, layer.cross_attn
+    self_attn = dataclasses.replace(
+        self_attn,
+        query=self_attn.query.times(read, bias=False),
+        key=self_attn.key.times(read, bias=False),
+        value=self_attn.value.times(read, bias=False),
+        out=self_attn.out.times(c),
+        norm=self_attn.norm.times(inner_norm),
+    )
+    if cross_attn is not None:
+        cross_attn = dataclasses.replace(
+            cross_attn,
+            query=cross_attn.query.times(read, bias=False),
+            out=cross_attn.out.times(c),
+            norm=cross_attn.norm.times(inner_norm),
+        )
+    return LayerMatrices(
+        self_attn,
+        cross_attn,
+        layer.ffn_in.times(read, bias=False),
+        layer.ffn_out.times(c),
+        layer.ffn_norm.times(outer_norm),
+        None if layer.gate is None else layer.gate.times(read, bias=False),
+    )
 
 
 def one_of(tensor: Tensor, other: Tensor) -> Tensor:

@@ -1,21 +1,11 @@
 """Export to a package for Argos Translate, which LibreTranslate and other programs on top of it install.
 
-NAME.argosmodel, a zip, holds the folder NAME:
-
-metadata.json         version of the package, codes and names of the languages, licence
-README.md             the same for people
-sentencepiece.model   segments the source, and joins the target
-model/                directory of CTranslate2
-minisbd/, stanza/ or spacy/   optional: splits text into sentences
+NAME.argosmodel, a zip, holds metadata.json, README.md, sentencepiece.model, which segments the source and joins the
+target, model/, a directory of CTranslate2, and maybe minisbd/, stanza/ or spacy/, which split text into sentences.
 
 Argos Translate gives every sentence unchanged to SentencePiece, searches without a list of tokens that must not come
 out, and reads at most 1,024 pieces. What our translator does besides is therefore written into the files: removal of
-spare blanks into the SentencePiece model, forbidden tokens into the output's bias, and tables of positions are long
-enough for every sentence.
-
-Translation with a package of `--to argos` as Argos Translate reads it, for the check of an export.
-
-Choices of a user for a package for Argos Translate: its metadata, and a sentence splitter to put into it.
+spare blanks into the SentencePiece model, forbidden tokens into the output's bias, and long tables of positions.
 """
 
 from __future__ import annotations
@@ -43,11 +33,12 @@ from ziggurat.config.load import change_section
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.exchange.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.exchange.ctranslate2 import write_ctranslate2
+from ziggurat.exchange.huggingface import trimming
 from ziggurat.exchange.plain import ExportedModel
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, ExportError, printable
 from ziggurat.system.files import check_folder
 from ziggurat.system.small_files import check_name, check_regular
-from ziggurat.translate.ctranslate2 import ctranslate2_module
+from ziggurat.translate.ctranslate2 import ctranslate2_module, found_of, hypothesis_of
 from ziggurat.translate.results import Hypothesis, Translation, one_line
 
 _ARGOS_VERSION = "1.10"
@@ -219,7 +210,6 @@ def _sentencepiece_model(model: ExportedModel) -> bytes:
 
 
 def _bytes_of(model: bytes) -> set[str]:
-    """Return the pieces of a SentencePiece model that are single bytes."""
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
     return {processor.id_to_piece(number) for number in range(len(processor)) if processor.is_byte(number)}
 
@@ -228,8 +218,7 @@ def _normalising(model: bytes) -> bytes:
     """Return a SentencePiece model that treats blanks as ziggurat.data.lines.normalise does before ours."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
-    proto.normalizer_spec.remove_extra_whitespaces = True
+    proto = sentencepiece_model_pb2.ModelProto.FromString(trimming(model))  # type: ignore[attr-defined]
     if not proto.normalizer_spec.precompiled_charsmap:  # models of others have theirs, which maps blanks, too
         proto.normalizer_spec.precompiled_charsmap = _blanks()
     return bytes(proto.SerializeToString())
@@ -275,7 +264,10 @@ def _for_any_search(anatomy: Anatomy, target: Tokenizer) -> Anatomy:
     bias[sorted({target.pad, target.bos, *target.tags.values()} - {target.eos})] = _NEVER
     bias[target.size :] = _NEVER
     return dataclasses.replace(
-        anatomy, encoder=_lengthened(anatomy.encoder), decoder=_lengthened(anatomy.decoder), output=Affine(weight, bias)
+        anatomy,
+        encoder=_lengthened(anatomy.encoder),
+        decoder=_lengthened(anatomy.decoder),
+        output=Affine(weight, bias),
     )
 
 
@@ -381,10 +373,7 @@ class ArgosTranslator:
         ]
 
     def _hypothesis(self, result: Any, alpha: float) -> Hypothesis:
-        pieces, score = result.hypotheses[0], result.scores[0]
-        ended = pieces[-1:] == [self._eos]
-        length = len(pieces)
-        pieces = pieces[: length - ended]
+        ((found,),) = found_of([result], self._eos)
         # Argos Translate removes one blank, which a first piece that is not in the vocabulary has before it.
-        text = self._tokenizer.decode_pieces(pieces).replace("\u2581", " ").removeprefix(" ")
-        return Hypothesis(one_line(text), score, score * length**alpha, pieces, [], ended, ends=int(ended))
+        text = self._tokenizer.decode_pieces(found.pieces).replace("\u2581", " ").removeprefix(" ")
+        return hypothesis_of(found, one_line(text), alpha, [], None)

@@ -16,8 +16,7 @@ from torch import Tensor
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.data.subword import Tokenizer
-from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices
-from ziggurat.exchange.plain import with_epsilon
+from ziggurat.exchange.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices, with_epsilon
 from ziggurat.model.seq2seq import AlignmentHead
 from ziggurat.system.files import write_atomically
 from ziggurat.translate.ctranslate2 import ctranslate2_module

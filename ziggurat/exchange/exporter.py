@@ -1,10 +1,7 @@
 """Export of a model: write it for a target, compare its translations with the model's, measure how far BLEU falls.
 
-The folder appears only when all of that has succeeded.
-
-Verification of an exported model: the same beam search over the same text must give the same translations.
-
-Toolkits sum in another order than ours, and share out the probability of tokens that are never written, such as padding
+The folder appears only when the same beam search over the same text has given the same translations. Toolkits sum in
+another order than ours, and share out the probability of tokens that are never written, such as padding
 (ziggurat.translate.rules does not); so two translations of nearly the same score may change places. Such ties are told
 from real differences by the model itself: by its scores in fp64, and by searches with weights moved in their last
 digits and with that probability shared out.
@@ -78,10 +75,6 @@ class ExportVerification:
     different: int
     example: str = ""
 
-    def record(self) -> dict[str, Any]:
-        """Return the counts by name."""
-        return asdict(self)
-
     def check(self) -> None:
         """Raise ExportError unless the two are the same model."""
         if self.different:
@@ -117,7 +110,10 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
 
 
 def compare(
-    ours: Translator, theirs: ExportTranslator, texts: Sequence[str], settings: dict[str, Any]
+    ours: Translator,
+    theirs: ExportTranslator,
+    texts: Sequence[str],
+    settings: dict[str, Any],
 ) -> ExportVerification:
     """Translate `texts` with the model and with its export, and compare the translations.
 
@@ -342,7 +338,6 @@ def _stored_form(target: ExportTarget, to: str, quantization: str | None) -> str
 
 
 def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantization: str | None) -> dict[str, Any]:
-    """Return the report of an export before its checks."""
     report: dict[str, Any] = {
         "format": REPORT_FORMAT,
         "ziggurat": __version__,
@@ -367,7 +362,6 @@ def _refuse_other_folder(out: Path, force: bool) -> None:
 
 
 def _earlier(out: Path) -> str:
-    """Return a description of an earlier export."""
     try:
         report = parse_json(read_bounded(out / _REPORT_FILE), _REPORT_FILE)
         quantization = report["quantization"] or "fp32"
@@ -430,7 +424,7 @@ def _verified(
         raise DataError(f"no line to verify the export with is shorter than {longest} pieces")
     verification = compare(ours, target.translator(folder), short, settings)
     verification.check()
-    return {**verification.record(), "left_out": len(texts) - len(short), "settings": settings}
+    return {**asdict(verification), "left_out": len(texts) - len(short), "settings": settings}
 
 
 def _unchanged(ours: Translator, theirs: ExportTranslator, texts: Sequence[str]) -> dict[str, int]:
@@ -476,7 +470,6 @@ def _passed(
 
 
 def _empty(folder: Path) -> None:
-    """Remove all files."""
     gc.collect()  # translators of the first export may still hold its files open
     for file in folder.iterdir():
         file.unlink()

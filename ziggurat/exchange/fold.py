@@ -89,47 +89,34 @@ class _Folded(NamedTuple):
     epsilon: float | None = None
 
 
-class _Branch(NamedTuple):
+class _Sublayer(NamedTuple):
     """A sub-layer by the names of its linear maps.
 
     Attributes:
-        name: of the sub-layer in its layer.
+        prefix: of the names of its parameters, in its layer or in the model.
         reads: maps that read the stream and nothing else; None: something that is no such map reads it.
         writes: maps whose sum is the sub-layer's output; None: its output is something else.
-    """
-
-    name: str
-    reads: tuple[str, ...] | None
-    writes: tuple[str, ...] | None
-
-
-def _branches(config: ModelConfig, decoder: bool) -> list[_Branch]:
-    """Return the sub-layers of a layer of one stack, in order."""
-    ffn = _Branch("ffn", ("in_proj",), ("out_proj",))
-    kind = config.decoder.attention if decoder else config.encoder.attention
-    row = ATTENTION[kind]
-    if not ATTENTIONS[kind].merged:
-        own = _Branch("self_attn", row.reads, row.writes)
-        cross = _Branch("cross_attn", ("q_proj",), ("out_proj",))  # its keys and values read the memory
-        return [own, cross, ffn] if decoder else [own, ffn]
-    merged = _Branch("merged_attn", row.reads, row.writes)
-    if kind == "merged" and config.attention.share_value:
-        merged = merged._replace(reads=None)  # the value map reads the memory too
-    return [merged, ffn]
-
-
-class _Sublayer(NamedTuple):
-    """A sub-layer in its stack.
-
-    Attributes:
-        prefix: of the names of its parameters.
-        branch: its linear maps.
         norm: the norm whose output it reads, and nothing else reads; None: there is no such norm.
     """
 
     prefix: str
-    branch: _Branch
-    norm: str | None
+    reads: tuple[str, ...] | None
+    writes: tuple[str, ...] | None
+    norm: str | None = None
+
+
+def _branches(config: ModelConfig, decoder: bool) -> list[_Sublayer]:
+    ffn = _Sublayer("ffn", ("in_proj",), ("out_proj",))
+    kind = config.decoder.attention if decoder else config.encoder.attention
+    row = ATTENTION[kind]
+    if not ATTENTIONS[kind].merged:
+        own = _Sublayer("self_attn", row.reads, row.writes)
+        cross = _Sublayer("cross_attn", ("q_proj",), ("out_proj",))  # its keys and values read the memory
+        return [own, cross, ffn] if decoder else [own, ffn]
+    merged = _Sublayer("merged_attn", row.reads, row.writes)
+    if kind == "merged" and config.attention.share_value:
+        merged = merged._replace(reads=None)  # the value map reads the memory too
+    return [merged, ffn]
 
 
 class _Stack:
@@ -179,19 +166,18 @@ class _Stack:
         self.reasons.append(f"{self.name}: {reason}")
 
     def _sublayers(self) -> Iterator[_Sublayer]:
-        """Yield the sub-layers from the bottom."""
         branches = _branches(self.config, self.decoder)
         split = self.config.combination.splits(self.stack.history)
         below: str | None = None
         for layer in range(self.stack.layers):
             for number, branch in enumerate(branches):
-                prefix = f"{self.name}.layers.{layer}.{branch.name}"
+                prefix = f"{self.name}.layers.{layer}.{branch.prefix}"
                 norm = below
                 if number == 0 or split:
                     norm = self._norm_read(layer * len(branches) + number if split else layer, below)
                 if number == 0 and not self.decoder and self._is_mixed():
                     norm = None  # the mixtures read it too
-                yield _Sublayer(prefix, branch, norm)
+                yield branch._replace(prefix=prefix, norm=norm)
                 below = f"{prefix}_residual.out_norm"
 
     def _norm_read(self, unit: int, below: str | None) -> str | None:
@@ -237,7 +223,7 @@ class _Stack:
                 f"omega of {sublayer.prefix} is not 1, and its input, an embedding or an output that others read too, "
                 f"cannot be scaled ({_KEPT_AT_1})"
             )
-        elif sublayer.branch.reads is None:
+        elif sublayer.reads is None:
             self._refuse(f"omega of {sublayer.prefix} is not 1, and not only linear maps read its input")
         elif not bool((omega.isfinite() & (omega != 0)).all()):
             self._refuse(f"omega of {sublayer.prefix} is 0 or not finite in some channel")
@@ -253,7 +239,7 @@ class _Stack:
                 self.entries[self.name] = omega
             else:
                 self._scale_input(omega)
-            for name in sublayer.branch.reads:
+            for name in sublayer.reads:
                 matrix = f"{sublayer.prefix}.{name}.weight"
                 self.tensors[matrix] = self.tensors[matrix] / omega
 
@@ -323,15 +309,14 @@ class _Stack:
 
     def _write(self, sublayer: _Sublayer, factor: Tensor) -> None:
         """Multiply the output of a sub-layer by `factor`, [] or [d_model]."""
-        if sublayer.branch.writes is None:
+        if sublayer.writes is None:
             self._refuse(f"what {sublayer.prefix} gives is not the output of a linear map that could be scaled")
             return
-        for name in sublayer.branch.writes:
+        for name in sublayer.writes:
             for parameter in self._parameters(f"{sublayer.prefix}.{name}"):
                 old = self.tensors[parameter]
                 scaled = factor[:, None] if factor.dim() and old.dim() == 2 else factor
                 self.tensors[parameter] = old * scaled.to(old)
 
     def _parameters(self, module: str) -> list[str]:
-        """Return the names of weight and, if there is one, bias of a module."""
         return [name for name in (f"{module}.weight", f"{module}.bias") if name in self.tensors]

@@ -2,8 +2,6 @@
 
 Both classes belong to the BART family and read positions from the checkpoint, so ours are kept to the bit. M2M100
 computes its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer can undo.
-
-Translation with an exported directory by stock transformers, for the check of an export.
 """
 
 from __future__ import annotations
@@ -24,9 +22,8 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
-from ziggurat.exchange.anatomy import Affine, Anatomy
+from ziggurat.exchange.anatomy import Anatomy, with_epsilon
 from ziggurat.exchange.imported import NORM_EPSILON, layer_names
-from ziggurat.exchange.plain import with_epsilon
 from ziggurat.model.kinds import RESIDUAL
 from ziggurat.model.tensors import write_tensors
 from ziggurat.system.errors import ConfigError, ExportError
@@ -174,7 +171,7 @@ def _weights(anatomy: Anatomy, target: Tokenizer, positions: int) -> tuple[dict[
         tensors[f"model.{name}.embed_positions.weight"] = stack.position_table(positions)
         tensors[f"model.{name}.embed_tokens.weight"] = table
         if stack.final_norm is not None:
-            tensors |= {f"model.{name}.layer_norm.{k}": t for k, t in _named(stack.final_norm)}
+            tensors |= stack.final_norm.named(f"model.{name}.layer_norm")
     tensors["lm_head.weight"] = output.weight
     bias = output.bias if output.bias is not None else output.weight.new_zeros(output.weight.shape[0])
     # The classes always have an output bias.
@@ -186,24 +183,12 @@ def _weights(anatomy: Anatomy, target: Tokenizer, positions: int) -> tuple[dict[
         "tie_word_embeddings": tied,
         "share_encoder_decoder_embeddings": shared,
     }
-    return _without_copies(tensors, tied, shared), options
-
-
-def _named(affine: Affine) -> Iterator[tuple[str, Tensor]]:
-    assert affine.bias is not None  # RMS norms are refused
-    yield "weight", affine.weight
-    yield "bias", affine.bias
-
-
-def _without_copies(tensors: dict[str, Tensor], tied: bool, shared: bool) -> dict[str, Tensor]:
-    """Return the tensors without matrices that the classes tie to others."""
+    # The classes tie these matrices to others.
+    copies = ["lm_head.weight"] if tied else []
     if shared:
-        tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
-    left_out = [
-        "lm_head.weight" if tied else "",
-        *((f"model.{name}.embed_tokens.weight" for name in ("encoder", "decoder")) if shared else ()),
-    ]
-    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+        tensors["model.shared.weight"] = tables[0]
+        copies += [f"model.{name}.embed_tokens.weight" for name in ("encoder", "decoder")]
+    return {name: tensor for name, tensor in tensors.items() if name not in copies}, options
 
 
 def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
@@ -252,7 +237,7 @@ def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: S
     for side, tokenizer in (("source", source), ("target", target)):
         if not isinstance(tokenizer, SentencePieceTokenizer):
             raise ExportError("the tokenizer is a plain vocabulary, but transformers needs a SentencePiece model")
-        (folder / f"{side}.spm").write_bytes(_trimming(tokenizer.model))
+        (folder / f"{side}.spm").write_bytes(trimming(tokenizer.model))
     separate = source is not target
     for name, tokenizer in (("vocab.json", source), ("target_vocab.json", target))[: 1 + separate]:
         ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
@@ -273,7 +258,7 @@ def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: S
     (folder / "tokenizer_config.json").write_text(json.dumps(described, ensure_ascii=False, indent=2), "utf-8")
 
 
-def _trimming(model: bytes) -> bytes:
+def trimming(model: bytes) -> bytes:
     """Return a SentencePiece model that removes spare blanks; ours leaves that to our own normalisation."""
     from sentencepiece import sentencepiece_model_pb2
 

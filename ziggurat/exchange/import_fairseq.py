@@ -1,6 +1,7 @@
 """Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.exchange.pickled).
 
-Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing.
+Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing. Those of
+2020 and 2021 are containers of omegaconf, which is not imported: only the attributes of its objects are read.
 """
 
 from __future__ import annotations
@@ -56,8 +57,21 @@ _MULTILINGUAL = re.compile(
 )
 """Tasks and architectures whose models write several languages, chosen by codes that the task puts into the batches."""
 
-_PACKAGES = ("fairseq", "numpy")
-"""Packages whose objects checkpoints may hold: averages and times of the training run, options as dataclasses."""
+_PACKAGES = (
+    *("fairseq", "numpy"),  # averages and times of the training run, options as dataclasses
+    *(
+        "omegaconf",
+        "typing",
+        "types",
+        "collections",
+        "_operator",
+    ),  # options in its containers, with the types of their values
+    *("bool", "bytes", "complex", "dict", "float", "int", "list", "long", "object", "set", "str", "tuple", "unicode"),
+)
+"""Packages, and types of Python, whose objects checkpoints may hold; all of them are read as Values."""
+
+_REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}")
+"""A value in omegaconf that is that of a key in another section."""
 
 _UNREAD = re.compile(
     r"(en|de)coder\.version|\w+\.embed_positions\.(_float_tensor|weights)"
@@ -128,9 +142,12 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     refuse_checkpoint(path, content)
     try:
         # Options are in `args` of older checkpoints, in `cfg.model` and `cfg.task` of newer ones.
-        configured = content.get("cfg") or {}
+        configured = _held(content.get("cfg")) or {}
         options = _flat(content.get("args") or configured["model"])
         task = _flat(configured.get("task"))
+        for key, value in options.items():
+            if isinstance(value, str) and (found := _REFERENCE.fullmatch(value)):
+                options[key] = _flat(configured.get(found[1])).get(found[2])
         tensors = content["model"]
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(
@@ -143,16 +160,24 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return {**task, **options, "task": options.get("task") or task.get("task") or kind}, tensors_of(path, tensors)
 
 
+def _held(options: Any) -> Any:
+    """Return what an object of omegaconf, or a dataclass of options, holds; anything else as it is."""
+    if not isinstance(options, Values):
+        return options
+    held = vars(options)
+    return held.get("_val", held.get("_content", held))
+
+
 def _flat(options: Any) -> dict[str, Any]:
     """Return options by the names that they have on fairseq's command line.
 
     Those of its newest models are nested: `encoder: {layers: 6}` is `encoder_layers`.
     """
-    given = {} if options is None else dict(options) if isinstance(options, dict) else vars(options)
-    parts = {name: given.get(name) for name in ("encoder", "decoder")}
-    parts |= {name: vars(part) for name, part in parts.items() if isinstance(part, Values)}
-    nested = {name: part for name, part in parts.items() if isinstance(part, dict)}
-    return given | {f"{name}_{key}": value for name, part in nested.items() for key, value in part.items()}
+    found = _held(options)
+    named = {} if found is None else found if isinstance(found, dict) else vars(found)
+    given = {name: _held(value) for name, value in named.items()}
+    nested = {name: part for name in ("encoder", "decoder") if isinstance(part := given.get(name), dict)}
+    return given | {f"{name}_{key}": _held(value) for name, part in nested.items() for key, value in part.items()}
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -217,7 +242,6 @@ def _of_several_languages(options: Mapping[str, Any], tensors: Mapping[str, Tens
 
 
 def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return all reasons why the checkpoint cannot be imported."""
     name = _shown(options.get("arch") or options.get("_name"))
     reasons = [] if name.startswith("transformer") else [f"`arch: {name}` is not transformer..."]
     reasons += [
@@ -260,12 +284,8 @@ def _refuse_other_dictionaries(
 ) -> None:
     """Raise ExportError for dictionaries that fairseq itself would not accept: ids are places, so one line shifts all.
 
-    Args:
-        path: the checkpoint, for the message.
-        options: its options.
-        sides: of source and target the dictionary's file, the stack, and the number of ids.
-        languages: codes that the checkpoint names.
-        joint: the dictionaries are equal.
+    `sides` has the dictionary's file, the stack and the number of ids of source and target, `languages` the codes that
+    the checkpoint names; `joint`: the dictionaries are equal.
     """
     reasons = []
     for side, (file, stack, count) in zip(("source", "target"), sides, strict=True):

@@ -1,12 +1,7 @@
 """Reader of plain Transformers of transformers, with their pieces in vocab.json: MarianMT, Pegasus, M2M100, Blenderbot.
 
-Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle
-(ziggurat.exchange.pickled).
-
-How transformers is told to search: its generation_config.json (of old models config.json), and what is ours of it.
-
-Lengths of transformers count the decoder's first input; `max_new_tokens` and ours do not, and ours leave out
-end-of-sentence as well.
+How transformers is told to search is in generation_config.json (of old models in config.json). Its lengths count the
+decoder's first input; `max_new_tokens` and ours do not, and ours leave out end-of-sentence as well.
 """
 
 from __future__ import annotations
@@ -213,7 +208,6 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
 
 
 def _reasons(config: _AnyConfig) -> list[str]:
-    """Return the reasons why a model with this config.json cannot be imported."""
     kind, activation = config.model_type, config.activation_function
     reasons = []
     if kind not in _PRE_NORM:

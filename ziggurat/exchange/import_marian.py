@@ -1,7 +1,5 @@
 """Reader of plain Transformers of Marian, as OPUS-MT and others publish them beside what transformers reads.
 
-Matrices of a plain Transformer of Marian, from its arrays and options.
-
 Names and formulas are those of Marian's src/models/transformer.h (version 1.12): matrices are stored [in, out], biases
 and norms [1, D]; the decoder's first input is a zero vector; embeddings are multiplied by sqrt(D) where positions are
 added; norms have an epsilon of 1e-6. Marian has no padding in its vocabularies: here a row of zeros behind all others
@@ -74,9 +72,6 @@ class _Options(JsonForm):
     dec_depth: int = Field(ge=1, le=4096)
     transformer_heads: int = Field(ge=1, le=1 << 20)
     transformer_ffn_activation: str
-    transformer_preprocess: str
-    transformer_postprocess: str
-    transformer_postprocess_top: str = ""
     transformer_disable_position_embeddings: bool = False
 
 
@@ -91,7 +86,8 @@ def _marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path:
         raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
     named = {key.replace("-", "_"): value for key, value in given.items()}
     parameters = _Parameters(arrays, path)
-    anatomy = _anatomy(shaped(named, _Options, f"{path}: its options have"), parameters)
+    options = shaped(named, _Options, f"{path}: its options have")
+    anatomy = _anatomy(options, parameters, pre_norm=_ORDERS[_order(given)])
     if left := parameters.left():
         said = f"parameter {printable(left[0])} is unknown ({len(left)} in all)"
         raise ExportError(f"{path}: {said}; is it a plain Transformer?")
@@ -99,7 +95,6 @@ def _marian_anatomy(arrays: Mapping[str, Array], given: Mapping[str, Any], path:
 
 
 def _reasons(options: Mapping[str, Any]) -> list[str]:
-    """Return all reasons why a model with these options cannot be imported."""
     reasons = [
         f"`{key}: {printable(str(options[key]))}`"
         for key, plain in _PLAIN.items()
@@ -163,8 +158,7 @@ class _Parameters:
         return [name for name in self._arrays if name not in self._taken and not name.startswith("special:")]
 
 
-def _anatomy(options: _Options, parameters: _Parameters) -> Anatomy:
-    pre_norm = _ORDERS[_order({key.replace("_", "-"): value for key, value in options.model_dump().items()})]
+def _anatomy(options: _Options, parameters: _Parameters, *, pre_norm: bool) -> Anatomy:
     one = "Wemb" in parameters
     tables = [parameters.take("Wemb" if one else f"{name}_Wemb") for name in ("encoder", "decoder")]
     width_of(tables[0], "Wemb"), width_of(tables[1], "Wemb")

@@ -1,9 +1,5 @@
 """Models of other toolkits on their way to a model directory.
 
-Three parts: the parameter names that fairseq, and after it the BART family of transformers, give to a layer;
-`ForeignModel`, which checks that the parts fit each other and puts the rows in the order of our vocabularies; and
-SentencePiece models over another toolkit's vocabulary.
-
 An OPUS-MT model segments each side by a SentencePiece model, but takes ids from a list of pieces that both sides share.
 Our tokenizers take ids from the SentencePiece model itself, so the models are written again with all pieces of the
 list: those that a model lacks are marked as unused, SentencePiece's mark for pieces that no segmentation contains.
@@ -68,10 +64,10 @@ def take(tensors: Mapping[str, Tensor], name: str) -> Affine:
         raise ExportError(f"the checkpoint has no parameter {error.args[0]}; is it a plain Transformer?") from None
 
 
-def _affine(name: str, affine: Affine) -> Iterator[tuple[str, Tensor]]:
-    yield f"{name}.weight", affine.weight
-    bias = affine.bias if affine.bias is not None else affine.weight.new_zeros(affine.weight.shape[0])
-    yield f"{name}.bias", bias
+def _affine(name: str, affine: Affine) -> Iterable[tuple[str, Tensor]]:
+    parameters = affine.named(name)
+    parameters.setdefault(f"{name}.bias", affine.weight.new_zeros(affine.weight.shape[0]))
+    return parameters.items()
 
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
@@ -385,10 +381,7 @@ def _over_vocabulary(
 ) -> list[SentencePieceTokenizer] | None:
     """Return tokenizers that segment as before, with an id for each piece of `ids`, and equal ids for equal pieces.
 
-    Args:
-        tokenizers: one, or those of both sides, with equal tags.
-        ids: the other toolkit's ids by piece; ours are in this order.
-
+    `tokenizers` are one, or those of both sides, with equal tags; `ids` are the other toolkit's, whose order is ours.
     Returns None where SentencePiece cannot keep the segmentation: models that are not unigram models (a BPE model also
     merges to unused pieces, on its way to others), and models whose control symbols contradict each other.
     """

@@ -76,11 +76,6 @@ def _array(content: bytes) -> Array:
     return np.frombuffer(content, dtype, offset=file.tell()).reshape(shape)
 
 
-def _read_options(path: Path) -> dict[str, Any]:
-    """Return the options in a YAML file of Marian's."""
-    return _mapping(read_file(path, MAX_YAML_BYTES), str(path))
-
-
 def _mapping(text: bytes, name: str) -> dict[str, Any]:
     try:
         return parse_yaml(text.decode("utf-8"), name)[0]
@@ -125,7 +120,9 @@ def find_files(path: Path) -> MarianFiles:
     if folder != path:
         written = [path.with_name(f"{path.name}.decoder.yml"), folder / "decoder.yml"]
     written = [file for file in written if file.is_file()][:1]
-    options = _read_options(written[0]) if written else {}
+    options: dict[str, Any] = {}
+    if written:
+        options = _mapping(read_file(written[0], MAX_YAML_BYTES), str(written[0]))
     named = {key: _beside(folder, options.get(key), written) for key in ("models", "vocabs")}
     if folder != path:
         return MarianFiles(path, named["vocabs"] if path in named["models"] else (), options)
@@ -137,7 +134,6 @@ def find_files(path: Path) -> MarianFiles:
 
 
 def _beside(folder: Path, names: Any, written: list[Path]) -> tuple[Path, ...]:
-    """Return the files of a list in decoder.yml, the same one once."""
     if names is None:
         return ()
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -212,7 +208,6 @@ _ESCAPED = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8
 
 
 def _unquoted(token: str) -> str:
-    """Return a scalar of YAML without its quotes."""
     if len(token) >= 2 and token[0] == token[-1] == "'":
         return token[1:-1].replace("''", "'")
     if len(token) >= 2 and token[0] == token[-1] == '"':

@@ -1,7 +1,4 @@
-"""Export to ONNX of any model, as two graphs: the encoder, and one decoding step.
-
-A model as two graphs of tensors: the encoder, and one decoding step from its state to the next one.
-"""
+"""Export to ONNX of any model, as two graphs of tensors: the encoder, and one step from its state to the next one."""
 
 from __future__ import annotations
 
@@ -323,7 +320,6 @@ def _write(
 
 
 def _example(port: Port) -> Tensor:
-    """Return a tensor of example size for one input."""
     shape = [_EXAMPLE[size] if isinstance(size, str) else size for size in port.shape]
     if port.name == "source_mask":
         return torch.ones(shape, dtype=torch.bool)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -15,7 +14,7 @@ from torch.nn import functional as F
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.exchange.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE, Port
+from ziggurat.exchange.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import CheckpointError, ConfigError, printable
 from ziggurat.system.files import check_folder
@@ -26,25 +25,38 @@ if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 
-@dataclass(frozen=True)
-class OnnxModel:
-    """Two graphs ready to run, and the content of their manifest.
+class ManifestPort(JsonForm):
+    """A tensor in the manifest (ziggurat.exchange.onnx.Port)."""
+
+    name: str
+    shape: list[Annotated[int, Field(ge=1, le=1 << 24)] | Literal["sentences", "beams", "source", "steps"]]
+    initial: str | None = None
+
+
+class OnnxManifest(JsonForm):
+    """Description of the two graphs.
 
     Attributes:
-        encoder: (source, source_mask) -> memory.
-        step: (tokens, positions, source_mask, memory, states) -> (logits, attention, states).
+        format: version of the graphs.
         vocabulary_size: number of target tokens.
         max_positions: longest source and target, in tokens, end-of-sentence included; None: no limit.
         memory: results of the encoder.
         states: tensors passed from step to step; inputs `state.NAME`, outputs `next.NAME`.
     """
 
+    format: int
+    vocabulary_size: int = Field(ge=1)
+    max_positions: int | None = Field(ge=1)
+    memory: list[ManifestPort]
+    states: list[ManifestPort]
+
+
+class OnnxModel(NamedTuple):
+    """Two graphs ready to run: (source, source_mask) -> memory, and one step; and their manifest."""
+
     encoder: InferenceSession
     step: InferenceSession
-    vocabulary_size: int
-    max_positions: int | None
-    memory: tuple[Port, ...]
-    states: tuple[Port, ...]
+    manifest: OnnxManifest
 
 
 def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel:
@@ -76,17 +88,12 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
         except Exception as error:  # the classes of onnxruntime have no other public base
             raise CheckpointError(f"{folder / name}: cannot be opened: {error}") from None
     _refuse_other_graphs(folder, manifest, sessions[ENCODER_FILE], sessions[STEP_FILE])
-    return OnnxModel(
-        sessions[ENCODER_FILE],
-        sessions[STEP_FILE],
-        vocabulary_size=manifest.vocabulary_size,
-        max_positions=manifest.max_positions,
-        memory=tuple(map(_port, manifest.memory)),
-        states=tuple(map(_port, manifest.states)),
-    )
+    return OnnxModel(sessions[ENCODER_FILE], sessions[STEP_FILE], manifest)
 
 
-def _refuse_other_graphs(folder: Path, manifest: _Manifest, encoder: InferenceSession, step: InferenceSession) -> None:
+def _refuse_other_graphs(
+    folder: Path, manifest: OnnxManifest, encoder: InferenceSession, step: InferenceSession
+) -> None:
     """Raise CheckpointError unless the graphs have the inputs and outputs of the manifest."""
     memory, states = {port.name for port in manifest.memory}, [port.name for port in manifest.states]
     first = {port.initial for port in manifest.states if port.initial is not None}
@@ -123,39 +130,23 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     if settings.shortlist is not None:
         raise ConfigError("`decoding.shortlist` does not go with ONNX; set it to null")
     source, target = load_tokenizers(directory)
-    if target.size != model.vocabulary_size:
-        raise CheckpointError(
-            f"{directory}: the vocabulary has {target.size} pieces, the graphs {model.vocabulary_size}; export again"
-        )
+    if target.size != (size := model.manifest.vocabulary_size):
+        raise CheckpointError(f"{directory}: the vocabulary has {target.size} pieces, the graphs {size}; export again")
     return Translator(
         (),
         source,
         target,
         settings,
-        max_positions=model.max_positions,
+        max_positions=model.manifest.max_positions,
         origin=f"{directory}: ONNX",
         target_language=experiment.data.target_language,
         scorer=lambda: OnnxScorer(model),
     )
 
 
-class _Port(JsonForm):
-    name: str
-    shape: list[Annotated[int, Field(ge=1, le=1 << 24)] | Literal["sentences", "beams", "source", "steps"]]
-    initial: str | None = None
-
-
-class _Manifest(JsonForm):
-    format: int
-    vocabulary_size: int = Field(ge=1)
-    max_positions: int | None = Field(ge=1)
-    memory: list[_Port]
-    states: list[_Port]
-
-
-def _read_manifest(path: Path) -> _Manifest:
+def _read_manifest(path: Path) -> OnnxManifest:
     try:
-        manifest = read_json(path, _Manifest, error=CheckpointError, remedy="export the model again")
+        manifest = read_json(path, OnnxManifest, error=CheckpointError, remedy="export the model again")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: No such file; not a folder of `ziggurat export --to onnx`") from None
     if manifest.format != FORMAT:
@@ -163,10 +154,6 @@ def _read_manifest(path: Path) -> _Manifest:
             f"{path}: format {manifest.format}, but this version of Ziggurat reads {FORMAT}; export again"
         )
     return manifest
-
-
-def _port(port: _Port) -> Port:
-    return Port(port.name, tuple(port.shape), port.initial)
 
 
 class OnnxScorer:
@@ -181,7 +168,8 @@ class OnnxScorer:
 
     def __init__(self, model: OnnxModel) -> None:
         self.model = model
-        self.vocabulary_size = model.vocabulary_size
+        self.manifest = model.manifest
+        self.vocabulary_size = model.manifest.vocabulary_size
         self.attention: Tensor | None = None
         self.start(1, 0)
 
@@ -192,15 +180,15 @@ class OnnxScorer:
         self.attention = None
         self._positions = torch.zeros(0, dtype=torch.int64)
         self._mask = torch.zeros(0, 0, dtype=torch.bool)
-        self._memory = [self._zeros(port, 0) for port in self.model.memory]
-        self._states = [self._zeros(port, 0) for port in self.model.states]
+        self._memory = [self._zeros(port, 0) for port in self.manifest.memory]
+        self._states = [self._zeros(port, 0) for port in self.manifest.states]
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
         """Encode source ids [n, S] (mask: True at real tokens) of new sentences, behind those in the batch.
 
         Each may then take `max_steps` steps. Raises ConfigError when the graphs have fewer positions.
         """
-        limit = self.model.max_positions
+        limit = self.manifest.max_positions
         if limit is not None and max(source.shape[1], max_steps) > limit:
             raise ConfigError(
                 f"the exported model has {limit} positions, but {max(source.shape[1], max_steps)} are needed; lower "
@@ -211,11 +199,11 @@ class OnnxScorer:
         given = dict(zip(names, map(torch.from_numpy, outputs), strict=True))
         states = [
             self._zeros(port, len(source)) if port.initial is None else self._for_every_beam(given[port.initial])
-            for port in self.model.states
+            for port in self.manifest.states
         ]
         self._positions = torch.cat([self._positions, self._positions.new_zeros(len(source))])
         self._mask = _below(self._mask, source_mask)
-        memory = [given[port.name] for port in self.model.memory]
+        memory = [given[port.name] for port in self.manifest.memory]
         self._memory = [_below(old, new) for old, new in zip(self._memory, memory, strict=True)]
         # New sentences have no steps yet: zeros fill up their states to the longest.
         self._states = [_below(old, new) for old, new in zip(self._states, states, strict=True)]
@@ -223,9 +211,9 @@ class OnnxScorer:
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [N, K, V] of the token after `tokens` [N, K]; each sentence is one position further."""
         inputs = {"tokens": tokens, "positions": self._positions, "source_mask": self._mask}
-        inputs |= {port.name: part for port, part in zip(self.model.memory, self._memory, strict=True)}
-        inputs |= {f"state.{port.name}": part for port, part in zip(self.model.states, self._states, strict=True)}
-        wanted = ["logits", *(f"next.{port.name}" for port in self.model.states)]
+        inputs |= {port.name: part for port, part in zip(self.manifest.memory, self._memory, strict=True)}
+        inputs |= {f"state.{port.name}": part for port, part in zip(self.manifest.states, self._states, strict=True)}
+        wanted = ["logits", *(f"next.{port.name}" for port in self.manifest.states)]
         wanted += ["attention"] if self._keep_attention else []
         logits, *rest = map(torch.from_numpy, _run(self.model.step, wanted, inputs))
         self.attention = rest.pop() if self._keep_attention else None
@@ -251,10 +239,10 @@ class OnnxScorer:
         longest = int(self._positions.max()) if len(sentences) else 0
         self._states = [
             _first_steps(part, port, longest).index_select(0, sentences)
-            for port, part in zip(self.model.states, self._states, strict=True)
+            for port, part in zip(self.manifest.states, self._states, strict=True)
         ]
 
-    def _zeros(self, port: Port, sentences: int) -> Tensor:
+    def _zeros(self, port: ManifestPort, sentences: int) -> Tensor:
         sizes = {"sentences": sentences, "beams": self._beams, "source": 0, "steps": 0}
         return torch.zeros([sizes[size] if isinstance(size, str) else size for size in port.shape])
 
@@ -273,7 +261,7 @@ def _run(graph: InferenceSession, wanted: Sequence[str] | None, inputs: Mapping[
         ) from None
 
 
-def _first_steps(state: Tensor, port: Port, steps: int) -> Tensor:
+def _first_steps(state: Tensor, port: ManifestPort, steps: int) -> Tensor:
     """Return the first `steps` positions of a state, or all of it if it does not grow with them."""
     return state.narrow(port.shape.index("steps"), 0, steps) if "steps" in port.shape else state
 

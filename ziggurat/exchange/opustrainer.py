@@ -128,7 +128,6 @@ class _File:
         return found
 
     def _fields(self) -> int | None:
-        """Return `num_fields`."""
         if (fields := self._content.get("num_fields")) is None:
             return None
         number = self._number(fields, ("num_fields",))
@@ -195,7 +194,6 @@ class _File:
         return number
 
     def _modifiers(self, content: Mapping[str, Any], place: tuple[str | int, ...]) -> dict[str, Any]:
-        """Return the modifiers of a section as `data.modifiers` has them."""
         found: dict[str, Any] = {}
         for where, entry in _flat(content.get("modifiers") or [], (*place, "modifiers")):
             name, probability = next(iter(entry.items())) if isinstance(entry, dict) and entry else (None, None)
@@ -295,7 +293,6 @@ class _File:
 
 
 def _flat(entries: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield the entries of nested lists, each with its place."""
     if not isinstance(entries, list):
         yield place, entries
         return

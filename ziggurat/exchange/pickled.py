@@ -31,7 +31,7 @@ def load_pickled(path: Path, what: str, *, classes: Sequence[type] = (), package
         path: the file, as zip or in the format before torch 1.6.
         what: description of the content that is expected, for messages.
         classes: classes allowed besides tensors and plain values.
-        packages: packages whose objects may be there, and are read as Values.
+        packages: packages, and names of Python's own types, whose objects may be there, and are read as Values.
 
     Raises:
         DataError: it has other content, or is no such file.
@@ -56,7 +56,9 @@ def load_pickled(path: Path, what: str, *, classes: Sequence[type] = (), package
                 found = _CLASS.search(str(error))
                 if found is None or found[1].partition(".")[0] not in packages or len(allowed) > _MOST_CLASSES:
                     raise _unpickled(path, what, None if found is None else found[1]) from None
-                allowed.append((Values, found[1]))
+                # torch leaves out the module of Python's own types.
+                modules = ("",) if "." in found[1] else ("builtins.", "__builtin__.")
+                allowed += [(Values, module + found[1]) for module in modules]
     except _DAMAGE as error:
         if out_of_memory(error):  # a RuntimeError of torch's
             raise

@@ -1,14 +1,12 @@
 """A trained model as exporters take it, and the plain Transformer that it is or folds into.
 
 `ExportedModel` holds configuration, weights and tokenizers. `not_plain` and `unlike_plain` give the reasons why a model
-has no plain equivalent. `with_epsilon` changes the epsilon of a stack's norms and nothing of its output, for toolkits
-with one epsilon for all norms or a fixed one.
+has no plain equivalent.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,65 +18,13 @@ from ziggurat.config import DecodingConfig, Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.exchange.anatomy import Anatomy, LayerMatrices, StackMatrices, dissect
+from ziggurat.exchange.anatomy import Anatomy, dissect
 from ziggurat.exchange.fold import NotPlainError, fold
 from ziggurat.model.build import assemble, build_model
 from ziggurat.model.directory import OpenedModel
 from ziggurat.model.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.model.tensors import load_weights, weights
 from ziggurat.translate.engines import positions_for, unsupported_keys
-
-
-def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
-    """Return a stack that computes the same with another epsilon inside its norms.
-
-    LN_e(y) = LN_{c^2 e}(c y). So the whole stream is multiplied by c = sqrt(epsilon / e): both its input (embeddings,
-    positions) and the outputs of sub-layers. Post-norm: the norms, except for the last, also multiply by c, and the
-    maps that read them divide by c. Pre-norm: the norms remove c themselves.
-    """
-    # c goes into the factor `scale`, not into the table, which may be shared with the output.
-    c = math.sqrt(epsilon / stack.epsilon)
-    if epsilon == stack.epsilon:
-        return stack
-    last = len(stack.layers) - 1
-    layers = tuple(_scaled(layer, c, stack.pre_norm, number == last) for number, layer in enumerate(stack.layers))
-    positions = None if stack.positions is None else stack.positions * c
-    return dataclasses.replace(stack, epsilon=epsilon, layers=layers, scale=stack.scale * c, positions=positions)
-
-
-def _scaled(layer: LayerMatrices, c: float, pre_norm: bool, last: bool) -> LayerMatrices:
-    """Return the layer for a stream that is c times as large."""
-    # A map that reads a stream c times as large divides its weight by c; its bias is added after that and stays. The
-    # last layer's outer norm restores the scale, so that readers of the stack, and cross-attention's keys, need no
-    # change.
-    read = 1.0 if pre_norm else 1 / c
-    inner_norm = 1.0 if pre_norm else c
-    outer_norm = 1.0 if pre_norm or last else c
-    self_attn, cross_attn = layer.self_attn, layer.cross_attn
-    self_attn = dataclasses.replace(
-        self_attn,
-        query=self_attn.query.times(read, bias=False),
-        key=self_attn.key.times(read, bias=False),
-        value=self_attn.value.times(read, bias=False),
-        out=self_attn.out.times(c),
-        norm=self_attn.norm.times(inner_norm),
-    )
-    if cross_attn is not None:
-        cross_attn = dataclasses.replace(
-            cross_attn,
-            query=cross_attn.query.times(read, bias=False),
-            out=cross_attn.out.times(c),
-            norm=cross_attn.norm.times(inner_norm),
-        )
-    return LayerMatrices(
-        self_attn,
-        cross_attn,
-        layer.ffn_in.times(read, bias=False),
-        layer.ffn_out.times(c),
-        layer.ffn_norm.times(outer_norm),
-        None if layer.gate is None else layer.gate.times(read, bias=False),
-    )
-
 
 SearchRules = Callable[[DecodingConfig], Collection[str]]
 """Settings of a search -> keys of what a toolkit has beyond the beam search that all have."""

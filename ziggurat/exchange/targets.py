@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from ziggurat.config import Experiment, dump
+from ziggurat.config import Experiment, ModelConfig, dump
 from ziggurat.config.load import change_section
 from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import copy_tokenizers
@@ -73,20 +73,19 @@ class ExportTarget:
         return [f"`decoding.shortlist: {listed}`"] if listed is not None and not self.shortlists else []
 
 
+def _plain_reasons(model: ModelConfig) -> list[str]:
+    return [*not_plain(model, scaled_input=True), *unlike_plain(model)]
+
+
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
-    model = experiment.model
-    return [*not_plain(model, scaled_input=True), *unlike_plain(model), *ctranslate2_reasons(model)]
+    return [*_plain_reasons(experiment.model), *ctranslate2_reasons(experiment.model)]
 
 
 def _huggingface_reasons(experiment: Experiment) -> list[str]:
-    model = experiment.model
-    vocabulary = experiment.data.subword.kind == "vocabulary"
-    return [
-        *not_plain(model, scaled_input=True),
-        *unlike_plain(model),
-        *huggingface_reasons(model),
-        *(["`data.subword.kind: vocabulary`: its tokenizers need a SentencePiece model"] if vocabulary else []),
-    ]
+    reasons = [*_plain_reasons(experiment.model), *huggingface_reasons(experiment.model)]
+    if experiment.data.subword.kind == "vocabulary":
+        reasons.append("`data.subword.kind: vocabulary`: its tokenizers need a SentencePiece model")
+    return reasons
 
 
 def _in_fp32(folder: Path) -> Translator:
@@ -138,11 +137,7 @@ def _argos_reasons(experiment: Experiment) -> list[str]:
 
 TARGETS: dict[str, ExportTarget] = {
     "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, _in_fp32),
-    "plain": ExportTarget(
-        lambda experiment: not_plain(experiment.model),
-        _write_plain,
-        _in_fp32,
-    ),
+    "plain": ExportTarget(lambda experiment: not_plain(experiment.model), _write_plain, _in_fp32),
     "ctranslate2": ExportTarget(
         _ctranslate2_reasons,
         _write_ctranslate2,

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.system.errors import DataError, ExportError, printable
+from ziggurat.system.files import folder_kind
 
-_CONVERTED = "CTranslate2 runs it after `{}`"
+_CONVERTED = "`ziggurat translate` runs what `{}` makes of it"
 _RETRAIN = "let {} translate a corpus, and train a model here on that (docs/students.md)"
 
 _WAYS = {
     "OpenNMT-py": f"{_CONVERTED.format('ct2-opennmt-py-converter')}; or {_RETRAIN.format('OpenNMT-py')}",
     "OpenNMT-tf": f"{_CONVERTED.format('ct2-opennmt-tf-converter')}; or {_RETRAIN.format('OpenNMT-tf')}",
     "OpenNMT of Lua": "its toolkit is no longer kept; train a model here on the corpus that it was trained on",
-    "CTranslate2": "CTranslate2 itself translates with it; import the model that it was converted from, if that is of "
-    "fairseq, Marian or transformers",
+    "CTranslate2": "`ziggurat translate` translates with it as it is (docs/export.md); import the model that it was "
+    "converted from, if that is of fairseq, Marian or transformers",
 }
 """Ways out for another toolkit's model; for the others _RETRAIN."""
 
@@ -79,10 +80,14 @@ _CHECKPOINTS: dict[str, Callable[[set[str], set[str]], bool]] = {
 
 
 def refuse_folder(folder: Path) -> None:
-    """Raise ExportError for a folder with another toolkit's model, DataError where another path is to be named."""
+    """Raise ExportError for a folder with another toolkit's model, DataError where another path is to be named.
+
+    Of exports only those for transformers, with their config.json, are read.
+    """
     names = {path.name for path in folder.iterdir()}
-    if {"vocabulary.json", "config.yaml"} <= names:
-        raise DataError(f"{folder}: is a model of this package already: `ziggurat translate {folder}`")
+    ours = "config.yaml" in names or ("export.json" in names and "config.json" not in names)
+    if ours and (kind := folder_kind(folder)):
+        raise DataError(f"{folder}: no model of another toolkit, but {kind}")
     vocabularies = ("shared_vocabulary", "source_vocabulary", "target_vocabulary", "source_1_vocabulary")
     if "model.bin" in names and _any(names, *vocabularies):
         raise refusal_of(folder, "CTranslate2")

@@ -44,20 +44,20 @@ class LineBatch:
     """
 
     def __init__(self, translator: TextTranslator, options: TranslateOptions, slots: int) -> None:
-        one_by_one = bool(options.prefix) and not translator.capabilities.continuous
+        one_by_one = bool(options.prefix) and not translator.own_search
         few = options.constrained or options.next_words or one_by_one  # others wait while these are searched for
         self.slots = min(slots, CONSTRAINED) if few else slots
         self.lines: dict[int, QueuedLine] = {}
         self._translator, self._options, self._tickets = translator, options, count()
         self._running: ContinuousTranslation | None = None
         if options.constrained:
-            if not translator.capabilities.constraints:
+            if not translator.own_search:
                 raise ConfigError(
                     "an exported model cannot search for soft terms; ask for them with `mode: hard`, or serve the "
                     "model that was exported"
                 )
             translator.translate([], options, constraints=[])  # a shortlist forbids it
-        if translator.capabilities.continuous and not few:
+        if translator.own_search and not few:
             from ziggurat.translate.call import ContinuousTranslation
 
             self._running = ContinuousTranslation(cast("Translator", translator), options, slots=slots)
@@ -337,7 +337,7 @@ class Engine:
         if first is None or self._opened is None:
             return
         translator, self._options = self._opened.translator, first.options
-        if not translator.capabilities.continuous:
+        if not translator.own_search:
             time.sleep(_COLLECT)
         try:
             # Where the translator tells no alignments, the translations have none.

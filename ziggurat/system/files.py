@@ -357,7 +357,7 @@ def folder_kind(path: Path) -> str | None:
     if _fields(path / "config.json", "model_type"):
         return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
     if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
-        return "a directory of CTranslate2 (or pickled weights) of another toolkit, which nothing here reads"
+        return f"a directory of CTranslate2 from another toolkit; `ziggurat translate {path}` translates with it"
     if is_store(path):
         return (
             f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`, `ziggurat report` describes it"

@@ -4,15 +4,12 @@ With `next_words` a line's translations differ in the word at the first free pla
 search are mostly alike up to their last words; a user who chooses the next word of a translation wants the likeliest
 words instead. They are found in two steps: first by a beam search whose hypotheses end where their word does, with the
 probability that it ends there; then each word becomes part of the prefix, and the usual search continues from there.
-
-Of a ContinuousTranslation lines come while others are under way, as a server gets them: a line joins the search that is
-running as soon as there is room, and does not wait for the end of a batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
@@ -20,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ziggurat.config import DecodingConfig
-from ziggurat.data.subword import Tokenizer
 from ziggurat.system.errors import ConfigError, DataError, out_of_memory, printable
-from ziggurat.translate.choice import RuleOptions, SamplingOptions, SearchSettings, Sentence
+from ziggurat.translate.choice import RuleOptions, SearchSettings, Sentence
 from ziggurat.translate.hypotheses import Assembler, SourcePart
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.options import TranslateOptions
+from ziggurat.translate.options import LineExtras, TranslateOptions
 from ziggurat.translate.results import (
     Notices,
     Translation,
@@ -49,75 +45,13 @@ _WORD_BEAM = 16
 beginnings of many."""
 
 
-@dataclass(frozen=True)
-class LineExtras:
-    """Prefixes and constraints of the lines of one window, and the number of its first line."""
-
-    first: int = 0
-    """Number of the first line."""
-    prefixes: Sequence[str] = field(default_factory=list)
-    """Beginnings of the translations: none at all, or one for each line."""
-    constraints: Sequence[Sequence[str]] = field(default_factory=list)
-    """Phrases that the translations must contain: none at all, or a list for each line."""
-    longest: Sequence[int] = field(default_factory=list)
-    """Most tokens of each part of the translations: none at all, or a number for each line."""
-    numbered: bool = True
-    """Errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
-
-    def __post_init__(self) -> None:
-        """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
-        if any(isinstance(phrases, str) for phrases in self.constraints):
-            raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
-
-    def asked(self, place: int) -> list[str]:
-        """Return the constraints of the line at `place` itself, without those of a terminology."""
-        return [phrase for phrase in self.constraints[place] if phrase.strip()] if self.constraints else []
-
-
-def line_extras(
-    line_windows: Iterable[list[str]],
-    first: int,
-    prefixes: Iterable[str] | None,
-    constraints: Iterable[Sequence[str]] | None,
-) -> Iterator[tuple[list[str], LineExtras]]:
-    """Yield each window of lines with as many prefixes and constraints; the first line has number `first`.
-
-    Raises DataError where there are fewer or more of them than lines.
-    """
-    number = first
-    prefix_rows = None if prefixes is None else iter(prefixes)
-    constraint_rows = None if constraints is None else iter(constraints)
-    for window in line_windows:
-        done = number - first
-        taken = _taken(prefix_rows, len(window), "prefixes", done)
-        yield window, LineExtras(number, taken, _taken(constraint_rows, len(window), "constraints", done))
-        number += len(window)
-    for name, rows in (("prefixes", prefix_rows), ("constraints", constraint_rows)):
-        if rows is not None and next(rows, None) is not None:
-            raise DataError(f"{name}: more lines than the {number - first} to translate; they must pair up")
-
-
-def _taken(rows: Iterator[Any] | None, count: int, name: str, done: int) -> list[Any]:
-    """Return the next `count` rows, or none where there are no rows at all; `done` were taken before."""
-    if rows is None:
-        return []
-    taken = list(islice(rows, count))
-    if len(taken) < count:
-        raise DataError(f"{name}: {done + len(taken)} lines, but there are more to translate; they must pair up")
-    return taken
-
-
 class TranslationCall:
     """Settings of one call of a translator, checked, and the search's settings that follow from them.
 
     Args:
+        translator: the translator that is called.
         decoding: the settings, those that `options` change included.
         options: what is asked of the translations.
-        source, target: the tokenizers.
-        vocabulary_size: rows of the model's output; those beyond the tokenizer's ids only fill up the matrix.
-        max_positions: most positions of either side, where the model has such a limit.
-        device: where the model is.
-        before_step: called before every step of a search.
         constrained: lines have constraints.
 
     Raises ConfigError for an unknown tag, constraints in a search that cannot meet them, or a banned phrase that is
@@ -126,17 +60,14 @@ class TranslationCall:
 
     def __init__(
         self,
+        translator: Translator,
         decoding: DecodingConfig,
         options: TranslateOptions,
-        source: Tokenizer,
-        target: Tokenizer,
         *,
-        vocabulary_size: int,
-        max_positions: int | None,
-        device: torch.device | str,
-        before_step: Callable[[], None],
         constrained: bool,
     ) -> None:
+        source, target = translator.source_tokenizer, translator.target_tokenizer
+        max_positions = translator.max_positions
         self.n_best = decoding.n_best
         """Results of a line."""
         if options.next_words:
@@ -158,7 +89,8 @@ class TranslationCall:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
             self.target_limit = min(self.target_limit, max_positions - 1)
         # A model may have rows beyond the tokenizer's ids, for which there is no text.
-        never = {target.pad, target.bos, *target.tags.values(), *range(target.size, vocabulary_size)}
+        rows = translator.scorer().vocabulary_size
+        never = {target.pad, target.bos, *target.tags.values(), *range(target.size, rows)}
         beams = decoding.beam_size if decoding.search == "beam" else decoding.mbr or decoding.n_best
         self.settings = SearchSettings(
             beam_size=beams,
@@ -172,14 +104,12 @@ class TranslationCall:
             endings=decoding.endings,
             groups=decoding.diverse_groups,
             strength=decoding.diverse_strength,
-            sampling=SamplingOptions(decoding.temperature, decoding.top_k, decoding.top_p, decoding.epsilon)
-            if decoding.search == "sample"
-            else None,
+            sampling=decoding if decoding.search == "sample" else None,
             keep_attention=decoding.alignments or decoding.replace_unknown,
             batch_tokens=decoding.batch_tokens,
             batch_sentences=decoding.batch_sentences,
-            device=device,
-            before_step=before_step,
+            device=translator.device,
+            before_step=translator.before_step,
         )
 
     def search(
@@ -280,7 +210,6 @@ class TranslationCall:
         ]
 
     def _part(self, text: str, ids: list[int], place: int, number: int, extras: LineExtras) -> SourcePart:
-        """Return the part `number` of the line at `place` of the window."""
         phrases = [] if self.options.terms is None else self.options.terms.wanted(text)
         prefix: tuple[int, ...] = ()
         if number == 0:

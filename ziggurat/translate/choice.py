@@ -1,13 +1,9 @@
-"""Choice of the next beams: plain beam search, diverse beams and sampling.
+"""Requests to a search, and the choice of its next beams: plain, diverse or constrained beam search, and sampling.
 
 A `Choice` says which one-token extensions of the beams are candidates, and which candidates are the next beams. The
 beams of a sentence form G groups of equal size, each with separate candidates and finished hypotheses: one group for
-a plain beam search, one group per sample when sampling.
-
-Equal scores rank by age, then by the parent's rank, then by token id, on every device.
-
-Before the choices come the requests to a search, its sentences and the settings that hold for all of them; behind them
-the lexically constrained choice, for sentences that must contain given phrases.
+a plain beam search, one group per sample when sampling. Equal scores rank by age, then by the parent's rank, then by
+token id, on every device.
 
 Shapes: N live sentences, K beams, C candidates, G groups, P phrases, L longest phrase, V vocabulary.
 """
@@ -22,6 +18,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ziggurat.config import DecodingConfig
 from ziggurat.translate.hypotheses import NEVER, best_tokens
 from ziggurat.translate.length import LengthPenalty
 
@@ -67,20 +64,6 @@ class RuleOptions:
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """Options for drawing tokens: first the temperature, then each restriction on the tokens that the last one left."""
-
-    temperature: float = 1.0
-    """Log-probabilities are divided by this."""
-    top_k: int = 0
-    """Only the k likeliest tokens; 0: all."""
-    top_p: float = 1.0
-    """Only the smallest set of likeliest tokens whose probabilities add up to this (nucleus; Holtzman et al. 2020)."""
-    epsilon: float = 0.0
-    """Only tokens at least this likely, or the likeliest (Hewitt et al. 2022)."""
-
-
-@dataclass(frozen=True)
 class SearchSettings:
     """Settings that hold for all sentences; `n_best` must not be larger than `beam_size`."""
 
@@ -104,8 +87,9 @@ class SearchSettings:
     """Groups of diverse beams; divides `beam_size`."""
     strength: float = 0.5
     """Diverse beams: cost of a token for each beam of an earlier group that took it at the same step."""
-    sampling: SamplingOptions | None = None
-    """If given, tokens are drawn instead of searched for."""
+    sampling: DecodingConfig | None = None
+    """If given, tokens are drawn instead of searched for: first the temperature, then each restriction of `top_k`,
+    `top_p` and `epsilon` on the tokens that the last one left."""
     keep_attention: bool = False
     """Results hold the attention of their tokens."""
     batch_tokens: int = 4096
@@ -254,7 +238,7 @@ class SampleChoice(Choice):
     Steele et al. 2014, over a counter), so results do not depend on which sentences share a batch or a process.
     """
 
-    def __init__(self, samples: int, sampling: SamplingOptions, device: torch.device | str) -> None:
+    def __init__(self, samples: int, sampling: DecodingConfig, device: torch.device | str) -> None:
         super().__init__(samples, samples, samples)
         self.sampling = sampling
         self.keys = torch.zeros(0, samples, dtype=torch.int64, device=device)
@@ -291,7 +275,7 @@ class SampleChoice(Choice):
         self.keys = self.keys.index_select(0, rows)
 
 
-def restricted(scores: Tensor, sampling: SamplingOptions) -> Tensor:
+def restricted(scores: Tensor, sampling: DecodingConfig) -> Tensor:
     """Return scores [..., V], divided by the temperature, with -inf for the tokens that may not be drawn."""
     scores = scores / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +22,18 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError
 from ziggurat.system.files import check_folder
 from ziggurat.system.processes import usable_cpus
+from ziggurat.translate.converted import read_converted
 from ziggurat.translate.engines import (
     EXPORT_FILE,
     NO_LINE_INPUTS,
+    is_converted,
     is_export,
     read_report,
     refuse_unsupported,
     unsupported_settings,
 )
-from ziggurat.translate.options import Capabilities, TranslateOptions
+from ziggurat.translate.options import LineExtras, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
-    WINDOW_LINES,
     Alignment,
     Hypothesis,
     Notices,
@@ -45,9 +46,7 @@ from ziggurat.translate.results import (
     first_word,
     in_parts,
     one_line,
-    refuse_single,
     side_by_side,
-    windows,
     without_nul,
 )
 
@@ -134,7 +133,7 @@ def by_next_word(found: Sequence[list[SearchResult]], call: Call, limit: int) ->
     return list(words.values())[: call.decoding.n_best]
 
 
-def _found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
+def found_of(results: Sequence[Any], eos: str) -> list[list[SearchResult]]:
     """Return CTranslate2's results of each source; `eos` is the piece that ends a translation."""
     return [
         [
@@ -173,13 +172,9 @@ def _rescored(hypotheses: Sequence[Hypothesis], alpha: float, *, sort: bool) -> 
 
 
 def _alignment_of(attention: Sequence[Sequence[float]], source: Sequence[str], tag: int, eos: str) -> Alignment:
-    """Return an alignment.
+    """Return the alignment to the pieces of a source, of which the first `tag` stand for no text.
 
-    Args:
-        attention: for each piece of a translation the weights of those of the source, and maybe more columns.
-        source: pieces of the source, tag included, end-of-sentence left out.
-        tag: pieces at its beginning that stand for no text.
-        eos: the piece of end-of-sentence, whose weight is what is left of 1.
+    `attention` has the weights of a row's pieces and maybe more columns; that of the end, `eos`, is what is left of 1.
     """
     # Beyond the source's own pieces, rows of a batch with longer sources have its end-of-sentence and padding.
     rows = [[float(weight) for weight in row[: len(source)]] for row in attention]
@@ -199,7 +194,7 @@ def joined(source: str, parts: list[list[Hypothesis]], notices: Notices) -> Tran
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
 
 
-class CTranslate2Translator:
+class CTranslate2Translator(TextTranslator):
     """Translator of text with a CTranslate2 directory; its results have the form of ziggurat.translate.translator's.
 
     Args:
@@ -207,11 +202,15 @@ class CTranslate2Translator:
         device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
         threads: CPU threads; None: as CTranslate2 decides, or one per core where there are several workers.
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
+        segmenters: SentencePiece models of source and target, for a folder that another toolkit's converter wrote
+            (ziggurat.translate.converted); None: those that are in it.
         decoding: keys of the `decoding` section that replace the saved ones.
 
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
     have one of the settings.
     """
+
+    own_search = False
 
     def __init__(
         self,
@@ -220,91 +219,71 @@ class CTranslate2Translator:
         device: str = "auto",
         threads: int | None = None,
         workers: int = 1,
+        segmenters: Sequence[Path | None] = (None, None),
         **decoding: Any,
     ) -> None:
+        super().__init__()
         ctranslate2 = ctranslate2_module()
         check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
-        if not is_export(path):
+        exported = is_export(path)
+        if not exported and not is_converted(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {EXPORT_FILE})")
-        experiment = load_experiment(Path(path) / "config.yaml")
-        self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
-        self._made = read_report(Path(path))
+        if exported and any(segmenters):
+            raise ConfigError(f"{path}: has its vocabularies; leave out `--source-model` and `--target-model`")
+        self._made = read_report(Path(path)) if exported else None
         refuse_unsupported(decoding, self._made)
-        self.decoding = change_section(experiment.decoding, decoding, "decoding")
-        self.target_language = experiment.data.target_language
-        self.max_positions: int | None = self._made.positions
-        self.notices = Notices()
-        self.on_finished: Callable[[int], object] = lambda count: None
+        self._after_source: tuple[str, ...] = ()
+        if self._made is not None:
+            experiment = load_experiment(Path(path) / "config.yaml")
+            self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
+            saved, self.target_language = experiment.decoding, experiment.data.target_language
+            self._positions = self._made.positions
+        else:
+            found = read_converted(Path(path), segmenters)
+            self.source_tokenizer, self.target_tokenizer = found.source, found.target
+            saved, self.target_language = DecodingConfig(endings="beam"), ""
+            self._positions, self._after_source = found.positions, found.after_source
+        self.decoding = change_section(saved, decoding, "decoding")
+        self.max_positions: int | None = self._positions
         if workers > 1:
             threads = max(1, (threads or usable_cpus()) // workers)
         self.before_step: Callable[[], None] = lambda: None  # its search calls nothing between steps
-        self.about_precision: Callable[[bool], str] = lambda hints: ""  # the precision is set at the export
-        self.capabilities = Capabilities(constraints=False, continuous=False)
         self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
-        self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
+        kind = "exported model" if exported else "another toolkit's model"
+        self.origin = f"{path}: {kind}, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
         tokenizer = self.target_tokenizer
-        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
+        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos} if exported else ())
         self._never, self._begin = [[piece] for piece in tokenizer.pieces(never)], [tokenizer.pieces([tokenizer.bos])]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         self._settings(TranslateOptions())  # refuses settings before any text is read
 
-    def translate(
+    def _translated(
         self,
-        texts: Sequence[str],
-        options: TranslateOptions | None = None,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
         *,
-        prefixes: Sequence[str] | None = None,
-        constraints: Sequence[Sequence[str]] | None = None,
-        **asked: Any,
-    ) -> list[Translation]:
-        """Return one Translation per text, in the same order; see Translator.translate.
+        constrained: bool,
+    ) -> Iterator[list[Translation]]:
+        """Yield the translations of windows of lines.
 
-        The keyword `scores` asks for the log-probability of each token, by one more pass over the translations. The
-        next words of `next_words` are those of the likeliest pieces. Raises DataError for more or fewer prefixes than
-        texts, one with more tokens than a translation may have, or that nothing can follow; ConfigError for
-        constraints and terms.
+        The option `scores` asks for the log-probability of each token, by one more pass over the translations. The
+        next words of `next_words` are those of the likeliest pieces. Raises DataError for a prefix with more tokens
+        than a translation may have, or that nothing can follow; ConfigError for constraints and terms.
         """
-        refuse_single(texts=texts, prefixes=prefixes)
-        options = TranslateOptions.of(options, asked)
-        if constraints is not None or options.terms is not None:
-            raise ConfigError(NO_LINE_INPUTS)
-        if prefixes is not None and len(prefixes) != len(texts):
-            raise DataError(f"{len(texts)} texts, but {len(prefixes)} prefixes; they must pair up")
-        return self._translated(texts, self._settings(options), prefixes)
-
-    def _translated(self, texts: Sequence[str], call: Call, prefixes: Sequence[str] | None = None) -> list[Translation]:
-        """Return the translations of texts, each with its beginning; `prefixes` None: all with that of the options."""
-        if prefixes is None and not call.options.begun:
-            return self._translate_window(texts, call)
-        prefixes = [call.options.prefix] * len(texts) if prefixes is None else prefixes
-        # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
-        forced = [self.target_tokenizer.pieces(ids) for ids in self.target_tokenizer.encode(without_nul(prefixes))]
-        pairs = zip(texts, forced, strict=True)
-        return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
-
-    def translate_stream(
-        self,
-        lines: Iterable[str],
-        options: TranslateOptions | None = None,
-        *,
-        window: int = WINDOW_LINES,
-        first: int = 0,
-        prefixes: Iterable[str] | None = None,
-        constraints: Iterable[Sequence[str]] | None = None,
-        **asked: Any,
-    ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`.
-
-        Raises ConfigError for prefixes, constraints and terms.
-        """
-        refuse_single(lines=lines)
-        options = TranslateOptions.of(options, asked)
-        if prefixes is not None or constraints is not None or options.terms is not None:
+        if constrained or options.terms is not None:
             raise ConfigError(NO_LINE_INPUTS)
         call = self._settings(options)
-        return chain.from_iterable(self._translated(texts, call) for texts in windows(lines, window))
+        return (self._window(texts, call, extras.prefixes) for texts, extras in tasks)
+
+    def _window(self, texts: Sequence[str], call: Call, prefixes: Sequence[str]) -> list[Translation]:
+        if not prefixes and not call.options.begun:
+            return self._translate_window(texts, call)
+        # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
+        forced = self.target_tokenizer.encode(without_nul(prefixes or [call.options.prefix] * len(texts)))
+        pairs = zip(texts, map(self.target_tokenizer.pieces, forced), strict=True)
+        return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
@@ -313,7 +292,6 @@ class CTranslate2Translator:
         raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
 
     def _settings(self, options: TranslateOptions) -> Call:
-        """Return the settings of a call. Raises ConfigError."""
         changes = options.changes(self.decoding)
         asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
         refuse_unsupported(asked, self._made)
@@ -324,7 +302,7 @@ class CTranslate2Translator:
         return Call(decoding, options, [])
 
     def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
-        limit = min(call.decoding.max_source_pieces, max(1, self._made.positions - 1 - len(call.tag)))
+        limit = min(call.decoding.max_source_pieces, max(1, self._positions - 1 - len(call.tag)))
         tokenizer = self.source_tokenizer
         count_untagged(bool(call.tag), texts, tokenizer, self.notices)
         of_texts = [new for _, new in in_parts(texts, tokenizer.encode, limit, self.notices, tokenizer.unk)]
@@ -344,9 +322,9 @@ class CTranslate2Translator:
         translations that it cut together with those that ended.
         """
         rule, forced = call.decoding.max_length, call.forced
-        most = min(rule.limit, self._made.positions - 1)
-        sources = [[*call.tag, *self.source_tokenizer.pieces(part)] for part in parts]
-        longest = min(max(rule.limit, call.decoding.max_source_pieces), self._made.positions - 1)
+        most = min(rule.limit, self._positions - 1)
+        sources = [[*call.tag, *self.source_tokenizer.pieces(part), *self._after_source] for part in parts]
+        longest = min(max(rule.limit, call.decoding.max_source_pieces), self._positions - 1)
         if len(forced) > longest:
             raise DataError(f"a prefix has {len(forced)} tokens, but at most {longest} can be asked for; shorten it")
         limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
@@ -417,7 +395,7 @@ class CTranslate2Translator:
             return_scores=True,
             return_end_token=True,
         )
-        return _found_of(results, self._eos)
+        return found_of(results, self._eos)
 
     def _hypotheses(
         self, sources: list[list[str]], found: list[list[SearchResult]], call: Call

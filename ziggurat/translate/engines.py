@@ -47,6 +47,14 @@ def is_export(path: str | Path) -> bool:
     return (Path(path) / EXPORT_FILE).is_file() and (Path(path) / "config.yaml").is_file()
 
 
+def is_converted(path: str | Path) -> bool:
+    """Return whether `path` is a folder of CTranslate2 for translation that another toolkit's converter wrote."""
+    folder = Path(path)
+    if not (folder / EXPORT_FILE).is_file() or (folder / "config.yaml").is_file():
+        return False
+    return any(next(folder.glob(f"{name}_vocabulary.*"), None) for name in ("shared", "source", "source_1"))
+
+
 def unsupported_keys(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return which of these keys of the `decoding` section ask for what only our search has, as text for messages."""
     defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
@@ -70,11 +78,11 @@ def unsupported_settings(decoding: DecodingConfig) -> list[str]:
     return found
 
 
-def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport) -> None:
+def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport | None) -> None:
     """Raise ConfigError where a setting that was asked for is one that CTranslate2, or this export, does not have.
 
-    Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
-    hide this reason.
+    `made` is the export's report; None: another toolkit's folder, which has none. Called before these settings are
+    joined to the saved ones: a conflict with a saved one that the user never set would hide this reason.
     """
     if asked.get("shortlist") not in (None, EXPORT_SHORTLIST):
         raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
@@ -82,7 +90,11 @@ def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport) -> None:
         raise ConfigError(f"CTranslate2 has no {missing}; translate with the model that was exported")
     if asked.get("endings") == "candidates":  # exports are written with `beam`, which is how it ends
         raise ConfigError("CTranslate2 has no `decoding.endings: candidates` (take `beam`)")
-    if (wanted := asked.get("precision")) not in (None, made.precision):
+    if made is None:
+        for key in ("precision", "alignments"):
+            if asked.get(key):
+                raise ConfigError(f"`decoding.{key}` is not for a folder that another toolkit wrote; leave it out")
+    elif (wanted := asked.get("precision")) not in (None, made.precision):
         raise ConfigError(
             f"`decoding.precision: {printable(str(wanted))}`: this export is {made.quantization or 'float32'}, as it "
             "was written; `ziggurat export --to ctranslate2 --quantization` makes one in another precision"
@@ -90,19 +102,30 @@ def refuse_unsupported(asked: Mapping[str, Any], made: ExportReport) -> None:
 
 
 def export_folder(
-    engine: str, paths: Sequence[str], *, which: str | None = None, without_layers: str | None = None
+    engine: str,
+    paths: Sequence[str],
+    *,
+    which: str | None = None,
+    without_layers: str | None = None,
+    converted: bool = False,
 ) -> Path | None:
     """Return the folder that CTranslate2 is to translate with; None where PyTorch is to translate.
 
     `auto` goes by the folder: CTranslate2 for an exported model, PyTorch for a run or model directory; only where
     PyTorch is not installed, the export in the subfolder `ctranslate2` is used. `ctranslate2` takes that export, too.
 
-    Raises ConfigError for an unknown engine, for an ensemble, a checkpoint or left-out layers with CTranslate2, and
-    where there is no export.
+    `converted`: the folder may be another toolkit's. Raises ConfigError for an unknown engine, for an ensemble, a
+    checkpoint or left-out layers with CTranslate2, and where there is no export.
     """
     if engine not in ENGINES:
         raise ConfigError(f"`--engine {printable(engine)}`: choose one of {', '.join(ENGINES)}")
-    exported = [path for path in paths if is_export(path)]
+    foreign = [path for path in paths if is_converted(path)]
+    if foreign and not converted:
+        raise ConfigError(
+            f"{foreign[0]}: another toolkit's folder for CTranslate2, which only `ziggurat translate` reads, and "
+            "`evaluate` without `--perturb`"
+        )
+    exported = [*foreign, *(path for path in paths if is_export(path))]
     inside = Path(paths[0]) / _EXPORT_INSIDE
     if engine == "torch" or (engine == "auto" and not exported):
         if exported:

@@ -148,7 +148,6 @@ class Trellis:
         return TrellisPath(tokens[::-1], scores[::-1], total, attention[::-1])
 
     def _step(self, number: int) -> tuple[Any, ...]:
-        """Return the arrays of a step."""
         # NumPy, since reading a single element of a tensor takes many times as long, and waits for a GPU.
         if self._new:
             self._read.extend(tuple(None if t is None else _array(t) for t in step) for step in self._new)

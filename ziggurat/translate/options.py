@@ -1,4 +1,4 @@
-"""Requests to a translator: its protocol, what it is capable of, and the options of a call.
+"""Translators and requests to them: what all translators share, what they can do, and the options of a call.
 
 Neither PyTorch nor CTranslate2 is needed here.
 """
@@ -6,29 +6,18 @@ Neither PyTorch nor CTranslate2 is needed here.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from itertools import chain, islice
+from typing import Any, ClassVar
 
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
-from ziggurat.system.errors import ConfigError
-from ziggurat.translate.results import WINDOW_LINES, Notices, TargetScore, Translation
+from ziggurat.system.errors import ConfigError, DataError
+from ziggurat.translate.results import WINDOW_LINES, Notices, TargetScore, Translation, refuse_single, windows
 from ziggurat.translate.terminology import Terms
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """Capabilities of a translator besides translating lines as they are.
-
-    Attributes:
-        constraints: it searches for translations that contain given phrases.
-        continuous: lines join a search that is running (ziggurat.translate.call.ContinuousTranslation).
-    """
-
-    constraints: bool
-    continuous: bool
 
 
 @dataclass(frozen=True)
@@ -106,24 +95,91 @@ class TranslateOptions:
         return changes
 
 
-class StreamTranslator(Protocol):
+@dataclass(frozen=True)
+class LineExtras:
+    """Prefixes and constraints of the lines of one window, and the number of its first line."""
+
+    first: int = 0
+    """Number of the first line."""
+    prefixes: Sequence[str] = field(default_factory=list)
+    """Beginnings of the translations: none at all, or one for each line."""
+    constraints: Sequence[Sequence[str]] = field(default_factory=list)
+    """Phrases that the translations must contain: none at all, or a list for each line."""
+    longest: Sequence[int] = field(default_factory=list)
+    """Most tokens of each part of the translations: none at all, or a number for each line."""
+    numbered: bool = True
+    """Errors name a line's number and the key that sets a limit; to a client of a server both mean nothing."""
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
+        if any(isinstance(phrases, str) for phrases in self.constraints):
+            raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
+
+    def asked(self, place: int) -> list[str]:
+        """Return the constraints of the line at `place` itself, without those of a terminology."""
+        return [phrase for phrase in self.constraints[place] if phrase.strip()] if self.constraints else []
+
+
+def line_extras(
+    line_windows: Iterable[list[str]],
+    first: int,
+    prefixes: Iterable[str] | None,
+    constraints: Iterable[Sequence[str]] | None,
+) -> Iterator[tuple[list[str], LineExtras]]:
+    """Yield each window of lines with as many prefixes and constraints; the first line has number `first`.
+
+    Raises DataError where there are fewer or more of them than lines.
+    """
+    number = first
+    prefix_rows = None if prefixes is None else iter(prefixes)
+    constraint_rows = None if constraints is None else iter(constraints)
+    for window in line_windows:
+        done = number - first
+        taken = _taken(prefix_rows, len(window), "prefixes", done)
+        yield window, LineExtras(number, taken, _taken(constraint_rows, len(window), "constraints", done))
+        number += len(window)
+    for name, rows in (("prefixes", prefix_rows), ("constraints", constraint_rows)):
+        if rows is not None and next(rows, None) is not None:
+            raise DataError(f"{name}: more lines than the {number - first} to translate; they must pair up")
+
+
+def _taken(rows: Iterator[Any] | None, count: int, name: str, done: int) -> list[Any]:
+    """Return the next `count` rows, or none where there are no rows at all; `done` were taken before."""
+    if rows is None:
+        return []
+    taken = list(islice(rows, count))
+    if len(taken) < count:
+        raise DataError(f"{name}: {done + len(taken)} lines, but there are more to translate; they must pair up")
+    return taken
+
+
+class StreamTranslator(ABC):
     """A translator of streams of lines: in this process, or in several.
 
     Attributes:
         decoding: search settings, for calls that do not give others.
         origin: description of the weights, for messages.
-        target_language: code of the language that it translates into.
-        notices: counts of what was not translated in the ordinary way.
-        on_finished: called with the number of sentences that have just been translated.
-        about_precision: returns what was chosen for the precision and, if asked to, what would be faster.
+        target_language: code of the language that it translates into; scores may depend on it.
+        notices: counts of what was not translated in the ordinary way: `blank_lines` (not shown to the model),
+            `long_lines` (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are
+            missing), `untagged` (no tag, where the model has those of several languages), `tag_as_text` (a tag that the
+            text begins with), `in_pieces` (cut into subword pieces already), `unknown` (text that the vocabulary
+            lacks); and `too_large`, how often memory ran out, so that the rest of a call was translated in smaller
+            batches. The first of each kind gives a warning, except for blank lines.
+        on_finished: called with the number of sentences that have just been translated, for a progress bar; a line in
+            several parts is several sentences, a blank one is none.
+        about_precision: returns what was chosen for the precision and, if asked to, what would be faster, for which it
+            may measure.
     """
 
     decoding: DecodingConfig
     origin: str
     target_language: str
-    notices: Notices
-    on_finished: Callable[[int], object]
-    about_precision: Callable[[bool], str]
+
+    def __init__(self) -> None:
+        self.notices = Notices()
+        self.on_finished: Callable[[int], object] = lambda count: None
+        self.about_precision: Callable[[bool], str] = lambda hints: ""
 
     def translate_stream(
         self,
@@ -136,20 +192,44 @@ class StreamTranslator(Protocol):
         constraints: Iterable[Sequence[str]] | None = None,
         **asked: Any,
     ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order; see ziggurat.translate.translator.Translator."""
+        """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
+
+        `window` lines are read, sorted by length and translated together, so nothing appears before the
+        window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand. Several workers
+        get windows as a whole, and a few for each are read before the first translation is yielded.
+        Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
+        """
+        refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
+        tasks = line_extras(windows(lines, window), first, prefixes, constraints)
+        options = TranslateOptions.of(options, asked)
+        return chain.from_iterable(self._translated(tasks, options, constrained=constraints is not None))
+
+    @abstractmethod
+    def _translated(
+        self,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
+        *,
+        constrained: bool,
+    ) -> Iterator[list[Translation]]:
+        """Yield the translations of windows of lines; `constrained`: lines may have constraints.
+
+        Raises ConfigError at once for options that contradict each other.
+        """
 
 
-class TextTranslator(StreamTranslator, Protocol):
+class TextTranslator(StreamTranslator):
     """A translator of text in this process: by PyTorch (Translator) or by CTranslate2 (CTranslate2Translator).
 
     Attributes:
-        capabilities: what it can do.
+        own_search: whether it searches as ziggurat.translate.search does: for translations that contain given phrases,
+            and with lines that join a search that is running (ziggurat.translate.call.ContinuousTranslation).
         source_tokenizer, target_tokenizer: tokenizers of the two sides.
         max_positions: most positions of either side; None: no limit.
         before_step: called before every step of our search; an error that it raises ends the translation.
     """
 
-    capabilities: Capabilities
+    own_search: ClassVar[bool]
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     max_positions: int | None
@@ -160,12 +240,42 @@ class TextTranslator(StreamTranslator, Protocol):
         texts: Sequence[str],
         options: TranslateOptions | None = None,
         *,
+        first: int = 0,
         prefixes: Sequence[str] | None = None,
         constraints: Sequence[Sequence[str]] | None = None,
+        longest: Sequence[int] | None = None,
         **asked: Any,
     ) -> list[Translation]:
-        """Return one Translation per text, in the same order; see ziggurat.translate.translator.Translator."""
+        """Return one Translation per text, in the same order.
 
+        Args:
+            texts: lines; a line end inside a text counts as a blank.
+            options: what is asked of all of them; most calls give keywords instead.
+            first: the number of the first text, on which the random numbers of sampling depend.
+            prefixes: beginning of each translation; an empty one leaves it free.
+            constraints: phrases that each translation must contain; the result lists those that it lacks.
+            longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
+                a text is translated in parts.
+            asked: `tag`: a token such as `<bt>` of the training data, put before every source sentence; `terminology`:
+                source terms and their translations, for texts that contain the terms; `next_words`: the n best differ
+                in the word after the prefix, or in the first part of a text that is translated in parts; `complete`:
+                prefixes end with a whole word, otherwise the next word may be the rest of their last one; others are
+                keys of the `decoding` section in place of the configured ones, but for `precision` and `shortlist`,
+                which belong to the opening of the model; None leaves one as it is.
+
+        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
+        prefixes, constraints or limits than texts, TypeError for a single string.
+        """
+        refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
+        texts = list(texts)
+        for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
+            if given is not None and len(given) != len(texts):
+                raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
+        extras = LineExtras(first, prefixes or (), constraints or (), longest or (), numbered=len(texts) > 1)
+        options = TranslateOptions.of(options, asked)
+        return next(self._translated([(texts, extras)], options, constrained=constraints is not None))
+
+    @abstractmethod
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
     ) -> list[TargetScore]:

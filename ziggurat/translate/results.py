@@ -1,11 +1,8 @@
-"""Results of a translator: translations with their hypotheses, scores of given targets, and their JSON lines.
-
-This module does not need PyTorch: an exported model gives the same results (ziggurat.translate.ctranslate2).
-
-Lines of text on their way into and out of translation: one line in, exactly one line out.
+"""Results of a translator, and lines of text on their way into and out of translation: one line in, one line out.
 
 Lines are read from a stream, collected in windows, and split where they are too long for the model; at the end the
-parts of a line are joined. `Notices` counts the lines that were not translated in the ordinary way.
+parts of a line are joined. `Notices` counts the lines that were not translated in the ordinary way. PyTorch is not
+needed here: an exported model gives the same results (ziggurat.translate.ctranslate2).
 """
 
 from __future__ import annotations
@@ -435,7 +432,6 @@ def side_by_side(
 
 
 def _joined(parts: Sequence[Hypothesis], mean_score: bool) -> Hypothesis:
-    """Return the translations of the parts of a line as one."""
     if len(parts) == 1:
         return parts[0]
     total = sum(h.score for h in parts)

@@ -366,7 +366,6 @@ class Search:
         return (state.position > state.max_length) | (bound <= state.score[..., -1]).all(1)
 
     def _results(self, rows: Sequence[int]) -> dict[int, list[IdHypothesis]]:
-        """Return the results of settled sentences, by their number."""
         index = torch.tensor(rows, device=self.state.score.device)
         scores, tickets = self.state.score[index].tolist(), self.state.ticket[index].tolist()
         found = {}

@@ -1,10 +1,8 @@
 """Translation of text: lines are segmented, searched for in batches, and joined to exactly one result per line.
 
 The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `Search` over a
-`Scorer` (hypotheses of token ids) -> `Assembler` (text). `load_translator` opens the models.
-
-`open_workers` opens several processes, each with a copy of the model and a share of the CPU threads. Each window of
-lines goes to one of them as a whole; the translations come back in order.
+`Scorer` (hypotheses of token ids) -> `Assembler` (text). `open_workers` opens several processes, each with a copy of
+the model and a share of the CPU threads: each window of lines goes to one of them.
 """
 
 from __future__ import annotations
@@ -15,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,25 +28,22 @@ from ziggurat.model.fast.precision import decoding_notice, maps_of, settled
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.system.errors import ConfigError, DataError
 from ziggurat.system.processes import in_order, share_cores, worker_pool
-from ziggurat.translate.call import LineExtras, TranslationCall, line_extras
+from ziggurat.translate.call import TranslationCall
 from ziggurat.translate.hypotheses import Assembler
 from ziggurat.translate.length import LengthPenalty
-from ziggurat.translate.options import Capabilities, TranslateOptions
+from ziggurat.translate.options import LineExtras, StreamTranslator, TextTranslator, TranslateOptions
 from ziggurat.translate.results import (
-    WINDOW_LINES,
     Notices,
     TargetScore,
     Translation,
     TranslationWarning,
     count_untagged,
-    refuse_single,
-    windows,
     without_nul,
 )
 from ziggurat.translate.scorers import Scorer, Shortlist, force_score, open_members, scorer_of
 
 
-class Translator:
+class Translator(TextTranslator):
     """Translator of text with one model or an ensemble; `ziggurat.load` and `load_translator` create one.
 
     Args:
@@ -62,17 +56,9 @@ class Translator:
         target_language: code of the language that it translates into; scores may depend on it.
         before_step: called before every step of a search; an error that it raises ends the translation.
         scorer: creates the search's scorer in place of the models, which may then be missing (an exported model).
-
-    `notices` counts what was not translated in the ordinary way: `blank_lines` (not shown to the model), `long_lines`
-    (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing), `untagged` (no
-    tag, where the model has those of several languages), `tag_as_text` (a tag that the text begins with), `in_pieces`
-    (cut into subword pieces already), `unknown` (text that the vocabulary lacks); and `too_large`, how often memory
-    ran out, so that the rest of a call was translated in smaller batches. The first of each kind gives a warning,
-    except for blank lines.
-    `on_finished` is called with the number of sentences that a step of the search has finished, for a progress bar; a
-    line in several parts is several sentences, a blank one is none. `about_precision` returns what `auto` has chosen
-    and, if told to, what would be faster, for which it may measure.
     """
+
+    own_search = True
 
     def __init__(
         self,
@@ -88,6 +74,7 @@ class Translator:
         before_step: Callable[[], None] = lambda: None,
         scorer: Callable[[], Scorer] | None = None,
     ) -> None:
+        super().__init__()
         # Threads that spin at barriers slow down when other processes want the cores.
         share_cores(torch.get_num_threads())
         self.models = tuple(model) if isinstance(model, Sequence) else (model,)
@@ -100,77 +87,21 @@ class Translator:
         self.target_language = target_language
         self.before_step = before_step
         self.scorer = scorer or (lambda: scorer_of(self.models))
-        self.notices = Notices()
-        self.on_finished: Callable[[int], object] = lambda count: None
-        self.about_precision: Callable[[bool], str] = lambda hints: ""
-        self.capabilities = Capabilities(constraints=True, continuous=True)
 
     @property
     def model(self) -> Seq2Seq:
         """The model; the first one of an ensemble."""
         return self.models[0]
 
-    def translate(
+    def _translated(
         self,
-        texts: Sequence[str],
-        options: TranslateOptions | None = None,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
         *,
-        first: int = 0,
-        prefixes: Sequence[str] | None = None,
-        constraints: Sequence[Sequence[str]] | None = None,
-        longest: Sequence[int] | None = None,
-        **asked: Any,
-    ) -> list[Translation]:
-        """Return one Translation per text, in the same order.
-
-        Args:
-            texts: lines; a line end inside a text counts as a blank.
-            options: what is asked of all of them; most calls give keywords instead.
-            first: the number of the first text, on which the random numbers of sampling depend.
-            prefixes: beginning of each translation; an empty one leaves it free.
-            constraints: phrases that each translation must contain; the result lists those that it lacks.
-            longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
-                a text is translated in parts.
-            asked: `tag`: a token such as `<bt>` of the training data, put before every source sentence; `terminology`:
-                source terms and their translations, for texts that contain the terms; `next_words`: the n best differ
-                in the word after the prefix, or in the first part of a text that is translated in parts; `complete`:
-                prefixes end with a whole word, otherwise the next word may be the rest of their last one; others are
-                keys of the `decoding` section in place of the configured ones, but for `precision` and `shortlist`,
-                which belong to the opening of the model; None leaves one as it is.
-
-        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
-        prefixes, constraints or limits than texts, TypeError for a single string.
-        """
-        refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
-        texts = list(texts)
-        for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
-            if given is not None and len(given) != len(texts):
-                raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
-        call = self.call_of(TranslateOptions.of(options, asked), constrained=constraints is not None)
-        extras = LineExtras(first, prefixes or (), constraints or (), longest or (), numbered=len(texts) > 1)
-        return self._translate_window(texts, call, extras)
-
-    def translate_stream(
-        self,
-        lines: Iterable[str],
-        options: TranslateOptions | None = None,
-        *,
-        window: int = WINDOW_LINES,
-        first: int = 0,
-        prefixes: Iterable[str] | None = None,
-        constraints: Iterable[Sequence[str]] | None = None,
-        **asked: Any,
-    ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
-
-        `window` lines are read, sorted by length and translated together, so nothing appears before the
-        window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand.
-        Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
-        """
-        refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
-        call = self.call_of(TranslateOptions.of(options, asked), constrained=constraints is not None)
-        pairs = line_extras(windows(lines, window), first, prefixes, constraints)
-        return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
+        constrained: bool,
+    ) -> Iterator[list[Translation]]:
+        call = self.call_of(options, constrained=constrained)
+        return (self._translate_window(texts, call, extras) for texts, extras in tasks)
 
     def score(
         self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
@@ -224,20 +155,9 @@ class Translator:
         for key in ("shortlist", "precision"):
             if getattr(decoding, key) != getattr(self.decoding, key):
                 raise ConfigError(f"`decoding.{key}` is for the opening of a model; name it there")
-        return TranslationCall(
-            decoding,
-            options,
-            self.source_tokenizer,
-            self.target_tokenizer,
-            vocabulary_size=self.scorer().vocabulary_size,
-            max_positions=self.max_positions,
-            device=self.device,
-            before_step=self.before_step,
-            constrained=constrained,
-        )
+        return TranslationCall(self, decoding, options, constrained=constrained)
 
     def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
-        """Translate `texts`, all in memory at once."""
         # (1) Segment the lines; a blank one has no parts.
         lines = call.segmented(texts, extras, self.notices)
         # (2) Search.
@@ -314,6 +234,9 @@ def load_translator(
     return translator
 
 
+_Translated = tuple[list[Translation], dict[str, int], dict[str, str]]
+"""_Translated is the translations of a window, and the counts and messages of its notices."""
+
 _WINDOWS_PER_WORKER = 2
 """Windows of each worker that are read and not yet yielded: one that it translates and one that waits for it."""
 
@@ -331,79 +254,39 @@ class _Opening:
     decoding: Mapping[str, Any] = field(compare=False)  # of one WorkerTranslator; a worker serves no other
 
 
-class _ModelFacts(NamedTuple):
-    """The opened model's settings and description, for this process."""
-
-    decoding: DecodingConfig
-    origin: str
-    target_language: str
-    about_precision: Mapping[bool, str]  # with hints or without
-
-
-class _TranslatedWindow(NamedTuple):
-    """A window's translations, and its notices (ziggurat.translate.results)."""
-
-    translations: list[Translation]
-    counts: dict[str, int]
-    told: dict[str, str]
-
-
-class WorkerTranslator:
+class WorkerTranslator(StreamTranslator):
     """Translator of streams of text by worker processes; `open_workers` creates one.
 
-    `decoding`, `origin`, `target_language`, `about_precision`, `notices` and `on_finished` are as in a Translator;
     `notices` adds up those of all workers.
     """
 
     def __init__(self, submit: Callable[..., Future[Any]], opening: _Opening) -> None:
+        super().__init__()
         self._submit = submit
-        self._opening = opening
-        model: _ModelFacts = submit(_introduce, opening).result()
+        self.decoding, origin, self.target_language, about = submit(_introduce, opening).result()
         # Where the precision is `auto`, this worker has chosen: the others might find something else.
-        self._opening = replace(opening, decoding={**opening.decoding, "precision": model.decoding.precision})
-        self.decoding = model.decoding
-        self.origin = f"{model.origin}; {opening.workers} workers"
-        self.about_precision: Callable[[bool], str] = model.about_precision.__getitem__
-        self.target_language = model.target_language
-        self.notices = Notices()
-        self.on_finished: Callable[[int], object] = lambda count: None
+        self._opening = replace(opening, decoding={**opening.decoding, "precision": self.decoding.precision})
+        self.origin = f"{origin}; {opening.workers} workers"
+        self.about_precision = about.__getitem__
 
-    def translate_stream(
+    def _translated(
         self,
-        lines: Iterable[str],
-        options: TranslateOptions | None = None,
+        tasks: Iterable[tuple[list[str], LineExtras]],
+        options: TranslateOptions,
         *,
-        window: int = WINDOW_LINES,
-        first: int = 0,
-        prefixes: Iterable[str] | None = None,
-        constraints: Iterable[Sequence[str]] | None = None,
-        **asked: Any,
-    ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
+        constrained: bool,
+    ) -> Iterator[list[Translation]]:
+        def start(task: tuple[list[str], LineExtras]) -> Future[_Translated]:
+            return self._submit(_translate, self._opening, task, options, constrained)
 
-        One worker translates a window as a whole. Up to _WINDOWS_PER_WORKER windows for each worker are read before the
-        first translation is yielded. Other arguments are as in Translator.translate_stream.
-        """
-        refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
-        options = TranslateOptions.of(options, asked)
+        start(([], LineExtras())).result()  # refuses settings before any text is read
+        return map(self._received, in_order(start, tasks, _WINDOWS_PER_WORKER * self._opening.workers))
 
-        def start(texts: list[str], extras: LineExtras) -> Future[_TranslatedWindow]:
-            of_lines = {
-                "first": extras.first,
-                "prefixes": None if prefixes is None else extras.prefixes,
-                "constraints": None if constraints is None else extras.constraints,
-            }
-            return self._submit(_translate, self._opening, texts, options, of_lines)
-
-        start([], LineExtras()).result()  # refuses settings before any text is read
-        tasks = line_extras(windows(lines, window), first, prefixes, constraints)
-        limit = _WINDOWS_PER_WORKER * self._opening.workers
-        return chain.from_iterable(map(self._received, in_order(lambda task: start(*task), tasks, limit)))
-
-    def _received(self, done: _TranslatedWindow) -> list[Translation]:
-        self.notices.merge(done.counts, done.told)
-        self.on_finished(len(done.translations))
-        return done.translations
+    def _received(self, done: _Translated) -> list[Translation]:
+        translations, counts, told = done
+        self.notices.merge(counts, told)
+        self.on_finished(len(translations))
+        return translations
 
 
 @contextlib.contextmanager
@@ -420,19 +303,8 @@ def open_workers(
     """Open a run or a model directory, or several as an ensemble, in worker processes that end with the block.
 
     The workers import the calling script again, so a script needs `if __name__ == "__main__":` around its own work.
-
-    Args:
-        path: folder of a run or a model, or a list of them; this, `device`, `which`, `without_layers` and
-            `decoding` as in `load_translator`.
-        workers: number of processes.
-        threads: CPU threads of all workers together (None: as many as PyTorch would take); each worker has an equal
-            share, at least one.
-        device: `auto`, `cpu`, `cuda`, ...; the same for all workers.
-        which: checkpoint of a run.
-        without_layers: layers to leave out.
-        decoding: keys of the `decoding` section that replace the saved ones.
-
-    Raises the errors of `load_translator`, and DataError where a worker died.
+    Each of the `workers` has an equal share of the CPU `threads` (None: as many as PyTorch would take), at least one.
+    Other arguments are as in `load_translator`. Raises its errors, and DataError where a worker died.
     """
     paths = [path] if isinstance(path, str | Path) else path
     opening = _Opening(tuple(map(str, paths)), workers, threads, which, without_layers, device, decoding)
@@ -443,7 +315,6 @@ def open_workers(
 # A worker process serves one WorkerTranslator, so one model at a time.
 @lru_cache(maxsize=1)
 def _opened(opening: _Opening) -> Translator:
-    """Load the model, once in the life of a worker."""
     torch.set_num_threads(max(1, (opening.threads or torch.get_num_threads()) // opening.workers))
     return load_translator(
         opening.models,
@@ -454,18 +325,19 @@ def _opened(opening: _Opening) -> Translator:
     )
 
 
-def _introduce(opening: _Opening) -> _ModelFacts:
+def _introduce(opening: _Opening) -> tuple[DecodingConfig, str, str, Mapping[bool, str]]:
+    """Return the opened model's settings, origin and target language, and what it says of precisions."""
     translator = _opened(opening)
     about = {hints: translator.about_precision(hints) for hints in (False, True)}
-    return _ModelFacts(translator.decoding, translator.origin, translator.target_language, about)
+    return translator.decoding, translator.origin, translator.target_language, about
 
 
 def _translate(
-    opening: _Opening, texts: list[str], options: TranslateOptions, of_lines: dict[str, Any]
-) -> _TranslatedWindow:
+    opening: _Opening, task: tuple[list[str], LineExtras], options: TranslateOptions, constrained: bool
+) -> _Translated:
     translator = _opened(opening)
     translator.notices = Notices()
     # Notices.merge gives these warnings in the parent, each kind once for all workers.
     with warnings.catch_warnings(action="ignore", category=TranslationWarning):
-        translations = translator.translate(texts, options, **of_lines)
-    return _TranslatedWindow(translations, dict(translator.notices), translator.notices.told)
+        translations = next(translator._translated([task], options, constrained=constrained))
+    return translations, dict(translator.notices), translator.notices.told
