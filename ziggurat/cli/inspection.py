@@ -32,6 +32,7 @@ from ziggurat.config.rules.doubtful import notices
 from ziggurat.config.rules.unused import unused_settings
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
+from ziggurat.system.processes import busy_notice
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
@@ -363,8 +364,8 @@ def _time(cost: Cost, training: TrainingConfig) -> list[str]:
     accumulate = training.batch.accumulate
     count = "1 batch" if accumulate == 1 else f"{accumulate} batches"
     busy = (
-        f"  the machine is busy: {time.others:.0%} of its processors' time went to other processes. These seconds are "
-        f"those of an idle machine; now an update takes at least {time.delay:.1f} times as long"
+        f"  {busy_notice(time.others)}. These seconds are those of an idle machine; now an update takes at least "
+        f"{time.delay:.1f} times as long"
     )
     return [
         f"{f'seconds of an update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",

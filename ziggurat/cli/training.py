@@ -190,6 +190,6 @@ def average(
         rival = "best" if (run / "best").exists() else "last"
         evaluate = f"ziggurat evaluate {shlex.quote(str(run))} --source FILE --reference FILE --which"
         say(
-            f"all verbs use it from now on in place of `{rival}`, although it has no dev score and may be worse: compare "
-            f"`{evaluate} {where.name}` with `{evaluate} {rival}`; to go back, remove {where}"
+            f"all verbs use it from now on in place of `{rival}`, although it has no dev score and may be worse: "
+            f"compare `{evaluate} {where.name}` with `{evaluate} {rival}`; to go back, remove {where}"
         )

@@ -15,6 +15,7 @@ from ziggurat.config.rules.doubtful import notices
 from ziggurat.data.loader import Group
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
+from ziggurat.system.processes import SystemLoad
 from ziggurat.system.terminal import duration, safe
 from ziggurat.system.yaml_text import shown
 from ziggurat.train.average import average_ended, remove_average
@@ -148,7 +149,10 @@ class _Loop:
         self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
         depth_reporter = DepthReporter(setup.writes_to, metrics, log, self.config, update=progress.update)
         window = partial(RecordWindow, setup.loader, saver)
-        self.report = Reporter(line, metrics, log, self.config, window, depth_reporter, progress, self.stages)
+        # Of several processes each would take the others for strangers.
+        alone = self.processes.count == 1 and self.learner.device.type == "cpu"
+        load = SystemLoad() if alone else None
+        self.report = Reporter(line, metrics, log, setup.experiment, window, depth_reporter, progress, load)
         self.recovery = Recovery(setup.run, self.learner, self.config, log, saver.wait)
         self.depth = DepthProbe(setup.run, setup.experiment, self.learner, log, depth_reporter.see)
 

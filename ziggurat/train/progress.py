@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config import Experiment
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.loader import Loader
 from ziggurat.model.build import count_parameters
+from ziggurat.system.processes import SystemLoad, busy_notice
 from ziggurat.system.terminal import duration
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
@@ -235,6 +235,10 @@ class ProgressLine:
 
 _RECENT_RECORDS = 10
 """_RECENT_RECORDS is the number of records whose speed the time left goes by."""
+_SLOW_SHARE = 0.8
+"""_SLOW_SHARE is the share of the fastest record's speed below which a record is slow."""
+_LEAST_SECONDS = 1.0
+"""_LEAST_SECONDS is the shortest time over which the machine's load is judged."""
 
 
 class Reporter:
@@ -244,11 +248,11 @@ class Reporter:
         bar: for a terminal.
         metrics: receives the records.
         log: receives the lines.
-        config: section `training`.
+        experiment: the run's configuration.
         new_window: returns a RecordWindow that continues the sums it is given; with {} an empty one.
         depth: knows the latest measures of depth.
         begun: progress at the start; a window that was open there is continued.
-        stages: `data.stages`.
+        load: the load of the machine since now, where others could slow the run down; None: it is not looked at.
     """
 
     def __init__(
@@ -256,14 +260,17 @@ class Reporter:
         bar: ProgressLine,
         metrics: MetricsWriter,
         log: RunLog,
-        config: TrainingConfig,
+        experiment: Experiment,
         new_window: Callable[[Mapping[str, float]], RecordWindow],
         depth: DepthReporter,
         begun: RunProgress,
-        stages: Sequence[StageConfig],
+        load: SystemLoad | None = None,
     ) -> None:
-        self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
-        self._depth, self._stages = depth, stages
+        self._bar, self._metrics, self._log, self._config = bar, metrics, log, experiment.training
+        self._depth, self._stages = depth, experiment.data.stages
+        self._load, self._load_began, self._judged = load, time.perf_counter(), False
+        self._fastest: dict[int, float] = {}  # tokens per second by stage of growth
+        self._slow = False
         self._epoch_batches: int | None = None
         self._new_window = new_window
         self._window = new_window(begun.window)
@@ -286,6 +293,11 @@ class Reporter:
             seconds = self._window.seconds - self._seconds_before
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {seconds:.2f} s")
             self._first = False
+        # At the start; not before processors' times, of hundredths of a second, tell anything.
+        if not self._judged and time.perf_counter() - self._load_began >= _LEAST_SECONDS:
+            self._judged = True
+            if busy := self._others():
+                self._log.say(f"{busy}: updates take longer than on an idle one", "yellow")
         if p.update % self._config.log_every_updates == 0:
             self._record(p, partial=False)
             # Before the sums go into `p`, so that a checkpoint of this update holds an empty window.
@@ -309,6 +321,24 @@ class Reporter:
         self._log.say(self._window.line(p, time_left(p, share, self._moments[0]), self._depth))
         if share is not None:
             self._moments.append((p.seconds, share))
+        self._say_if_slowed(p, self._window.tokens_per_second)
+
+    def _say_if_slowed(self, p: RunProgress, speed: float) -> None:
+        """Log, once until it recovers, that training has become slower while other processes were in its way."""
+        fastest = max(speed, self._fastest.get(p.stage, 0.0))
+        busy, slow = self._others(), speed < _SLOW_SHARE * fastest
+        if busy and slow and not self._slow:
+            said = f"update {p.update}: slower, {speed:,.0f} target tokens/s after {fastest:,.0f}: {busy}"
+            self._log.say(said, "yellow")
+        self._fastest[p.stage], self._slow = fastest, slow and (self._slow or bool(busy))
+
+    def _others(self) -> str:
+        """Return, in words, how busy others have been since this was told last; "" where they were not in the way."""
+        if self._load is None or time.perf_counter() - self._load_began < _LEAST_SECONDS:
+            return ""
+        others, crowded = self._load.look(torch.get_num_threads())
+        self._load, self._load_began = SystemLoad(), time.perf_counter()
+        return busy_notice(others) if crowded else ""
 
     def _share_done(self, p: RunProgress) -> float | None:
         return share_done(p, self._config, self._stages, self._epoch_batches)
