@@ -20,7 +20,7 @@ from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.diagnosis.gradients import Trace
-from ziggurat.train.diagnosis.measures import SIZE, perturbed, similarity
+from ziggurat.train.diagnosis.measures import SIZE, perturbed, similarities
 from ziggurat.train.diagnosis.probe import NormInputs, contributions, measure
 
 
@@ -103,7 +103,7 @@ def test_similarities_are_those_of_the_encoders_outputs(kind: str) -> None:
     def mean(one: int, other: int) -> float:
         if kind == "rnmt" and (one == 0) != (other == 0):
             return math.nan
-        return float(similarity(states[one], states[other], some.source_mask).mean())
+        return float(similarities([states[one], states[other]], some.source_mask)[0, 1].mean())
 
     expected = [[mean(i, j) for j in range(4)] for i in range(4)]
     expected[0][0] = math.nan if kind == "rnmt" else 1.0

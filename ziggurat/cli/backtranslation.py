@@ -25,6 +25,11 @@ _ModelTag = Annotated[
     str | None,
     typer.Option("--model-tag", help="Tag the model reads before every line, such as <2de>; not of the new corpus."),
 ]
+_MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")]
+_Weight = Annotated[float, typer.Option("--weight", help="Weight of the corpus.")]
+_Threads = Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")]
+_ShardLines = Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")]
+_OnDevice = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
 
 def backtranslate(
@@ -60,8 +65,8 @@ def backtranslate(
         str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.")
     ] = None,
     model_tag: _ModelTag = None,
-    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
+    weight: _Weight = 1.0,
+    max_length: _MaxLength = 250,
     max_ratio: Annotated[
         float, typer.Option("--max-ratio", min=1, help="Largest ratio of the two sides' pieces, beside --ratio-slack.")
     ] = MAX_RATIO,
@@ -70,14 +75,14 @@ def backtranslate(
     ] = RATIO_SLACK,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling and noise.")] = 1,
     workers: JobWorkers = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
+    threads: _Threads = 1,
     shard: ShardPart = None,
     merge: MergeOnly = False,
     ray: RayAddress = None,
-    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")] = 2000,
+    shard_lines: _ShardLines = 2000,
     ensemble: Ensemble = None,
     which: Which = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: _OnDevice = "auto",
     engine: Annotated[
         str,
         typer.Option("--engine", help="auto (by the folder), torch, or ctranslate2 (an exported model; beam search)."),
@@ -154,17 +159,17 @@ def filter_corpus(
         bool, typer.Option("--reverse", help="The model translates targets into sources: a backward model.")
     ] = False,
     model_tag: _ModelTag = None,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
-    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
+    max_length: _MaxLength = 250,
+    weight: _Weight = 1.0,
     workers: JobWorkers = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
+    threads: _Threads = 1,
     shard: ShardPart = None,
     merge: MergeOnly = False,
     ray: RayAddress = None,
-    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")] = 2000,
+    shard_lines: _ShardLines = 2000,
     ensemble: Ensemble = None,
     which: Which = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: _OnDevice = "auto",
     json: Json = False,
 ) -> None:
     """Drop the pairs of a corpus that a model finds least likely; the same command resumes one that was stopped.
@@ -219,7 +224,6 @@ def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str
 
 
 def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
-    """Print the result."""
     if json:
         figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
         print_json({"out": str(out), **figures})

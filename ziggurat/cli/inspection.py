@@ -1,7 +1,4 @@
-"""The verb that looks at a model before it is trained: inspect.
-
-In the order of its output: parameters and methods, costs, the depth check with the configuration that it suggests.
-"""
+"""The verb that looks at a model before it is trained: inspect."""
 
 from __future__ import annotations
 
@@ -45,11 +42,7 @@ if TYPE_CHECKING:
 def _run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
     """Run the depth check of `experiment`, with a progress bar on a terminal and a message per trial elsewhere.
 
-    Args:
-        experiment: the configuration.
-        updates: number of updates of each trial.
-        width: model width in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
-        remedies: whether to try remedies where the verdict is not `trains`.
+    `width` is that of the model in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
     """
     from ziggurat.inspect.check import check_depth
     from ziggurat.inspect.trial import TrialOptions
@@ -73,7 +66,6 @@ def _run_check(experiment: Experiment, *, updates: int, width: int | None, remed
 
 
 def _check_text(check: DepthCheck) -> str:
-    """Return the depth check as text."""
     trial, verdict, settings, reference = check.trial, check.verdict, check.settings, check.reference
     lines = [
         f"depth check: {verdict.label.upper()}",
@@ -219,7 +211,6 @@ def inspect(
 
 
 def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
-    """Return the inspection for JSON."""
     published = recipe.table_row.published.count if recipe else None
     return {
         "name": name,
@@ -232,7 +223,6 @@ def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: P
 
 
 def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> str:
-    """Return parameters, vocabulary and methods as text."""
     total, model = inspection.parameters, experiment.model
     lines = [f"{name}", "", f"{'parameters':<12}  {total:>15,}"]
     for part, count in inspection.parts.items():
@@ -279,7 +269,6 @@ def _cost_record(cost: Cost) -> dict[str, Any]:
 
 
 def _cost_text(cost: Cost, training: TrainingConfig) -> str:
-    """Return the costs as tables."""
     return "\n\n".join(
         ["\n".join(table) for table in (_arithmetic(cost), _memory(cost, training), _time(cost, training), cost.notes)]
     ).rstrip()

@@ -75,11 +75,8 @@ class JobOptions:
     Attributes:
         folder: folder of the job; None: no job.
         shard: `--shard`, as it was typed.
-        merge: only merge.
         ray: address of a Ray cluster; None: processes of this machine.
-        workers: number of workers; None: the default.
-        threads: CPU threads of each.
-        device: where each computes.
+        workers: number of workers, each with `threads` CPU threads on `device`; None: the default.
         noun: what progress is counted in.
     """
 
@@ -132,7 +129,6 @@ class JobOptions:
 
 
 def _on_gpu(device: str) -> bool:
-    """Return True where `--device` means a GPU."""
     from ziggurat.model.directory import usable_device
 
     return usable_device(device, "--device").type != "cpu"

@@ -1,9 +1,7 @@
 """The device that trains: its memory, and batches on their way to it.
 
-Three parts on memory: MemoryGuard, the only place that decides whether work failed for want of memory; the memory that
-a machine, or the control group of this process, has left; and the settings of glibc's allocator that keep freed memory
-or not. Then the feeding of batches: for a GPU they are page-locked in the loader's thread and copied one update ahead
-of their use.
+On memory: work that fails for want of it, what a machine or the control group of this process has left, and whether
+glibc's allocator keeps what is freed.
 """
 
 from __future__ import annotations
@@ -63,9 +61,6 @@ class MemoryGuard:
 
     After the context `shortage` must be called. Traces of the work elsewhere, such as gradients, are the caller's to
     drop.
-
-    Args:
-        device: where the work allocates.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -163,9 +158,11 @@ def limited_to_available_memory(device: torch.device, share: float = 1.0) -> Ite
     rooms = [available, *(limit - size for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (size + max(0, int(share * min(rooms))), hard))
     try:
-        with _returning_freed_memory():
-            yield
+        # Large tensors are mapped one by one: the memory of a trial does not stay, cut into pieces of the wrong size.
+        _set_allocator(_GIVING_BACK)
+        yield
     finally:
+        _set_allocator(_Allocator.values)
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
@@ -270,19 +267,6 @@ def give_back_freed_memory() -> bool:
     return _set_allocator(_GIVING_BACK)
 
 
-@contextlib.contextmanager
-def _returning_freed_memory() -> Iterator[None]:
-    """Context in which large tensors are mapped one by one and handed back when they are freed.
-
-    The memory of a trial then does not stay with the process, cut into pieces of the wrong size.
-    """
-    _set_allocator(_GIVING_BACK)
-    try:
-        yield
-    finally:
-        _set_allocator(_Allocator.values)
-
-
 def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
     """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""
     processes, limit = processes or Processes(), experiment.model.embedding.limit
@@ -349,5 +333,4 @@ def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream
 
 
 def _with_each(group: Group, function: Callable[[Tensor], Tensor]) -> Group:
-    """Return `group` with `function` applied to every tensor of its batches."""
     return group._replace(batches=[batch.with_each(function) for batch in group.batches])

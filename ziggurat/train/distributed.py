@@ -25,9 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
 from ziggurat.train.signals import end_at_once, leave_with_launcher
 
-# Processes whose launcher has died.
-
-
 _ARRIVALS = "ziggurat/arrivals"
 
 _DISK = "disk"
@@ -69,15 +66,15 @@ class Processes:
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each value over all processes, the same everywhere."""
-        if self.count == 1:
-            return list(values)
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all processes, the same everywhere."""
-        return list(values) if self.count == 1 else self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduced(values, dist.ReduceOp.MAX)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.count == 1:
+            return list(values)
         self.arrive()
         tensor = torch.tensor(values, dtype=torch.float64)  # exact for counts up to 2^53
         dist.all_reduce(tensor, operation, group=self.group)
@@ -86,7 +83,7 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Return True, in all processes, when `flag` is true in any."""
-        return flag if self.count == 1 else self.sums([float(flag)])[0] > 0
+        return self.sums([flag])[0] > 0
 
     def of_first(self, value: int) -> int:
         """Return the first process's `value` in all of them."""

@@ -25,7 +25,7 @@ from ziggurat.train.device import to_device
 from ziggurat.train.distributed import joined, lost
 from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
-from ziggurat.train.recovery import Recovery, refuse_to_go_on
+from ziggurat.train.recovery import Recovery, highest_nll, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
@@ -33,7 +33,7 @@ from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, h
 from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
-from ziggurat.train.update import train_update
+from ziggurat.train.update import AdaptiveClipper, train_update
 
 
 def train(
@@ -125,12 +125,7 @@ def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, adv
 class _Loop:
     """The loop over updates, in one of the processes; all of them go through the same phases together.
 
-    Args:
-        setup: the parts of the run.
-        progress: where the run stands; every phase reads and changes it, and checkpoints keep it.
-        log, metrics, saver: where the run's messages, records and checkpoints go.
-        signals: asked between updates whether to stop.
-        line: the bar on a terminal.
+    Every phase reads and changes `progress`, which checkpoints keep.
     """
 
     def __init__(
@@ -182,7 +177,8 @@ class _Loop:
                     learner.optimiser,
                     rate=rate,
                     clip_norm=config.clip_norm,
-                    guard=self.recovery.guard(p),
+                    clipper=AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
+                    highest_nll=highest_nll(p.losses, config.divergence),
                 )
             stage = len(p.data_stages)
             p.advance(result.target_tokens, group.state_after, self.stages)
@@ -240,7 +236,6 @@ class _Loop:
         return reason
 
     def _grow(self) -> None:
-        """Go on to the next stage of growth."""
         growth, before, kept = self.config.growth, self.learner.depth, ""
         assert growth is not None
         if growth.keep_stages:
@@ -256,7 +251,6 @@ class _Loop:
         refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.position)
 
     def _keep_stage(self) -> Path:
-        """Keep the model at the end of a stage; return its folder."""
         run, experiment, stage = self.setup.run, self.setup.experiment, self.progress.stage
         self.setup.store_check.confirm()  # nothing is kept of data that may turn out to be damaged
         weights = self.learner.parallel.weights()
@@ -264,7 +258,6 @@ class _Loop:
         return stage_folder(run, experiment, stage)
 
     def _validate(self) -> None:
-        """Score the dev set; a signal leaves the validation due, to be done first of all by the resumed run."""
         assert self.validator is not None
         p, began = self.progress, time.perf_counter()
         with self.learner.parallel.whole() as model:

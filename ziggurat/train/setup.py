@@ -1,8 +1,5 @@
 """The set-up of a run: the parts that training needs, the point that it starts from, and batches that fit into memory.
 
-A new run is made ready before its folder exists, so a run that cannot be trained leaves none. A resumed run is made
-ready before its folder is locked, and loads its newest checkpoint once no other process can write one.
-
 A trial runs the largest batches forward and backward as an update does. So a run whose batches do not fit ends in its
 first seconds, and `training.batch.fit` finds by trials how large they may be.
 """
@@ -137,7 +134,6 @@ def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, a
 
 
 def _too_large(failed: TooLarge, learner: Learner, max_tokens: int) -> Problem:
-    """Return the problem of a batch that does not fit, with the ways out."""
     weights = sum(local(p).numel() * p.element_size() for p in learner.model.parameters())
     gradients = sum(local(p).numel() * p.element_size() for p in learner.optimiser.parameters)
     fixed = weights + gradients + learner.optimiser.moment_bytes
@@ -238,7 +234,7 @@ class Setup:
         run: folder of the run, an absolute path.
         experiment: its configuration, with the batch size that `training.batch.fit` found.
         store: its data.
-        watch: notices when the files of the store change, from when it was opened.
+        watch: over the files of the store, from when it was opened.
         processes: all that train it.
         store_check: the check, beside training, that the data are whole.
         learner: model and optimiser.
@@ -282,7 +278,7 @@ class StartingPoint:
 
 
 def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: bool) -> Setup:
-    """Make ready to train; a new run's folder appears at the end.
+    """Make ready to train; a new run's folder appears at the end, so one that cannot be trained leaves none.
 
     `run` must be absolute: making the folder may replace the one that "." stands for. Raises ConfigError, DataError,
     TrainingError for what cannot be trained.
@@ -325,7 +321,6 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
 
 
 def _usable_device(experiment: Experiment) -> torch.device:
-    """Return the device, and set what holds for all work of this process on it."""
     config = experiment.training
     device = usable_device(config.device, "training.device")
     refuse_missing_trackers(config)

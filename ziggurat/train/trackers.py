@@ -1,8 +1,4 @@
-"""Experiment trackers that receive a run's figures, each in a separate thread.
-
-`open_trackers` starts those that a configuration asks for. `Listener` runs one of them in a thread, so that it can
-neither stop nor delay the run. First come their interface, their files inside a run, and heat maps as images.
-"""
+"""Experiment trackers that receive a run's figures, each in a separate thread, so that none stops or delays the run."""
 
 from __future__ import annotations
 

@@ -34,14 +34,7 @@ from ziggurat.train.optim import Optimiser
 
 
 class UpdateSize(NamedTuple):
-    """The size of one update.
-
-    Attributes:
-        source_tokens: real source tokens of all processes.
-        target_tokens: real target tokens of all processes.
-        sentences: sentence pairs of all processes.
-        batches: the most batches that any process has.
-    """
+    """The size of one update: real tokens and sentence pairs of all processes, and the most batches that any has."""
 
     source_tokens: int
     target_tokens: int
@@ -52,16 +45,8 @@ class UpdateSize(NamedTuple):
 class Parallel:
     """The gradients of one process; Replicated (DDP) and ziggurat.train.learner (FSDP2) are for several.
 
-    All processes call every method, in the same order.
-
-    Args:
-        model: the model being trained.
-        loss: section `training.loss`.
-        precision: `training.precision`.
-        processes: all that train it.
-
-    Attributes:
-        recovers: True when all processes can go on after one of them has run out of memory.
+    All processes call every method, in the same order. `recovers` is true when all of them can go on after one has run
+    out of memory.
     """
 
     recovers = True
@@ -186,7 +171,6 @@ class Replicated(Parallel):
         self._wrap(first=True)
 
     def _wrap(self, *, first: bool) -> None:
-        """Wrap the objective in a new DDP."""
         self._sizes: list[int] = []  # of all buckets, in the order in which they are added up
         self._sent: list[int] = []  # of those of the present update
         self._ddp = DistributedDataParallel(
@@ -317,19 +301,6 @@ class UpdateResult:
         return self.finite and self.admitted and not self.spike and self.shortage is None
 
 
-@dataclass(frozen=True)
-class Guard:
-    """Reasons to skip an update, besides numbers that are not finite.
-
-    Attributes:
-        clipper: that of `training.adaptive_clip`, or None.
-        highest_nll: nats per target token; a loss above it is a spike.
-    """
-
-    clipper: AdaptiveClipper | None = None
-    highest_nll: float = math.inf
-
-
 def train_update(
     parallel: Parallel,
     batches: Sequence[Batch],
@@ -337,13 +308,14 @@ def train_update(
     *,
     rate: float,
     clip_norm: float | None,
-    guard: Guard | None = None,
+    clipper: AdaptiveClipper | None = None,
+    highest_nll: float = math.inf,
 ) -> UpdateResult:
     """Accumulate the gradients of all processes' batches, clip, and take one optimiser step with learning rate `rate`.
 
     The loss is normalised by the token (or sentence) count of all batches of all processes together, so that cutting
     an update into batches differently, or sharing it out, changes nothing but rounding. The step is skipped, and
-    nothing changed, when loss or gradient is not finite, when memory is short, or when `guard` has a reason.
+    nothing changed, when loss or gradient is not finite, when memory is short, at a spike, or when the clipper says so.
 
     Args:
         parallel: model and loss.
@@ -351,9 +323,9 @@ def train_update(
         optimiser: of the model's parameters.
         rate: learning rate.
         clip_norm: `training.clip_norm`.
-        guard: reasons not to take the update.
+        clipper: that of `training.adaptive_clip`, or None.
+        highest_nll: nats per target token; a loss above it is a spike.
     """
-    guard = guard or Guard()
     parallel.model.train()
     # (1) Gradients. The size comes first: every batch's loss is divided by that of the whole update, so that gradients
     # are right as they are added up and need no second pass.
@@ -376,8 +348,8 @@ def train_update(
     )
     # (3) Reasons to skip it. The clipper comes last: it counts the norms that it is shown, and must see no spike.
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    spike = finite and nll > guard.highest_nll * size.target_tokens
-    admitted = not finite or spike or guard.clipper is None or guard.clipper.admits(grad_norm)
+    spike = finite and nll > highest_nll * size.target_tokens
+    admitted = not finite or spike or clipper is None or clipper.admits(grad_norm)
     # (4) The step.
     if finite and admitted and not spike:
         if clip_norm is not None and grad_norm > clip_norm:

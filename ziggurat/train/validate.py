@@ -1,8 +1,4 @@
-"""Validation: loss, BLEU and chrF of the model on the dev set, for each direction and over all, during training.
-
-Losses are of target tokens and, with guided alignment, of the taught head. A validation can be interrupted before every
-batch and every step of the search, so that a signal is heeded at once; nothing of an interrupted one is kept.
-"""
+"""Validation: loss, BLEU and chrF of the model on the dev set, for each direction and over all, during training."""
 
 from __future__ import annotations
 
@@ -36,16 +32,19 @@ from ziggurat.translate.translator import Translator
 
 
 class DevLoss(NamedTuple):
-    """Sums over target tokens; those of several processes add up."""
+    """Sums over target tokens; those of several processes add up.
+
+    Attributes:
+        nll: -log p(gold), nats.
+        tokens: number of target tokens.
+        alignment: cross-entropy of guided alignment, nats.
+        aligned: number of target tokens that have links; 0 without guided alignment, or links in the dev set.
+    """
 
     nll: float = 0.0
-    """-log p(gold), nats."""
     tokens: float = 0.0
-    """Number of them."""
     alignment: float = 0.0
-    """Cross-entropy of guided alignment, nats."""
     aligned: float = 0.0
-    """Number of target tokens that have links; 0 where the run has no guided alignment, or the dev set no links."""
 
     @property
     def mean(self) -> float:
@@ -349,7 +348,7 @@ class Validator:
         last: Callable[[float], bool] = lambda nll: False,
         decode: bool = True,
     ) -> Validation | None:
-        """Return the scores of `model`, which is left in evaluation mode.
+        """Return the scores of `model`, which is left in evaluation mode; nothing of an interrupted validation is kept.
 
         `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
         `last` is called with the mean nll; where it is true (in the first process), no decoding is left out. `decode`:

@@ -1,9 +1,7 @@
-"""Healthy bands of measures, and advice for training that leaves them (docs/warnings.md).
-
-Warnings of a run: one when a measure leaves its healthy band, and one message when it has recovered.
+"""Healthy bands of measures, and a run's warnings: when a measure leaves its band, and when it has recovered.
 
 A measure has recovered after CALM healthy readings in a row, so that one at the edge of its band does not warn again
-and again.
+and again (docs/warnings.md).
 """
 
 from __future__ import annotations
@@ -205,7 +203,6 @@ _CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[HealthReading]], ..
 
 
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield every number inside `value` with its place."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(part, key)
@@ -220,7 +217,7 @@ WARNINGS_FILE = Path("diagnostics") / "warnings.jsonl"
 """File of the warnings in a run's folder, one JSON object per line."""
 
 _WARNING_FORMAT = 1
-"""Version of these lines."""
+"""_WARNING_FORMAT is the version of these lines."""
 
 CALM = 3
 """Healthy readings in a row after which a measure has recovered."""

@@ -301,5 +301,4 @@ def mean_gradient_norm(
 
 
 def _exchanged(batch: Batch) -> Batch:
-    """Return the batch with every target paired with the source of the sentence before it."""
     return replace(batch, source=batch.source.roll(1, 0), source_mask=batch.source_mask.roll(1, 0))
