@@ -51,7 +51,7 @@ def explain(
         papers = [_paper_document(paper)] if paper else []
         print_json([*(e._asdict() for e in entries), *papers, *map(_document, choices)])
         return
-    parts = [*map(_entry_text, entries), *([_paper_text(paper)] if paper else []), *map(_choice_text, choices)]
+    parts = [*map(_entry_text, entries), *([_explained_paper(paper)] if paper else []), *map(_choice_text, choices)]
     print("\n".join(parts))
 
 
@@ -125,7 +125,7 @@ def _document(choice: NamedChoice) -> dict[str, Any]:
     }
 
 
-def _paper_text(key: str) -> str:
+def _explained_paper(key: str) -> str:
     recipes = list(paper_recipes(key).values())
     methods = _by_key([choice.name for choice in methods_of_paper(key)])
     lines = [f"{key}  (paper)", recipes[0].paper.citation, f"methods: {methods}"]

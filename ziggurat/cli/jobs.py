@@ -188,16 +188,9 @@ def line_job(
 ) -> Merged | None:
     """Do a job of lines; return what was merged, or None where this call did only a part.
 
-    Args:
-        options: the options.
-        verb: the verb.
-        task: what is done with the lines.
-        settings: all that the result depends on, but the inputs.
-        inputs: the files that the lines come from.
-        lines: returns the lines.
-        take: takes the results of all shards, in order.
-        shard_lines: lines of a shard; None: SHARD_LINES.
-        before: makes what all shards need, once their plan is written.
+    The result depends on `settings` and the files `inputs`, from which `lines` come. `before` makes what all shards
+    need, once their plan is written; `take` takes the results of all shards, in order. A shard has `shard_lines`, by
+    default SHARD_LINES.
     """
     from ziggurat.corpora.jobs.job import fix_plan
     from ziggurat.corpora.jobs.tasks import run_text_job

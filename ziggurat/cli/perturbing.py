@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ziggurat.evaluate.robustness import Effect, EffectDifference, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
-_LINE = 4096  # characters shown of a path or signature
+_SHOWN = 4096  # characters shown of a path or signature
 
 
 def perturbation_names(listed: str) -> list[str]:
@@ -115,7 +115,7 @@ def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
         if len(paths) > 1:
             raise ConfigError(f"`--perturb`: {printable(name)} has {len(paths)} seeds; name one model of it")
         if Path(paths[0]).is_file():
-            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _LINE)} is a file")
+            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _SHOWN)} is a file")
         systems.append((name, paths[0]))
     return systems
 
@@ -124,7 +124,7 @@ def _text(results: Robustness) -> str:
     from ziggurat.evaluate.findings import FEWEST_CASES
 
     head = [f"{counted(results.sentences, 'sentence')}; {results.tests}; * marks adjusted p < {_SIGNIFICANT}"]
-    head += [f"{printable(n)}: {printable(o, _LINE)}" for n, o in zip(results.systems, results.origins, strict=True)]
+    head += [f"{printable(n)}: {printable(o, _SHOWN)}" for n, o in zip(results.systems, results.origins, strict=True)]
     parts = ["\n".join(head)]
     for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
         named = len(results.systems) > 1
@@ -140,7 +140,7 @@ def _text(results: Robustness) -> str:
                 row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}", *_tested(effect)]
             rows.append(row)
         direction = "" if up else " (lower is better)"
-        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _LINE)}", aligned(rows)]))
+        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _SHOWN)}", aligned(rows)]))
         for title, between in (
             (f"{metric}, disturbed", results.contests),
             (f"{metric}, disturbed - as it is", results.effect_differences),

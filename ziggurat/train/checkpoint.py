@@ -54,23 +54,16 @@ class RunProgress:
             of each stage of `data.stages` that has begun.
         stages_to_come: stages after the present one; -1 when all are over.
         seconds: wall time of training so far.
-        target_tokens: target tokens of all these updates.
         skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
         skipped_in_a_row: length of the row of such updates that ends with the latest update.
         fault: the fault of the first update in that row, in words; None when the row is empty.
-        spikes: skipped updates with a loss spike (training.divergence.loss_spike).
         losses: nats per target token of the latest updates taken, where spikes are looked for.
-        roll_backs: number of times that the run went back to a good checkpoint.
-        rate_factor: factor of the schedule's rate, lowered by each of them.
+        rate_factor: factor of the schedule's rate, lowered by each roll back.
         good: name of the checkpoint to roll back to; None where the run does not roll back.
-        out_of_memory: updates skipped for want of memory.
-        out_of_memory_in_a_row: length of the row of such updates that ends with the latest update.
         rejected: updates skipped for a large gradient (training.adaptive_clip).
         gradient_norms: running sums of their logarithms (ziggurat.train.update).
         best: best value of the validation metric so far.
-        best_update: its update.
         best_by: settings by which it is measured (ziggurat.train.setup.rank_anew).
-        validations_since_best: number of validations since the best one.
         validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.
         direction_scores: the same of each direction of translation, where there are several.
@@ -192,8 +185,6 @@ class Checkpoint:
     """Everything needed to resume a run as if it had never stopped.
 
     Attributes:
-        progress: the state of the run except its tensors.
-        weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.train.optim).
         store: fingerprint of the training data.
         corpora: names of the corpora in it, in their order, by which `data.stages` finds them; (): none are named.

@@ -41,10 +41,8 @@ class Processes:
     Numbers travel as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, and no GPU waits.
 
     Attributes:
-        rank: number of this process, from 0.
-        count: number of processes.
-        local_rank: number of this process on its machine.
-        here: number of processes on its machine.
+        rank, count: number of this process, from 0, and of all processes.
+        local_rank, here: likewise on its machine.
         timeout_minutes: longest wait for another process.
         group: torch's group for the messages; None: the default one.
         update: number of the update in progress, for `hanging`.

@@ -54,7 +54,7 @@ from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import GraphedPasses, as_trained, profile_admin
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.schedule import updates_at_peak
+from ziggurat.train.schedule import peak_update
 from ziggurat.train.update import Parallel, Replicated, UpdateSize
 
 STAGES = "stages"
@@ -112,7 +112,7 @@ def after_growth(p: RunProgress, config: TrainingConfig) -> None:
     p.validations_since_best = 0  # they were of a shallower model
     if config.growth.restart_rate:
         # During the warm-up the counter stays.
-        p.schedule_update = min(p.schedule_update, updates_at_peak(config.schedule))
+        p.schedule_update = min(p.schedule_update, peak_update(config.schedule) - 1)
 
 
 def carry_weights(

@@ -30,7 +30,7 @@ from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on, next_rate
-from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
+from ziggurat.train.setup import Setup, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
 from ziggurat.train.update import AdaptiveClipper, train_update
@@ -54,28 +54,28 @@ def train(
                 run_locked(setup.run, setup.experiment, processes) as differing,
                 closing(RunLog(setup.writes_to, console)) as log,
             ):
-                start = starting_point(setup, log, resume=resume)
-                if differing and start.progress.update:
+                progress, origin = starting_point(setup, log, resume=resume)
+                if differing and progress.update:
                     log.say(f"another environment: {shown(differing)}; results may differ in their last digits")
-                _introduce(setup, start, log)
-                return _train_from(setup, start.progress, log, console, advice)
+                _introduce(setup, progress, origin, log)
+                return _train_from(setup, progress, log, console, advice)
         except RuntimeError as error:
             if processes.count > 1 and lost(error):
                 raise processes.hanging(error) from error
             raise
 
 
-def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
+def _introduce(setup: Setup, progress: RunProgress, origin: str | None, log: RunLog) -> None:
     """Log what is about to be trained; profile ADMIN's omegas where training starts from initialised weights."""
-    origin = [f"starting from the weights of {start.origin}"] if start.origin else []
-    for line in [*origin, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
+    others = [f"starting from the weights of {origin}"] if origin else []
+    for line in [*others, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
         log.say(line)
-    if start.initialised and (profiled := setup.learner.profile()):
+    if origin == "" and (profiled := setup.learner.profile()):
         log.say(profiled)
     if setup.fitted:
         log.say(setup.fitted)
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
-    begins = not start.progress.update  # a resumed run can change neither its data nor its precision
+    begins = not progress.update  # a resumed run can change neither its data nor its precision
     about = [
         *map(str, notices(setup.experiment)),
         *(other_files_notice(setup.experiment.data, setup.store) if begins else []),
@@ -84,7 +84,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         model, precision = setup.experiment.model, setup.experiment.training.precision
         if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)):
             log.say(told)
-    about += [*rank_anew(start.progress, setup.experiment), *(setup.validator.notices if setup.validator else [no_dev])]
+    about += [*rank_anew(progress, setup.experiment), *(setup.validator.notices if setup.validator else [no_dev])]
     for notice in filter(None, about):
         log.say(notice, "yellow")
 

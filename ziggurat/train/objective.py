@@ -319,14 +319,10 @@ class GraphedPasses:
 
 
 class _Recording:
-    """The recorded forward and backward pass of one shape.
+    """The recorded forward and backward pass of one shape, that of `inputs`.
 
-    Args:
-        forward: that of the model.
-        inputs: an example.
-        buffers: those of the model. The graphs read them, so they are kept alive here: the model replaces its
-            positional tables when longer inputs come.
-        pool: memory of the graphs.
+    The graphs read the model's buffers, so these are kept alive here: the model replaces its positional tables when
+    longer inputs come.
     """
 
     hidden: Tensor

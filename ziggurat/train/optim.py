@@ -64,12 +64,6 @@ class NarrowAdam(torch.optim.Optimizer):
     resumed, in every process that holds the parameter, and in one that holds a part of it, which draws those of the
     places before as well. torch's global generators are left alone. Besides the moments, nothing larger than a chunk of
     a parameter is allocated.
-
-    Args:
-        groups: parameter groups with their `weight_decay` and, where it is another one, their `eps`.
-        names: name of each parameter.
-        config: kind (adam, adamw or radam), betas and epsilon.
-        seed: seed of the rounding.
     """
 
     def __init__(
@@ -188,13 +182,9 @@ class Optimiser:
 
     Parameters that require no gradient (a fixed omega, fixed combination weights) belong to none.
 
-    Args:
-        model: the names of its parameters are the names in the saved state.
-        roles: role of each parameter by name (ziggurat.model.build.parameter_roles).
-        config: kind and constants.
-        scales: factors of rate, epsilon and decay by name, where a rate is taken over from a smaller model
-            (ziggurat.model.build.parameter_scales); not for muon.
-        seed: seed of the rounding of moments in bf16.
+    `roles` are by the names of the model's parameters, which are the names in the saved state. `scales` are factors of
+    rate, epsilon and decay by name, where a rate is taken over from a smaller model (not for muon). `seed` is that of
+    the rounding of moments in bf16.
     """
 
     def __init__(

@@ -93,12 +93,8 @@ class MetricsWriter:
     ) -> None:
         """Add one record.
 
-        Args:
-            kind: `train` or `validation`.
-            update: its update.
-            values: its figures by name; those that are None are left out, and of the file those that are not finite.
-            partial: mark it as one that is not at a multiple of `training.log_every_updates`.
-            track: pass it on to trackers, too.
+        Figures that are None are left out, and of the file those that are not finite. `partial` marks one that is not
+        at a multiple of `training.log_every_updates`; `track` passes it on to trackers, too.
         """
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
         record |= {"partial": True} if partial else {}

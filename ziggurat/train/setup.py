@@ -233,13 +233,9 @@ class Setup:
     Attributes:
         run: folder of the run, an absolute path.
         experiment: its configuration, with the batch size that `training.batch.fit` found.
-        store: its data.
         watch: over the files of the store, from when it was opened.
-        processes: all that train it.
         store_check: the check, beside training, that the data are whole.
-        learner: model and optimiser.
-        loader: reads this process's batches.
-        validator: scores the dev set; None: there is none.
+        validator: None: there is no dev set.
         origin: the model whose weights training starts from, for people; "": initialised ones.
         fitted: the finding of `training.batch.fit`, for people; "": it was not asked for.
     """
@@ -260,21 +256,6 @@ class Setup:
     def writes_to(self) -> Path | None:
         """Folder for log and metrics: the run's in the first process, None in the others."""
         return self.run if self.processes.first else None
-
-
-@dataclass(frozen=True)
-class StartingPoint:
-    """The state that training goes on from.
-
-    Attributes:
-        progress: the run's.
-        initialised: the weights are the initial ones, neither a checkpoint's nor another model's.
-        origin: the model that the weights are of, for people; "": of no other model.
-    """
-
-    progress: RunProgress
-    initialised: bool
-    origin: str
 
 
 def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: bool) -> Setup:
@@ -374,15 +355,17 @@ def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None 
     return "" if path is None else learner.start_from(path)
 
 
-def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
-    """Return where training starts; `resume` restores the newest whole checkpoint.
+def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> tuple[RunProgress, str | None]:
+    """Return where training starts, and whose weights it starts from; `resume` restores the newest whole checkpoint.
+
+    The weights are those of another model, which is named, or initial ones (""), or those of a checkpoint (None).
 
     Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
     ConfigError when that is so before the first checkpoint.
     """
     first = initial_progress(setup.experiment.training.schedule)
     if not resume:
-        return StartingPoint(first, initialised=not setup.origin, origin=setup.origin)
+        return first, setup.origin
     # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
     # may be a smaller machine, or fewer processes with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
@@ -394,7 +377,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
         log.say("no checkpoint yet: starting from the beginning")
         origin = _initial_weights(setup.learner, setup.experiment, setup.run)
         refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
-        return StartingPoint(first, initialised=not origin, origin=origin)
+        return first, origin
     if checkpoint.store != setup.store.fingerprint:
         raise CheckpointError(
             f"{setup.run}: the store {setup.store.path} is not the one this run was trained on; "
@@ -412,7 +395,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     pending = ", before its validation" if progress.validation_due else ""
     log.say(f"resumed after update {progress.update}{pending}")
     _say_changes(setup, progress, log)
-    return StartingPoint(progress, initialised=False, origin="")
+    return progress, None
 
 
 def _say_changes(setup: Setup, progress: RunProgress, log: RunLog) -> None:

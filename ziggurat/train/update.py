@@ -149,11 +149,8 @@ class Replicated(Parallel):
 
     All batches of an update except the last run under `no_sync`. When a process runs out of memory, the others wait for
     its buckets: it sends zeros for those that it did not reach, so that all can agree to skip the update. DDP cannot
-    recover from an interrupted backward pass, so a new wrapper is made then.
-
-    Args:
-        bucket_mib: size of a bucket of gradients.
-        layer_drop: True when layers may be left out; DDP then looks for parameters without a gradient.
+    recover from an interrupted backward pass, so a new wrapper is made then. With `layer_drop` layers may be left out,
+    and DDP looks for parameters without a gradient.
     """
 
     def __init__(
@@ -270,9 +267,7 @@ class UpdateResult:
         loss: the update's objective (normalised, smoothed, with its penalty), nats.
         nll: sum of -log p(gold) over target tokens, nats.
         grad_norm: global gradient norm before clipping.
-        source_tokens: real source tokens, end-of-sentence included.
-        target_tokens: real target tokens, end-of-sentence included.
-        sentences: sentence pairs.
+        source_tokens, target_tokens: real tokens, end-of-sentence included.
         finite: False when loss or gradient was not finite; the update was then skipped.
         admitted: False when adaptive clipping skipped the update.
         spike: True when the update was skipped for a loss far above its running median.

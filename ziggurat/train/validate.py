@@ -166,8 +166,7 @@ class Validation:
 
     Attributes:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
-        bleu: sacreBLEU of the decoded dev set, or None (also where its tokenizer is not installed).
-        chrf: chrF of the same, or None.
+        bleu, chrf: of the decoded dev set, or None (BLEU also where its tokenizer is not installed).
         unfinished: number of translations cut at the length limit, or None.
         left_out: why there is no decoding, where `training.validation` asks for one.
         alignment: mean cross-entropy of guided alignment per target token with links, nats, or None.
@@ -292,18 +291,8 @@ def settings_of_scores(decoding: Mapping[str, Any], beam: int) -> dict[str, Any]
 class Validator:
     """Measures a model on the dev set of a store. It draws no random number, so it does not change training.
 
-    Each process takes its part of the dev set, and all get the same figures.
-
-    Args:
-        store: its dev set must not be empty.
-        config: section `training`.
-        decoding: section `decoding`, whose length penalty and limits are used.
-        max_positions: longest input of the model, in tokens, if it has a limit.
-        processes: all that share the work.
-
-    Attributes:
-        directions: the directions of translation of its pairs.
-        notices: sentences for the log about anything unusual in how scores are computed.
+    Each process takes its part of the dev set, which must not be empty, and all get the same figures. `notices` are
+    sentences for the log about anything unusual in how scores are computed.
 
     Raises ConfigError when `training.validation.metric` is BLEU and its tokenizer for the target language is not
     installed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,7 +74,7 @@ def readings(
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
     found = [*_finiteness(record), *_gradient_ratio(record, Frozen.parse(frozen))]
-    for check in _CHECKS:
+    for check in (_flat_r, _variance, _update_ratio, _entropy):
         found += check(record, before)
     return found + list(_source(late))
 
@@ -194,14 +194,6 @@ def _source(late: Sequence[Record]) -> Iterator[HealthReading]:
         yield HealthReading("source_dependence", costs[-1], SOURCE, None, said, not ignored)
 
 
-_CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[HealthReading]], ...] = (
-    _flat_r,
-    _variance,
-    _update_ratio,
-    _entropy,
-)
-
-
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
     if isinstance(value, Mapping):
         for key, part in value.items():
@@ -229,12 +221,8 @@ class RunWarning:
 
     Attributes:
         kind: `warning`: the measure left its band; `recovered`: it is back.
-        update: update of the record that showed it.
-        time: time of that record, seconds since 1970.
-        measure: measure and place, such as `gradient_ratio.decoder`.
-        value: the number; None if it was not finite.
-        low, high: the band; None: no limit on that side.
-        message: one sentence; that of a warning says what to do.
+        update, time: of the record that showed it, in seconds since 1970.
+        measure, value, low, high, message: as in HealthReading.
     """
 
     kind: Literal["warning", "recovered"]
