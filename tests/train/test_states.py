@@ -21,7 +21,7 @@ from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, To
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.diagnosis.gradients import Trace
 from ziggurat.train.diagnosis.measures import SIZE, perturbed, similarities
-from ziggurat.train.diagnosis.probe import NormInputs, contributions, measure
+from ziggurat.train.diagnosis.probe import contributions, measure, norm_inputs
 
 
 def rnmt(**choices: Any) -> Seq2Seq:
@@ -254,7 +254,7 @@ def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
                 # Weights are made of the output of `stream_norm`, so its bias is in them and not in the terms.
                 if name.endswith("bias") and not name.startswith("stream_norm"):
                     parameter.zero_()
-    with Trace(model) as trace, NormInputs(model) as norms:
+    with Trace(model) as trace, norm_inputs(model) as norms:
         model(some.source, some.source_mask, some.target_in)
     for stack_name, mask in (("encoder", some.source_mask), ("decoder", some.target_mask)):
         order = [(n, place) for n in range(3) for place in trace.sublayers if place.startswith(stack_name)]

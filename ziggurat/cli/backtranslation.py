@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -94,7 +94,11 @@ def backtranslate(
     Example: `ziggurat backtranslate runs/en-de --input mono.en.gz --out bt` makes German for English text.
     """
     # (1) Options are checked before PyTorch is imported, which takes seconds.
-    inputs, settings = _inputs(input, given)
+    if not input:
+        raise ConfigError("`--input FILE` is missing: which text should be translated?")
+    # `--input *` reaches us as `--input a b c`, so arguments that are no settings are input files, too.
+    inputs = (*input, *(text for text in given or [] if not is_setting(text)))
+    settings = decoding_settings([text for text in given or [] if is_setting(text)], "--input")
     if out is None:
         raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
     options = JobOptions(str(out), shard, merge, ray, workers, threads, device)
@@ -210,17 +214,6 @@ def filter_corpus(
             other = "without" if reverse else "with"
             say(f"warning: the model finds most pairs very unlikely; was it to be used {other} `--reverse`?")
         _print(report, out, write_snippet(out, name="filtered", weight=weight, tag=None), json)
-
-
-def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the input files and the decoding settings.
-
-    `--input *` reaches us as `--input a b c`, so arguments that are no settings are input files, too.
-    """
-    inputs = (*(named or []), *(text for text in given or [] if not is_setting(text)))
-    if not named:
-        raise ConfigError("`--input FILE` is missing: which text should be translated?")
-    return inputs, decoding_settings([text for text in given or [] if is_setting(text)], "--input")
 
 
 def _print(report: Report, out: Path, snippet: str, json: bool) -> None:

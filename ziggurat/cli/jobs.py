@@ -119,19 +119,17 @@ class JobOptions:
         from ziggurat.corpora.jobs.job import Work
         from ziggurat.corpora.jobs.launchers import processes, ray_actors
 
-        threads, gpu = self.threads or 1, self.device != "cpu" and _on_gpu(self.device)
+        threads, gpu = self.threads or 1, False
+        if self.device != "cpu":
+            from ziggurat.model.directory import usable_device
+
+            gpu = usable_device(self.device, "--device").type != "cpu"
         if self.ray is not None:
             launch = partial(ray_actors, self.ray, self.workers, cpus=threads, gpus=int(gpu))
         else:
             usual = 1 if gpu else max(1, usable_cpus() // threads)
             launch = partial(processes, self.workers or usual)
         return Work(launch, self.part, self.merge, _Progress(self.noun).show)
-
-
-def _on_gpu(device: str) -> bool:
-    from ziggurat.model.directory import usable_device
-
-    return usable_device(device, "--device").type != "cpu"
 
 
 class _Progress:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -297,10 +297,18 @@ def translate(
     options = JobOptions(job, shard, merge, ray, asked, threads, device)
     if job is not None:
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
-        shown = "json" if json else "quality" if quality else "text"
+        shown: Literal["json", "quality", "text"] = "text"
+        if json or quality:
+            shown = "json" if json else "quality"
         size = window or WINDOW_LINES
-        wanted = _asked(tag, terminology, scores=json)
-        _translate_job(options, models, opening, inputs, output, form=shown, asked=wanted, shard_lines=size)
+        wanted, take = _asked(tag, terminology, scores=json), partial(write_parts, output)
+        with warnings_shown():
+            chosen = model_choice(models, opening).identified()
+            merged = translation_job(
+                options, "translate", chosen, inputs, take, form=shown, asked=wanted, shard_lines=size
+            )
+        if merged is not None:
+            say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
         return
     interactive = input == "-" and sys.stdin.isatty()
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
@@ -337,22 +345,6 @@ def translate(
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator.notices)}")
-
-
-def _translate_job(
-    options: JobOptions,
-    models: list[str],
-    opening: ModelOptions,
-    inputs: dict[str, str | None],
-    output: str,
-    **how: Any,
-) -> None:
-    """Translate in bulk; `how` are further arguments of translation_job."""
-    with warnings_shown():
-        chosen = model_choice(models, opening).identified()
-        merged = translation_job(options, "translate", chosen, inputs, partial(write_parts, output), **how)
-    if merged is not None:
-        say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
 
 
 def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:

@@ -94,18 +94,18 @@ class DepthReporter:
             self._metrics.draw(f"depth/{name}", self._records[-1].update, rows)
 
     def _write(self, warned: RunWarning) -> None:
-        unwritten = "" if self._run is None else _append(self._run / WARNINGS_FILE, warned.line())
+        unwritten = "" if self._run is None else _append(self._run / WARNINGS_FILE, warned)
         if unwritten and not self._gaps:
             self._gaps = True
             self._log.say(unwritten, "bold red")
 
 
-def _append(path: Path, line: str) -> str:
-    """Append a line to a file, which is made with its folder; return why it cannot be written, or ""."""
+def _append(path: Path, entry: Record | RunWarning) -> str:
+    """Append an entry to a file, which is made with its folder; return why it cannot be written, or ""."""
     try:
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write(entry.line())
     except OSError as error:
         return f"{path} cannot be written: {error.strerror}"
     return ""
@@ -205,7 +205,7 @@ class DepthProbe:
         if isinstance(found, Shortage):
             self._complain(f"update {update}: depth not measured, memory is short ({found}); training goes on")
         else:
-            self._complain(_append(self._path, found.line()))
+            self._complain(_append(self._path, found))
             self._tell(found)
 
     def _complain(self, said: str) -> None:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -56,53 +55,30 @@ class Shortage:
         return f"{more}, with {readable(self.in_use)} in use"
 
 
-class MemoryGuard:
-    """A context that ends quietly when the work inside runs out of memory; any other error passes through.
-
-    After the context `shortage` must be called. Traces of the work elsewhere, such as gradients, are the caller's to
-    drop.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._shortage: Shortage | None = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception) or not out_of_memory(error):
-            return False
-        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), message=printable(str(error), 200))
-        return True
-
-    def shortage(self, agree: Callable[[bool], bool] = bool) -> Shortage | None:
-        """Return what was short, here or in another process, or None; memory that the work held is free afterwards.
-
-        `agree` takes whether this process ran out and returns whether any did. All processes must call it, so that all
-        skip the same work.
-        """
-        # Memory is freed here, not in __exit__: until that returns, the error keeps the frames that hold activations.
-        if self._shortage is not None:
-            _free_leftovers(self._device)
-        if not agree(self._shortage is not None):
-            return None
-        _free_leftovers(self._device)  # in every process, and after `agree`, which may have dropped gradients
-        return self._shortage or Shortage(None, _in_use(self._device), here=False)
-
-
 def within_memory(
     compute: Callable[[], Result], device: torch.device, agree: Callable[[bool], bool] = bool
 ) -> Result | Shortage:
-    """Return the result of `compute`, or the Shortage that ended it here or, by `agree`, in another process."""
-    guard = MemoryGuard(device)
+    """Return the result of `compute`, or what was short, here or in another process; any other error passes through.
+
+    `agree` takes whether this process ran out and returns whether any did. All processes must call it, so that all skip
+    the same work. Memory that the work held is free afterwards; its traces elsewhere, such as gradients, are the
+    caller's to drop.
+    """
     result: Result | None = None
-    with guard:
+    shortage: Shortage | None = None
+    try:
         result = compute()
-    shortage = guard.shortage(agree)
-    return result if shortage is None else shortage  # type: ignore[return-value]  # None only if Result allows it
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        shortage = Shortage(_wanted(str(error)), _in_use(device), message=printable(str(error), 200))
+    # Memory is freed here, not above: until that ends, the error keeps the frames that hold activations.
+    if shortage is not None:
+        _free_leftovers(device)
+    if not agree(shortage is not None):
+        return result  # type: ignore[return-value]  # None only if Result allows it
+    _free_leftovers(device)  # in every process, and after `agree`, which may have dropped gradients
+    return shortage or Shortage(None, _in_use(device), here=False)
 
 
 def _free_leftovers(device: torch.device) -> None:

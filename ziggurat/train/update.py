@@ -26,7 +26,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import is_cut_up, weights, whole
-from ziggurat.train.device import MemoryGuard, Shortage
+from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import Objective, add_gradients, with_layer_drop
@@ -79,27 +79,23 @@ class Parallel:
 
         When any process runs out of memory, all of them return a Shortage; the gradients must then be dropped.
         """
-        # On a GPU the sums stay there: reading a number after each batch would make the CPU wait.
-        objective: Tensor | float = 0.0
-        nll: Tensor | float = 0.0
-        alignment: Tensor | None = None
-        guard = MemoryGuard(self.model.device)
-        with guard:
+        device = self.model.device
+
+        def work() -> LossSums:
+            # On a GPU the sums stay there: reading a number after each batch would make the CPU wait.
+            objective: Tensor | float = 0.0
+            nll: Tensor | float = 0.0
+            alignment: Tensor | None = None
+            counts = {"tokens": size.target_tokens, "sentences": size.sentences}
             for number, batch in enumerate(batches, start=1):
                 with self.adding(batch, last=number == len(batches)):
-                    sums = add_gradients(
-                        self.wrapped,
-                        batch,
-                        self.model.device,
-                        self.precision,
-                        tokens=size.target_tokens,
-                        sentences=size.sentences,
-                    )
+                    sums = add_gradients(self.wrapped, batch, device, self.precision, **counts)
                 objective, nll = objective + sums.objective, nll + sums.nll
                 if sums.alignment is not None:
                     alignment = sums.alignment if alignment is None else alignment + sums.alignment
-        shortage = guard.shortage(self.agree)
-        return shortage or LossSums(torch.as_tensor(objective), torch.as_tensor(nll), alignment)
+            return LossSums(torch.as_tensor(objective), torch.as_tensor(nll), alignment)
+
+        return within_memory(work, device, self.agree)
 
     def adding(self, batch: Batch, *, last: bool) -> AbstractContextManager[object]:
         """Context of one batch's passes; after the last batch, gradients are those of all processes."""

@@ -9,7 +9,8 @@ Shapes: `states` is a list of [batch, source, d_model], `mask` is [batch, source
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -17,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
 
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention, weights_explicit
 from ziggurat.model.history.base import History
@@ -84,47 +84,39 @@ def transparent_weights(model: Seq2Seq) -> list[list[float]]:
     return [[torch.nan] * len(rows[0])] * missing + rows
 
 
-class Entropies:
+@contextlib.contextmanager
+def entropies(model: Seq2Seq) -> Iterator[dict[str, list[list[Tensor]]]]:
     """Context that records the entropy of every attention's weights, which it takes from the input of their dropout.
 
-    Attention without weights (averages) is not recorded. Meanwhile plain products replace fused kernels, which never
-    have all weights in memory.
+    Gives place -> layer -> entropies [batch, queries], which are there after a pass. Attention without weights
+    (averages) is not recorded. Meanwhile plain products replace fused kernels, which never have all weights in memory.
     """
+    attentions = _attentions(model)
+    seen: dict[str, list[list[Tensor]]] = {place: [[] for _ in row] for place, row in attentions.items()}
+    with weights_explicit(), contextlib.ExitStack() as hooks:
+        for place, row in attentions.items():
+            for dropout, of_layer in zip(row, seen[place], strict=True):
+                hooks.enter_context(dropout.register_forward_pre_hook(partial(_keep, of_layer)))
+        yield seen
 
-    def __init__(self, model: Seq2Seq) -> None:
-        self._handles: list[RemovableHandle] = []
-        self._explicit = weights_explicit()
-        self._seen: dict[str, list[list[Tensor]]] = {}
-        self._attentions = _attentions(model)
 
-    def __enter__(self) -> Entropies:
-        for place, attentions in self._attentions.items():
-            self._seen[place] = [[] for _ in attentions]
-            for dropout, seen in zip(attentions, self._seen[place], strict=True):
-                self._handles.append(dropout.register_forward_pre_hook(partial(_keep, seen)))
-        self._explicit.__enter__()
-        return self
+def mean_entropies(
+    entropies: Mapping[str, Sequence[Sequence[Tensor]]], masks: Mapping[str, Tensor]
+) -> dict[str, list[float]]:
+    """Return the mean entropy of every layer over heads and real queries, in nats, by place; NaN if none was seen.
 
-    def __exit__(self, *error: object) -> None:
-        self._explicit.__exit__(None, None, None)
-        for handle in self._handles:
-            handle.remove()
-
-    def means(self, masks: Mapping[str, Tensor]) -> dict[str, list[float]]:
-        """Return the mean entropy of every layer over heads and real queries, in nats, by place; NaN if none was seen.
-
-        `masks` are [batch, length] by stack, True at real tokens. RNMT+ has one attention, which is recorded step by
-        step; the attention before its first step has no query and is left out.
-        """
-        found: dict[str, list[float]] = {}
-        for place, row in self._seen.items():
-            mask = masks[place.partition(".")[0]]
-            found[place] = [
-                # The last queries: RNMT+ has one more, before its first step.
-                float(torch.cat(seen, dim=1)[:, -mask.shape[1] :][mask].mean()) if seen else torch.nan
-                for seen in row
-            ]
-        return found
+    `masks` are [batch, length] by stack, True at real tokens. RNMT+ has one attention, which is recorded step by step;
+    the attention before its first step has no query and is left out.
+    """
+    found: dict[str, list[float]] = {}
+    for place, row in entropies.items():
+        mask = masks[place.partition(".")[0]]
+        found[place] = [
+            # The last queries: RNMT+ has one more, before its first step.
+            float(torch.cat(list(seen), dim=1)[:, -mask.shape[1] :][mask].mean()) if seen else torch.nan
+            for seen in row
+        ]
+    return found
 
 
 def _attentions(model: Seq2Seq) -> dict[str, list[nn.Module]]:
