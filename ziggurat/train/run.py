@@ -46,8 +46,17 @@ _VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
 """The files in a run's folder that checksums protect. Checkpoints have theirs, and contain the configuration."""
 
 _FIXED = (
-    *("seed", "batch", "loss", "optimiser", "precision", "quantise"),
-    *("exact_dropout", "growth", "start_from", "lora", "freeze"),
+    "seed",
+    "batch",
+    "loss",
+    "optimiser",
+    "precision",
+    "quantise",
+    "exact_dropout",
+    "growth",
+    "start_from",
+    "lora",
+    "freeze",
 )
 """_FIXED are the keys of `training` that a resumed run cannot change."""
 
