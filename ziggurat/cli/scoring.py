@@ -107,13 +107,7 @@ class SystemOptions:
 
 @dataclass(frozen=True)
 class Texts:
-    """A source text and its reference translations, read and paired.
-
-    Attributes:
-        paths: of all files, the source first.
-        sources: lines of the source text.
-        references: lines of each reference.
-    """
+    """A source text and its reference translations, read and paired; `paths` are of all files, the source first."""
 
     paths: Sequence[str]
     sources: list[str]
