@@ -320,6 +320,17 @@ def where_all_is_caught():
     with contextlib.suppress(BaseException): os.kill(os.getpid(), signal.SIGTERM)
     sys.exit_now = True
 
+def where_all_is_caught_in_a_loop():
+    with contextlib.suppress(BaseException): os.kill(os.getpid(), signal.SIGTERM)
+
+def in_a_long_clean_up():
+    try: os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for _ in range(120):
+            try: raise OSError
+            except OSError: time.sleep(0.01)
+        print("cleaned up")
+
 def verb(arguments, debug):
     {where}()
     end = time.monotonic() + 60
@@ -335,9 +346,20 @@ ziggurat.cli.main(["nothing"])
 """
 
 
-@pytest.mark.parametrize("where", ["in_a_callback", "in_a_finaliser", "where_all_is_caught"])
+@pytest.mark.parametrize(
+    "where", ["in_a_callback", "in_a_finaliser", "where_all_is_caught", "where_all_is_caught_in_a_loop"]
+)
 def test_a_signal_whose_exception_python_drops_still_ends_the_verb(where: str) -> None:
+    began = time.monotonic()
     child = subprocess.run([sys.executable, "-c", _LOSES.replace("{where}", where)], capture_output=True, text=True)
+    assert time.monotonic() - began < 30  # it would go on for a minute
     assert child.returncode == 128 + signal.SIGTERM
     assert child.stderr == "ziggurat: stopped by SIGTERM\n"  # and no "Exception ignored in"
     assert ("caught" in child.stdout) == (where == "where_all_is_caught")
+
+
+def test_a_signal_is_not_raised_again_in_a_clean_up() -> None:
+    program = _LOSES.replace("{where}", "in_a_long_clean_up")
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (child.returncode, child.stdout) == (128 + signal.SIGTERM, "cleaned up\n")
+    assert child.stderr == "ziggurat: stopped by SIGTERM\n"

@@ -19,7 +19,7 @@ from ziggurat.train import update
 from ziggurat.train.checkpoint import RunProgress, read_progress
 from ziggurat.train.loop import train
 from ziggurat.train.recovery import count_skipped
-from ziggurat.train.update import AdaptiveClipper, Guard, Parallel, train_update
+from ziggurat.train.update import AdaptiveClipper, Parallel, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:
@@ -88,7 +88,7 @@ def test_an_update_that_is_not_admitted_changes_nothing_and_is_counted_apart() -
         optimiser,
         rate=1e-2,
         clip_norm=None,
-        guard=Guard(AdaptiveClipper(sums)),
+        clipper=AdaptiveClipper(sums),
     )
     assert result.finite
     assert not result.admitted
@@ -115,7 +115,7 @@ def test_a_non_finite_norm_is_not_counted_in_the_statistics() -> None:
         optimiser,
         rate=1e-2,
         clip_norm=None,
-        guard=Guard(AdaptiveClipper(sums)),
+        clipper=AdaptiveClipper(sums),
     )
     assert not result.finite
     assert result.admitted
@@ -130,7 +130,7 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
     clipped, other = tiny()
     for model, optimise, clipper in ((plain, optimiser, None), (clipped, other, AdaptiveClipper([0.0, 0.0, 0.0]))):
         result = train_update(
-            Parallel(model, LossConfig()), batches([7]), optimise, rate=1e-2, clip_norm=None, guard=Guard(clipper)
+            Parallel(model, LossConfig()), batches([7]), optimise, rate=1e-2, clip_norm=None, clipper=clipper
         )
         assert result.admitted
         assert count_skipped(RunProgress(), result) is None

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
+from ziggurat.train import progress
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
 from ziggurat.train.diagnosis.health import WARNINGS_FILE, read_warnings
@@ -26,6 +27,7 @@ from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 
 CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log_every_updates": 2})
+WHOLE: Any = SimpleNamespace(training=CONFIG, data=SimpleNamespace(stages=()))
 
 
 class Told:
@@ -140,7 +142,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     with ProgressLine(console) as bar:
-        report = Reporter(bar, metrics, log, CONFIG, partial(RecordWindow, waits, waits), depth, RunProgress(), ())
+        report = Reporter(bar, metrics, log, WHOLE, partial(RecordWindow, waits, waits), depth, RunProgress())
         report.updated(RunProgress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
         report.updated(RunProgress(update=2, seconds=2.0), _update(), 1e-3)
@@ -159,10 +161,33 @@ def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     depth, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     window = partial(RecordWindow, waits, waits)
-    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, CONFIG, window, depth, RunProgress(), ())
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, WHOLE, window, depth, RunProgress())
     report.updated(RunProgress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_busy_machine_is_told_at_the_start_and_when_the_rate_falls(
+    crowded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(progress.SystemLoad, "look", lambda self, threads: (0.6, crowded))
+    depth, _, said, metrics, log = parts(tmp_path)
+    waits: Any = SimpleNamespace(waited_seconds=0.0)
+    window, load = partial(RecordWindow, waits, waits), progress.SystemLoad()
+    report = Reporter(ProgressLine(Console(quiet=True)), metrics, log, WHOLE, window, depth, RunProgress(), load)
+    report.updated(RunProgress(update=1, seconds=1.0), _update(), 1e-3)
+    for speed in (100.0, 90.0, 70.0, 60.0, 100.0, 70.0):
+        report._say_if_slowed(RunProgress(update=2), speed)
+    lines = said.getvalue().splitlines()
+    busy = "the machine is busy: 60% of its processors' time went to other processes"
+    slower = f"update 2: slower, 70 target tokens/s after 100: {busy}"
+    assert [line for line in lines if busy in line] == [
+        f"{busy}: updates take longer than on an idle one",
+        slower,
+        slower,
+    ][: 3 * crowded]
 
 
 @pytest.mark.slow

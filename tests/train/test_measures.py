@@ -11,12 +11,9 @@ from tests.small import small_config
 from ziggurat.model.build import build_model
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.diagnosis.measures import (
-    adjacent_similarities,
-    embedding_similarities,
     inter_similarities,
     inter_similarity,
     similarities,
-    similarity,
 )
 
 LENGTHS = [4, 1, 6]
@@ -53,9 +50,6 @@ def close(got: torch.Tensor, expected: list[float] | list[list[float]]) -> None:
 
 def test_similarities_are_mean_cosines_over_real_positions() -> None:
     layers = states()
-    close(similarity(layers[0], layers[2], MASK), sim(layers[0], layers[2]))
-    close(embedding_similarities(layers, MASK), [sim(layer, layers[0]) for layer in layers[1:]])
-    close(adjacent_similarities(layers, MASK), [sim(layers[i], layers[i - 1]) for i in range(1, 4)])
     close(inter_similarity(layers[1], MASK), sim_in(layers[1]))
     close(inter_similarities(layers, MASK), [sim_in(layer) for layer in layers])
     every = similarities(layers, MASK)
@@ -79,7 +73,7 @@ def test_pads_are_ignored_whatever_stands_there() -> None:
     layers = states()
     for filler in (math.nan, math.inf, 1e300):
         spoilt = [layer.masked_fill(~MASK[..., None], filler).requires_grad_() for layer in layers]
-        for measure in (similarities, embedding_similarities, adjacent_similarities, inter_similarities):
+        for measure in (similarities, inter_similarities):
             got = measure(spoilt, MASK)
             torch.testing.assert_close(got, measure(layers, MASK), atol=0, rtol=0)
             gradients = torch.autograd.grad(got.sum(), spoilt)
@@ -118,7 +112,7 @@ def test_a_layer_that_changes_nothing_has_adjacent_similarity_1() -> None:
     source = torch.tensor([[4, 7, 5, 9, 3, 0], [3, 0, 0, 0, 0, 0], [6, 5, 4, 8, 9, 3]])
     layers = encoder_states(model, source, source != 0)
     assert len(layers) == 5
-    adjacent = adjacent_similarities(layers, source != 0)
+    adjacent = similarities(layers, source != 0).diagonal(1).T
     close(adjacent[2], [1.0] * 3)
     assert float(adjacent[[0, 1, 3]].max()) < 1 - 1e-4
 
@@ -143,6 +137,6 @@ def test_half_precision_is_measured_in_fp32() -> None:
 def test_states_of_other_shapes_are_refused_and_a_state_of_length_0_resembles_nothing() -> None:
     narrow, wide = states(1)[0], states(1, 10)[0]
     with pytest.raises(ValueError, match=r"\[3, 6, 5\] and \[3, 6, 10\] cannot be compared"):
-        similarity(narrow, wide, MASK)
-    close(similarity(torch.zeros_like(narrow), narrow, MASK), [0.0] * 3)
+        similarities([narrow, wide], MASK)
+    close(similarities([torch.zeros_like(narrow), narrow], MASK)[0, 1], [0.0] * 3)
     close(inter_similarity(torch.zeros_like(narrow), MASK), [0.0] * 3)

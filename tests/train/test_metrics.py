@@ -58,7 +58,7 @@ def test_records_that_cannot_be_removed_are_said_and_none_is_added(
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "update": 7}\n')
     with monkeypatch.context() as patch:
         full = OSError(errno.ENOSPC, "No space left on device")
-        patch.setattr("ziggurat.train.run_log.write_atomically", lambda *_: (_ for _ in ()).throw(full))
+        patch.setattr("ziggurat.train.diagnosis.records.write_atomically", lambda *_: (_ for _ in ()).throw(full))
         metrics = MetricsWriter(tmp_path, log, update=5)
     metrics.write("train", 6, {"loss": 2.0})
     metrics.close()

@@ -110,7 +110,9 @@ def test_processes_train_like_one_with_as_many_batches(
     shards = list((run / "last" / "state" / "optimiser").iterdir())
     assert len(shards) == count
     assert (run / "best").resolve().name == (alone / "best").resolve().name
-    assert len((run / "log.txt").read_text().splitlines()) == len((alone / "log.txt").read_text().splitlines())
+    logs = [(folder / "log.txt").read_text().splitlines() for folder in (run, alone)]
+    one, other = ([line for line in log if "the machine is busy" not in line] for log in logs)  # said of one process
+    assert len(one) == len(other)
 
 
 @pytest.mark.slow

@@ -20,8 +20,8 @@ from ziggurat.model.history.base import History, HistoryOptions
 from ziggurat.model.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.train.diagnosis.gradients import Trace
-from ziggurat.train.diagnosis.measures import SIZE, perturbed, similarity
-from ziggurat.train.diagnosis.probe import NormInputs, contributions, measure
+from ziggurat.train.diagnosis.measures import SIZE, perturbed, similarities
+from ziggurat.train.diagnosis.probe import contributions, measure, norm_inputs
 
 
 def rnmt(**choices: Any) -> Seq2Seq:
@@ -103,7 +103,7 @@ def test_similarities_are_those_of_the_encoders_outputs(kind: str) -> None:
     def mean(one: int, other: int) -> float:
         if kind == "rnmt" and (one == 0) != (other == 0):
             return math.nan
-        return float(similarity(states[one], states[other], some.source_mask).mean())
+        return float(similarities([states[one], states[other]], some.source_mask)[0, 1].mean())
 
     expected = [[mean(i, j) for j in range(4)] for i in range(4)]
     expected[0][0] = math.nan if kind == "rnmt" else 1.0
@@ -254,7 +254,7 @@ def test_contributions_add_up_to_the_state(choices: dict[str, Any]) -> None:
                 # Weights are made of the output of `stream_norm`, so its bias is in them and not in the terms.
                 if name.endswith("bias") and not name.startswith("stream_norm"):
                     parameter.zero_()
-    with Trace(model) as trace, NormInputs(model) as norms:
+    with Trace(model) as trace, norm_inputs(model) as norms:
         model(some.source, some.source_mask, some.target_in)
     for stack_name, mask in (("encoder", some.source_mask), ("decoder", some.target_mask)):
         order = [(n, place) for n in range(3) for place in trace.sublayers if place.startswith(stack_name)]

@@ -44,9 +44,9 @@ def test_layer_by_update_has_the_top_layer_first_and_the_newest_update_last() ->
     scale = SCALES["gradient_norm"]
     shallow = record(1, gradient_norm={"embeddings": 1.0, "encoder": [1e-5]})
     deep = record(2, gradient_norm={"embeddings": 1.0, "encoder": [10.0, None]})
-    (found,) = heat_maps([shallow, deep])
-    assert found.name == "gradient_norm.encoder by layer and update"
-    assert found.rows == [[None, None], [0.0, 1.0]]  # the layer that the run has grown is blank before
+    found = heat_maps([shallow, deep])
+    assert list(found) == ["gradient_norm.encoder by layer and update"]
+    assert list(found.values()) == [[[None, None], [0.0, 1.0]]]  # the layer that the run has grown is blank before
     assert scale.share(1e-2) == pytest.approx(0.5)
 
 
@@ -54,9 +54,9 @@ def test_records_without_a_measure_have_no_column() -> None:
     """Measures have cadences of their own."""
     with_it = [record(u, variance={"encoder.ffn": [v]}) for u, v in ((1, 1.0), (3, 100.0))]
     without = [record(0, nll=1.0), record(2, nll=1.0, variance={"decoder.ffn": [1.0]})]
-    (found,) = heat_maps([without[0], with_it[0], without[1], with_it[1]])
-    assert found.rows == [[pytest.approx(1 / 3), pytest.approx(2 / 3)]]
-    assert heat_maps([*with_it, without[0]]) == []
+    (found,) = heat_maps([without[0], with_it[0], without[1], with_it[1]]).values()
+    assert found == [[pytest.approx(1 / 3), pytest.approx(2 / 3)]]
+    assert heat_maps([*with_it, without[0]]) == {}
 
 
 def test_layer_by_layer_is_of_the_last_record() -> None:
@@ -64,12 +64,11 @@ def test_layer_by_layer_is_of_the_last_record() -> None:
     last = record(
         2, similarity=[[1.0, 0.0], [0.0, -1.0]], history_weights={"encoder": [[1.0], [-0.5, 0.5]], "decoder": []}
     )
-    found = {heat.name: heat.rows for heat in heat_maps([first, last])}
-    assert found == {
+    assert heat_maps([first, last]) == {
         "history_weights.encoder by layer and layer": [[1.0], [0.25, 0.75]],
         "similarity by layer and layer": [[1.0, 0.5], [0.5, 0.0]],
     }
-    assert heat_maps([]) == []
+    assert heat_maps([]) == {}
 
 
 def test_scales() -> None:

@@ -121,16 +121,17 @@ class _Ended(BaseException):
         self.number = number
 
 
-_AGAIN_SECONDS = 0.05
-"""Time after which a signal whose exception got lost raises it once more: by then the callback that lost it is over."""
+_AGAIN_SECONDS = 0.5
+"""_AGAIN_SECONDS is the time after which a signal raises its exception once more, if nothing is handling it then."""
 
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[list[int]]:
     """Context in which signals to stop raise an exception, as Ctrl-C does, so that temporary files are removed.
 
-    Gives a list that receives the number of each signal that comes. Python drops an exception that is raised
-    inside a weakref's callback or a `__del__`, and tells `sys.unraisablehook`: it is then raised again a moment later.
+    Gives a list that receives the number of each signal that comes. Python drops an exception that is raised inside a
+    weakref's callback or a `__del__`, and other code may catch all exceptions. So it is raised again every half second,
+    unless a clean-up on its way is being done just then.
 
     A second SIGTERM ends the process at once; a second one of `REPEATED` is ignored. Under torchrun all keep their
     default action: a process that waits for others in C++ would not run Python's handler.
@@ -143,15 +144,19 @@ def _unwinding() -> Iterator[list[int]]:
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_IGN if number in REPEATED else signal.SIG_DFL)
         ended.append(number)
+        if alarm:
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
         raise _Ended(number)
 
     def end_again(number: int, frame: FrameType | None) -> None:
-        raise _Ended(ended[0])
+        handled = sys.exception()
+        while handled is not None and not isinstance(handled, _Ended):
+            handled = handled.__context__
+        if handled is None:
+            raise _Ended(ended[0])
 
     def dropped(unraisable: sys.UnraisableHookArgs) -> None:
-        if isinstance(unraisable.exc_value, _Ended) and signal.getsignal(signal.SIGALRM) is end_again:
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
-        else:
+        if not isinstance(unraisable.exc_value, _Ended):
             before(unraisable)
 
     # Any other handler belongs to a program that calls ziggurat, or is nohup's, which ignores SIGHUP.
@@ -176,6 +181,7 @@ def _unwinding() -> Iterator[list[int]]:
 
 def _stopped_by(number: int) -> int:
     """Say which signal ended the verb; return the exit status."""
+    signal.setitimer(signal.ITIMER_REAL, 0)  # it is not lost
     return _fail(f"stopped by {signal.Signals(number).name}", 128 + number, False)
 
 

@@ -12,23 +12,21 @@ import typer
 from typer.core import TyperCommand
 
 from ziggurat import __version__
-from ziggurat.cli import (
-    alignment,
-    backtranslation,
-    demo,
-    evaluation,
-    explaining,
-    export,
-    fetching,
-    inspection,
-    pipeline,
-    preparation,
-    reporting,
-    serving,
-    training,
-    translation,
-    tuning,
-)
+from ziggurat.cli.alignment import align
+from ziggurat.cli.backtranslation import backtranslate, filter_corpus
+from ziggurat.cli.demo import demo
+from ziggurat.cli.evaluation import evaluate, score
+from ziggurat.cli.explaining import explain
+from ziggurat.cli.export import export, import_model
+from ziggurat.cli.fetching import fetch
+from ziggurat.cli.inspection import inspect
+from ziggurat.cli.pipeline import pipeline
+from ziggurat.cli.preparation import prepare, recipes, shortlist
+from ziggurat.cli.reporting import diagnose, report
+from ziggurat.cli.serving import serve
+from ziggurat.cli.training import average, grow, train
+from ziggurat.cli.translation import translate
+from ziggurat.cli.tuning import tune
 from ziggurat.system.errors import ConfigError, printable
 
 app = typer.Typer(
@@ -41,32 +39,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _VERBS: dict[str, dict[str, Callable[..., None]]] = {
-    "Begin": {
-        "demo": demo.demo,
-        "pipeline": pipeline.pipeline,
-        "recipes": preparation.recipes,
-        "explain": explaining.explain,
-    },
+    "Begin": {"demo": demo, "pipeline": pipeline, "recipes": recipes, "explain": explain},
     "Train": {
-        "fetch": fetching.fetch,
-        "align": alignment.align,
-        "prepare": preparation.prepare,
-        "inspect": inspection.inspect,
-        "tune": tuning.tune,
-        "train": training.train,
-        "grow": training.grow,
-        "average": training.average,
+        "fetch": fetch,
+        "align": align,
+        "prepare": prepare,
+        "inspect": inspect,
+        "tune": tune,
+        "train": train,
+        "grow": grow,
+        "average": average,
     },
     "Translate": {
-        "translate": translation.translate,
-        "serve": serving.serve,
-        "score": evaluation.score,
-        "backtranslate": backtranslation.backtranslate,
-        "filter": backtranslation.filter_corpus,
-        "shortlist": preparation.shortlist,
+        "translate": translate,
+        "serve": serve,
+        "score": score,
+        "backtranslate": backtranslate,
+        "filter": filter_corpus,
+        "shortlist": shortlist,
     },
-    "Judge": {"evaluate": evaluation.evaluate, "diagnose": reporting.diagnose, "report": reporting.report},
-    "Hand over": {"export": export.export, "import": export.import_model},
+    "Judge": {"evaluate": evaluate, "diagnose": diagnose, "report": report},
+    "Hand over": {"export": export, "import": import_model},
 }
 _SETTING = re.compile(r"([a-z][a-z0-9_]*(?:\.[A-Za-z0-9_]+)*)=")
 """_SETTING is the beginning of an argument that sets a key of the configuration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -25,6 +25,11 @@ _ModelTag = Annotated[
     str | None,
     typer.Option("--model-tag", help="Tag the model reads before every line, such as <2de>; not of the new corpus."),
 ]
+_MaxLength = Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")]
+_Weight = Annotated[float, typer.Option("--weight", help="Weight of the corpus.")]
+_Threads = Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")]
+_ShardLines = Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")]
+_OnDevice = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 
 
 def backtranslate(
@@ -60,8 +65,8 @@ def backtranslate(
         str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.")
     ] = None,
     model_tag: _ModelTag = None,
-    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
+    weight: _Weight = 1.0,
+    max_length: _MaxLength = 250,
     max_ratio: Annotated[
         float, typer.Option("--max-ratio", min=1, help="Largest ratio of the two sides' pieces, beside --ratio-slack.")
     ] = MAX_RATIO,
@@ -70,14 +75,14 @@ def backtranslate(
     ] = RATIO_SLACK,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of sampling and noise.")] = 1,
     workers: JobWorkers = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
+    threads: _Threads = 1,
     shard: ShardPart = None,
     merge: MergeOnly = False,
     ray: RayAddress = None,
-    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")] = 2000,
+    shard_lines: _ShardLines = 2000,
     ensemble: Ensemble = None,
     which: Which = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: _OnDevice = "auto",
     engine: Annotated[
         str,
         typer.Option("--engine", help="auto (by the folder), torch, or ctranslate2 (an exported model; beam search)."),
@@ -89,7 +94,11 @@ def backtranslate(
     Example: `ziggurat backtranslate runs/en-de --input mono.en.gz --out bt` makes German for English text.
     """
     # (1) Options are checked before PyTorch is imported, which takes seconds.
-    inputs, settings = _inputs(input, given)
+    if not input:
+        raise ConfigError("`--input FILE` is missing: which text should be translated?")
+    # `--input *` reaches us as `--input a b c`, so arguments that are no settings are input files, too.
+    inputs = (*input, *(text for text in given or [] if not is_setting(text)))
+    settings = decoding_settings([text for text in given or [] if is_setting(text)], "--input")
     if out is None:
         raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
     options = JobOptions(str(out), shard, merge, ray, workers, threads, device)
@@ -154,17 +163,17 @@ def filter_corpus(
         bool, typer.Option("--reverse", help="The model translates targets into sources: a backward model.")
     ] = False,
     model_tag: _ModelTag = None,
-    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
-    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
+    max_length: _MaxLength = 250,
+    weight: _Weight = 1.0,
     workers: JobWorkers = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
+    threads: _Threads = 1,
     shard: ShardPart = None,
     merge: MergeOnly = False,
     ray: RayAddress = None,
-    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")] = 2000,
+    shard_lines: _ShardLines = 2000,
     ensemble: Ensemble = None,
     which: Which = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    device: _OnDevice = "auto",
     json: Json = False,
 ) -> None:
     """Drop the pairs of a corpus that a model finds least likely; the same command resumes one that was stopped.
@@ -207,19 +216,7 @@ def filter_corpus(
         _print(report, out, write_snippet(out, name="filtered", weight=weight, tag=None), json)
 
 
-def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Return the input files and the decoding settings.
-
-    `--input *` reaches us as `--input a b c`, so arguments that are no settings are input files, too.
-    """
-    inputs = (*(named or []), *(text for text in given or [] if not is_setting(text)))
-    if not named:
-        raise ConfigError("`--input FILE` is missing: which text should be translated?")
-    return inputs, decoding_settings([text for text in given or [] if is_setting(text)], "--input")
-
-
 def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
-    """Print the result."""
     if json:
         figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
         print_json({"out": str(out), **figures})

@@ -1,16 +1,12 @@
-"""`evaluate --compare`: systems are read from files or translated with, compared, and printed as tables.
-
-The tables of `evaluate --compare` as plain text.
-"""
+"""`evaluate --compare`: systems are read from files or translated with, compared, and printed as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.engine import open_engine, warnings_shown
 from ziggurat.cli.output import (
     check_input,
     check_scored,
@@ -25,7 +21,7 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
-from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
+from ziggurat.cli.scoring import SystemOptions, check_test_set, kept_file, translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -41,11 +37,10 @@ def comparison_text(comparison: Comparison) -> str:
     """Return all tables, with the first few examples of sentences."""
     originals = [system.name for system in comparison.systems]
     names = [printable(name) for name in originals]
-    parts = [_head(comparison)]
-    parts.append(_scores(comparison))
+    parts = [_head(comparison), _scores(comparison)]
     parts += [_tests(scores, originals) for scores in comparison.scores if scores.pairs]
     rows = [[count.title, *(_figure(value, 0) for value in count.systems)] for count in comparison.counts]
-    parts.append(_table_lines("Outputs", aligned([["sentences", *names], *rows])))
+    parts.append("\n".join(["Outputs", aligned([["sentences", *names], *rows])]))
     parts += [_bucket_table(table, names) for table in comparison.buckets]
     parts += [_ngrams(table) for table in comparison.ngrams]
     parts += [_sentences(table) for table in comparison.sentence_tables]
@@ -64,7 +59,6 @@ def _head(comparison: Comparison) -> str:
 
 
 def _scores(comparison: Comparison) -> str:
-    """Return the table of scores, followed by their signatures."""
     rows = [["", *(scores.metric for scores in comparison.scores)]]
     for number, system in enumerate(comparison.systems):
         figures = (_figure(scores.systems[number], scores.decimals) for scores in comparison.scores)
@@ -73,7 +67,7 @@ def _scores(comparison: Comparison) -> str:
         f"{scores.metric}|{printable(scores.signature, _LINE)}{'' if scores.higher_is_better else ' (lower is better)'}"
         for scores in comparison.scores
     ]
-    return _table_lines("Scores", aligned(rows), *signatures)
+    return "\n".join(["Scores", aligned(rows), *signatures])
 
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
@@ -102,7 +96,7 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         ]
         shown.append("+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)")
         shown.append(aligned([["", *map(printable, originals)], *matrix]))
-    return _table_lines(*shown)
+    return "\n".join(shown)
 
 
 def _bucket_table(table: BucketTable, names: Sequence[str]) -> str:
@@ -112,23 +106,20 @@ def _bucket_table(table: BucketTable, names: Sequence[str]) -> str:
     for bucket in table.buckets:
         figures = (_figure(value, decimals) for value in bucket.systems)
         rows.append([bucket.label, *([f"{bucket.size:,}"] if sized else []), *figures])
-    return _table_lines(f"{table.title} ({table.measure})", aligned(rows))
+    return f"{table.title} ({table.measure})\n{aligned(rows)}"
 
 
 def _ngrams(table: NgramTable) -> str:
-    """Return the n-grams that one of the systems gets right more often than the other."""
     left, right = printable(table.left), printable(table.right)
     rows = [
         [printable(n.ngram), f"{n.left:.4g}", f"{n.right:.4g}", f"{n.score:.3f}"]
         for n in (*table.more_in_left, *table.more_in_right)
     ]
-    return _table_lines(
-        f"N-grams that {left} or {right} gets right more often", aligned([["", left, right, "score"], *rows])
-    )
+    head = f"N-grams that {left} or {right} gets right more often"
+    return f"{head}\n{aligned([['', left, right, 'score'], *rows])}"
 
 
 def _sentences(table: SentenceTable) -> str:
-    """Return the numbers of wins and losses, and the first examples of both."""
     left, right = printable(table.left), printable(table.right)
     shown = [
         f"Sentences, {left} against {right}: {table.wins:,} better, {table.losses:,} worse, {table.ties:,} equal "
@@ -153,14 +144,9 @@ def _sentences(table: SentenceTable) -> str:
 
 
 def _figure(value: OverSeeds, decimals: int) -> str:
-    """Return the mean over seeds, with the standard deviation if there are several."""
     if value.deviation is None:
         return f"{value.mean:.{decimals}f}"
     return f"{value.mean:.{max(decimals, 1)}f} ± {value.deviation:.{max(decimals, 1)}f}"
-
-
-def _table_lines(*parts: str) -> str:
-    return "\n".join(parts)
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> str:
@@ -175,31 +161,11 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-@dataclass(frozen=True)
-class CompareOptions:
-    """The options of `evaluate --compare`.
+def compare_systems(options: SystemOptions, *, train_target: Sequence[str], output: str | None, json: bool) -> None:
+    """Translate where a system is a model, compare all systems, and print the tables.
 
-    Attributes:
-        systems: each `[NAME=]PATH[,PATH...]`.
-        source: path of the source text.
-        references: paths of the reference translations.
-        train_target: paths of the training text's target side.
-        output: folder for the translations that models make.
-        scoring: metrics, and how they are computed.
-        opening: how models are opened.
+    `train_target` are paths of the training text's target side; `output` is the folder for what models translate.
     """
-
-    systems: Sequence[str]
-    source: str | None
-    references: Sequence[str]
-    train_target: Sequence[str]
-    output: str | None
-    scoring: ScoreOptions
-    opening: ModelOptions
-
-
-def compare_systems(options: CompareOptions, *, json: bool) -> None:
-    """Translate where a system is a model, compare all systems, and print the tables."""
     from ziggurat.evaluate.comparison import System, compare
 
     # (1) Texts are read and paired, options and metrics checked, before a model is opened.
@@ -208,8 +174,10 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
     models = [path for path in paths if Path(path).is_dir()]
     references = [read_text(path) for path in options.references]
     files, sources = _read(options, references, [path for path in paths if path not in models], models)
+    for path in train_target:
+        check_input(path)
     scoring, opening = options.scoring, options.opening
-    of_models = opening.settings or options.output or scoring.tag or opening.which or opening.threads
+    of_models = opening.settings or output or scoring.tag or opening.which or opening.threads
     if not models and (of_models or opening.engine != "auto" or (opening.device != "auto" and scoring.comet is None)):
         raise ConfigError(
             "decoding settings, `--output`, `--tag`, `--which`, `--engine`, `--threads` and (but for COMET) `--device` "
@@ -221,11 +189,11 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
     language_known = test_set.target_language is not None or not models
     if language_known:
         check_test_set(test_set, needed, scoring.comet, compare=True)
-    folder = output_folder(options.output)
-    inputs = [options.source, *options.references, *options.train_target, *files]
+    folder = output_folder(output)
+    inputs = [options.source, *options.references, *train_target, *files]
     for name, of_system in systems:
         for seed in range(1, len(of_system) + 1):
-            refuse_overwriting(_kept(folder, name, seed), *inputs)
+            refuse_overwriting(kept_file(folder, f"{name}.{seed}"), *inputs)
     # (2) Outputs are collected, one for each path. The first model names the language where no option did.
     found = []
     for name, of_system in systems:
@@ -236,15 +204,12 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
                 origins.append(path)
                 continue
             assert sources is not None
-            with (
-                warnings_shown(),
-                open_engine([path], opening, lines=len(sources)) as translator,
-            ):
+            with warnings_shown(), open_engine([path], opening, lines=len(sources)) as translator:
                 if not language_known:
                     test_set = scoring.test_set(references, sources, translator.target_language)
                     check_test_set(test_set, needed, scoring.comet, compare=True)
                     language_known = True
-                outputs.append(translated(translator, sources, _kept(folder, name, seed), scoring.tag))
+                outputs.append(translated(translator, sources, kept_file(folder, f"{name}.{seed}"), scoring.tag))
                 origins.append(translator.origin)
         warn_of_sides(outputs[0], test_set, f"the output of {printable(name)}")
         found.append(System(name, outputs, origins))
@@ -253,7 +218,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
         found,
         references,
         sources,
-        _lines(options.train_target) if options.train_target else None,
+        _lines(train_target) if train_target else None,
         metrics=scoring.metrics,
         target_language=test_set.target_language,
         tokenize=scoring.tokenizer,
@@ -267,13 +232,8 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
         print(comparison_text(comparison))
 
 
-def _kept(folder: Path | None, name: str, seed: int) -> str | None:
-    """Return the path of the translations that a model of a system makes; None where none are to be kept."""
-    return None if folder is None else str(folder / f"{name}.{seed}.txt")
-
-
 def _read(
-    options: CompareOptions, references: Sequence[list[str]], files: Sequence[str], models: Sequence[str]
+    options: SystemOptions, references: Sequence[list[str]], files: Sequence[str], models: Sequence[str]
 ) -> tuple[dict[str, list[str]], list[str] | None]:
     """Return the lines of each of `files` by path, and those of the source text; None where none is given.
 
@@ -281,7 +241,7 @@ def _read(
     """
     if models and options.source is None:
         raise ConfigError(f"`--source FILE` is missing: what should {models[0]} translate?")
-    for path in (*files, *options.train_target):
+    for path in files:
         check_input(path)
     named_references = list(zip(options.references, references, strict=True))
     for name, of_reference in named_references:
@@ -324,7 +284,6 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _lines(paths: Sequence[str]) -> Iterator[str]:
-    """Yield the lines of all files, read as they are asked for."""
     from ziggurat.translate.results import read_lines
 
     for path in paths:

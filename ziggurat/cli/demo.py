@@ -101,7 +101,6 @@ def _make_room(folder: Path) -> None:
 
 
 def _experiment(folder: Path, files: Mapping[str, tuple[Path, Path]], overrides: Sequence[str]) -> Experiment:
-    """Return the recipe with its data in `folder`, unless the overrides say otherwise."""
     paths = {"data.store": folder / "store"}
     for split in ("train", "dev"):
         paths |= {f"data.{split}.0.{side}": path for side, path in zip(("source", "target"), files[split], strict=True)}

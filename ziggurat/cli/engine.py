@@ -1,8 +1,4 @@
-"""Opening the model behind a verb, and the forms in which its translations are shown.
-
-`translate` and `evaluate` run on one of two engines (ziggurat.translate.engines); all other verbs of this module use
-PyTorch.
-"""
+"""Opening the model behind a verb, on one of two engines (ziggurat.translate.engines) or by PyTorch."""
 
 from __future__ import annotations
 
@@ -24,26 +20,17 @@ if TYPE_CHECKING:
     from ziggurat.translate.options import StreamTranslator
     from ziggurat.translate.translator import Translator
 
-_LINES_PER_WORKER = 1000
-"""Fewer do not win back the seconds in which a process starts and loads the model."""
-_BYTES_PER_WORKER = 2 << 30
-"""Free memory that a process should find: PyTorch, a model of a hundred million parameters, a batch in the search."""
+_LINES_PER_WORKER = 1000  # fewer do not win back the seconds in which a process starts and loads the model
+_BYTES_PER_WORKER = 2 << 30  # PyTorch, a model of a hundred million parameters, a batch in the search
 HINT_LINES = 1000
-"""Fewer are not worth a hint on how to translate them faster."""
+"""HINT_LINES is the least number of lines that are worth a hint on how to translate them faster."""
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The options of a verb on how to open a model.
+    """The options of a verb on how to open a model; None: the engine's default.
 
-    Attributes:
-        which: checkpoint of a run.
-        device: `auto`, `cpu`, ...
-        threads: CPU threads; None: the engine's default.
-        settings: decoding settings.
-        without_layers: layers to leave out; None: none.
-        engine: `auto`, `torch` or `ctranslate2`, for `open_engine`.
-        segmenters: SentencePiece models of source and target, for another toolkit's folder of CTranslate2.
+    `segmenters` are SentencePiece models of source and target, for another toolkit's folder of CTranslate2.
     """
 
     which: str | None
@@ -77,6 +64,21 @@ def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None
     )
     _introduce(translator, lines)
     return translator
+
+
+def model_languages(path: str, options: ModelOptions) -> tuple[str, str]:
+    """Return the source and target language of a model, before it is opened; empty where it does not say."""
+    from ziggurat.config import load_experiment
+    from ziggurat.model.run_folder import config_file
+    from ziggurat.translate.engines import export_folder
+
+    _refuse_missing([path])
+    served = export_folder(options.engine, [path], which=options.which, without_layers=options.without_layers)
+    config = config_file(served or Path(path).expanduser())
+    if not config.is_file():
+        return "", ""
+    data = load_experiment(config).data
+    return data.source_language, data.target_language
 
 
 def _introduce(translator: StreamTranslator, lines: int | None) -> None:
@@ -143,15 +145,6 @@ def open_engine(
         _introduce(export, lines)
         yield export
         return
-    with _open_torch(paths, options, workers, lines) as translator:
-        yield translator
-
-
-@contextlib.contextmanager
-def _open_torch(
-    paths: Sequence[str], options: ModelOptions, workers: int, lines: int | None
-) -> Iterator[StreamTranslator]:
-    """Context with a translator by PyTorch, in this process or in several."""
     if workers == 1:
         yield open_model(paths, options, lines=lines)
         return

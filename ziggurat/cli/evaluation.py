@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ziggurat.cli.compare import CompareOptions, compare_systems
+from ziggurat.cli.compare import compare_systems
 from ziggurat.cli.engine import ModelOptions, open_model
 from ziggurat.cli.jobs import (
     JobFolder,
@@ -45,11 +45,12 @@ from ziggurat.cli.output import (
     say,
     write_parts,
 )
-from ziggurat.cli.perturbing import PerturbOptions, perturb_systems, perturbation_names
+from ziggurat.cli.perturbing import perturb_systems, perturbation_names
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     PERPLEXITY,
     ScoreOptions,
+    SystemOptions,
     comet_environment,
     metric_names,
     read_texts,
@@ -212,18 +213,9 @@ def evaluate(
             raise ConfigError("`--perturb` cannot be a job; leave out `--job`")
         if (model is None) == (not compare):
             raise ConfigError("`--perturb` needs a model, or `--compare` with models")
-        disturbing = PerturbOptions(
-            perturbation_names(perturb),
-            compare or [str(model)],
-            ensemble or [],
-            source,
-            reference,
-            perturb_seed,
-            page,
-            scoring,
-            opening,
-        )
-        perturb_systems(disturbing, json=json)
+        systems = SystemOptions(compare or [str(model)], source, reference, scoring, opening)
+        names = perturbation_names(perturb)
+        perturb_systems(systems, names, ensemble=ensemble or [], seed=perturb_seed, page=page, json=json)
         return
     if page is not None or perturb_seed:
         raise ConfigError("`--page` and `--perturb-seed` go with `--perturb`")
@@ -233,9 +225,8 @@ def evaluate(
                 "`--compare` takes no model beside it, no `--hypothesis`, `--ensemble`, `--without-layers`, "
                 "`--tokenised`, `--compound-split` or `--confidence`"
             )
-        compare_systems(
-            CompareOptions(compare, source, reference, train_target or [], output, scoring, opening), json=json
-        )
+        systems = SystemOptions(compare, source, reference, scoring, opening)
+        compare_systems(systems, train_target=train_target or [], output=output, json=json)
         return
     if train_target:
         raise ConfigError("`--train-target` goes with `--compare`")

@@ -51,12 +51,11 @@ def explain(
         papers = [_paper_document(paper)] if paper else []
         print_json([*(e._asdict() for e in entries), *papers, *map(_document, choices)])
         return
-    parts = [*map(_entry_text, entries), *([_paper_text(paper)] if paper else []), *map(_choice_text, choices)]
+    parts = [*map(_entry_text, entries), *([_explained_paper(paper)] if paper else []), *map(_choice_text, choices)]
     print("\n".join(parts))
 
 
 def _unknown(name: str) -> str:
-    """Return the message on a name that is neither a key nor a method."""
     if name in recipe_names() or find_small_recipe(name) is not None:
         return f"`{name}` is a recipe: `ziggurat recipes {name}` prints it"
     methods = [] if "." in name else names_like(name)
@@ -71,7 +70,6 @@ def _entry_text(entry: KeyDescription) -> str:
 
 
 def _choice_text(choice: NamedChoice) -> str:
-    """Return what is known of a choice: its name, then a line for each fact."""
     found = recipes_with(choice)
     facts = {
         "also set by": ", ".join(choice.keys[1:]),
@@ -87,7 +85,6 @@ def _choice_text(choice: NamedChoice) -> str:
 
 
 def _published(choice: NamedChoice) -> str:
-    """Return the paper of a choice, with its title where that is known, and the place in it."""
     paper = choice.published_in
     text = f"{choice.paper}: {paper.title}" if paper else str(choice.paper)
     return f"{text}, {choice.place}" if choice.place else text
@@ -110,7 +107,6 @@ def _first(names: Sequence[str]) -> str:
 
 
 def _document(choice: NamedChoice) -> dict[str, Any]:
-    """Return all that is known of a choice for JSON."""
     return {
         "method": choice.name,
         "keys": choice.keys,
@@ -129,8 +125,7 @@ def _document(choice: NamedChoice) -> dict[str, Any]:
     }
 
 
-def _paper_text(key: str) -> str:
-    """Return a paper of recipes, its methods, and the verb that lists its systems."""
+def _explained_paper(key: str) -> str:
     recipes = list(paper_recipes(key).values())
     methods = _by_key([choice.name for choice in methods_of_paper(key)])
     lines = [f"{key}  (paper)", recipes[0].paper.citation, f"methods: {methods}"]
@@ -141,7 +136,6 @@ def _paper_text(key: str) -> str:
 
 
 def _paper_document(key: str) -> dict[str, Any]:
-    """Return a paper of recipes for JSON."""
     return {
         "paper_key": key,
         "paper": next(iter(paper_recipes(key).values())).paper.citation,

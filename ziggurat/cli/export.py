@@ -142,7 +142,6 @@ def _check(config: str, to: str | None, json: bool) -> None:
 
 
 def _report_text(report: dict[str, Any], out: Path) -> str:
-    """Return the report of an export as text."""
     found = report["verification"]
     packages = [f"the package to install: {path}" for path in sorted(out.glob("*.argosmodel"))]
     lines = [

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
-from ziggurat.cli.output import Json, counted, print_json, progress_bars, say
+from ziggurat.cli.output import Json, PhaseBars, counted, print_json, progress_bars, say
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.recipes import find_small_recipe, read_named
 from ziggurat.system.errors import ConfigError, DataError, printable
@@ -89,7 +89,7 @@ def fetch(
             mirror or [],
             offline,
             Network(proxy=proxy, retries=retries),
-            _Bars(bars).show,
+            PhaseBars(bars, once=True).show,
         )
         known = Names(load_registry(registry or []), downloads)
         if list_:
@@ -129,7 +129,6 @@ def _embedded_text(one: dict[str, Any]) -> str:
 
 
 def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
-    """Return the tasks of a name: of a configuration's or recipe's data, or of one corpus."""
     from ziggurat.corpora.fetch.pairs import task_of_name, tasks_of_config
 
     if name == "demo":
@@ -143,7 +142,6 @@ def _tasks(name: str, names: Names, folder: Path) -> list[FetchTask]:
 
 
 def _run(tasks: Sequence[FetchTask], downloads: Downloads, force: bool) -> list[Written]:
-    """Run all tasks. Raises DataError at the end, with all that could not be fetched."""
     from ziggurat.corpora.fetch.pairs import by_hand, run_task
 
     written, failed = [], by_hand(tasks)
@@ -205,7 +203,6 @@ def _print_list(listed: Sequence[IndexEntry], as_json: bool) -> None:
 
 
 def _text(one: Written) -> str:
-    """Return what became of a target: files, pairs, licences."""
     files = " and ".join(map(str, one.target.files.values()))
     how = "already there" if one.reused else "written"
     skipped = sum(part.skipped for part in one.origin.parts)
@@ -226,20 +223,3 @@ def _document(one: Written) -> dict[str, Any]:
         "parts": [part.model_dump(mode="json") for part in one.origin.parts],
         "terms": one.terms,
     }
-
-
-class _Bars:
-    """One progress bar for what is being done; off a terminal a message when something new begins."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._shown: tuple[str, TaskID] | None = None
-
-    def show(self, phase: str, done: int, total: int | None) -> None:
-        if self._shown is None or self._shown[0] != phase:
-            if self._shown is not None:
-                self._bars.remove_task(self._shown[1])
-            self._shown = (phase, self._bars.add_task(printable(phase, 60), total=total))
-            if self._bars.disable:
-                say(f"{printable(phase, 200)} ...")
-        self._bars.update(self._shown[1], completed=done, total=total)

@@ -64,7 +64,6 @@ def single_hyphen_hint(arguments: Sequence[str]) -> str:
 
 
 def _hint(verb: str, option: str, arguments: Sequence[str]) -> str:
-    """Return the line for an option; empty where it is not known."""
     instead = hints(verb).get(option.lstrip("-").replace("_", "-")) if option.startswith("-") else None
     if instead is None:
         return ""

@@ -1,7 +1,4 @@
-"""The verb that looks at a model before it is trained: inspect.
-
-In the order of its output: parameters and methods, costs, the depth check with the configuration that it suggests.
-"""
+"""The verb that looks at a model before it is trained: inspect."""
 
 from __future__ import annotations
 
@@ -32,6 +29,7 @@ from ziggurat.config.rules.doubtful import notices
 from ziggurat.config.rules.unused import unused_settings
 from ziggurat.system.errors import ConfigError
 from ziggurat.system.files import check_file
+from ziggurat.system.processes import busy_notice
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
@@ -44,11 +42,7 @@ if TYPE_CHECKING:
 def _run_check(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
     """Run the depth check of `experiment`, with a progress bar on a terminal and a message per trial elsewhere.
 
-    Args:
-        experiment: the configuration.
-        updates: number of updates of each trial.
-        width: model width in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
-        remedies: whether to try remedies where the verdict is not `trains`.
+    `width` is that of the model in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
     """
     from ziggurat.inspect.check import check_depth
     from ziggurat.inspect.trial import TrialOptions
@@ -72,7 +66,6 @@ def _run_check(experiment: Experiment, *, updates: int, width: int | None, remed
 
 
 def _check_text(check: DepthCheck) -> str:
-    """Return the depth check as text."""
     trial, verdict, settings, reference = check.trial, check.verdict, check.settings, check.reference
     lines = [
         f"depth check: {verdict.label.upper()}",
@@ -218,7 +211,6 @@ def inspect(
 
 
 def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
-    """Return the inspection for JSON."""
     published = recipe.table_row.published.count if recipe else None
     return {
         "name": name,
@@ -231,7 +223,6 @@ def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: P
 
 
 def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> str:
-    """Return parameters, vocabulary and methods as text."""
     total, model = inspection.parameters, experiment.model
     lines = [f"{name}", "", f"{'parameters':<12}  {total:>15,}"]
     for part, count in inspection.parts.items():
@@ -278,7 +269,6 @@ def _cost_record(cost: Cost) -> dict[str, Any]:
 
 
 def _cost_text(cost: Cost, training: TrainingConfig) -> str:
-    """Return the costs as tables."""
     return "\n\n".join(
         ["\n".join(table) for table in (_arithmetic(cost), _memory(cost, training), _time(cost, training), cost.notes)]
     ).rstrip()
@@ -363,8 +353,8 @@ def _time(cost: Cost, training: TrainingConfig) -> list[str]:
     accumulate = training.batch.accumulate
     count = "1 batch" if accumulate == 1 else f"{accumulate} batches"
     busy = (
-        f"  the machine is busy: {time.others:.0%} of its processors' time went to other processes. These seconds are "
-        f"those of an idle machine; now an update takes at least {time.delay:.1f} times as long"
+        f"  {busy_notice(time.others)}. These seconds are those of an idle machine; now an update takes at least "
+        f"{time.delay:.1f} times as long"
     )
     return [
         f"{f'seconds of an update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",

@@ -75,11 +75,8 @@ class JobOptions:
     Attributes:
         folder: folder of the job; None: no job.
         shard: `--shard`, as it was typed.
-        merge: only merge.
         ray: address of a Ray cluster; None: processes of this machine.
-        workers: number of workers; None: the default.
-        threads: CPU threads of each.
-        device: where each computes.
+        workers: number of workers, each with `threads` CPU threads on `device`; None: the default.
         noun: what progress is counted in.
     """
 
@@ -122,20 +119,17 @@ class JobOptions:
         from ziggurat.corpora.jobs.job import Work
         from ziggurat.corpora.jobs.launchers import processes, ray_actors
 
-        threads, gpu = self.threads or 1, self.device != "cpu" and _on_gpu(self.device)
+        threads, gpu = self.threads or 1, False
+        if self.device != "cpu":
+            from ziggurat.model.directory import usable_device
+
+            gpu = usable_device(self.device, "--device").type != "cpu"
         if self.ray is not None:
             launch = partial(ray_actors, self.ray, self.workers, cpus=threads, gpus=int(gpu))
         else:
             usual = 1 if gpu else max(1, usable_cpus() // threads)
             launch = partial(processes, self.workers or usual)
         return Work(launch, self.part, self.merge, _Progress(self.noun).show)
-
-
-def _on_gpu(device: str) -> bool:
-    """Return True where `--device` means a GPU."""
-    from ziggurat.model.directory import usable_device
-
-    return usable_device(device, "--device").type != "cpu"
 
 
 class _Progress:
@@ -192,16 +186,9 @@ def line_job(
 ) -> Merged | None:
     """Do a job of lines; return what was merged, or None where this call did only a part.
 
-    Args:
-        options: the options.
-        verb: the verb.
-        task: what is done with the lines.
-        settings: all that the result depends on, but the inputs.
-        inputs: the files that the lines come from.
-        lines: returns the lines.
-        take: takes the results of all shards, in order.
-        shard_lines: lines of a shard; None: SHARD_LINES.
-        before: makes what all shards need, once their plan is written.
+    The result depends on `settings` and the files `inputs`, from which `lines` come. `before` makes what all shards
+    need, once their plan is written; `take` takes the results of all shards, in order. A shard has `shard_lines`, by
+    default SHARD_LINES.
     """
     from ziggurat.corpora.jobs.job import fix_plan
     from ziggurat.corpora.jobs.tasks import run_text_job

@@ -1,9 +1,7 @@
-"""Input and output of the verbs.
+"""Input and output of the verbs, and the options that several of them share.
 
 Messages and progress bars go to standard error, results to standard output. A file appears when it is complete, or not
 at all. Paths are checked before the work begins, since loading a model takes seconds.
-
-Options and arguments that several verbs share.
 """
 
 from __future__ import annotations
@@ -16,19 +14,31 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 from ziggurat.config.load import apply_override
 from ziggurat.system.compressed import byte_stream, compression_of
 from ziggurat.system.errors import ConfigError, DataError, printable
-from ziggurat.system.files import atomic_file, may_be_replaced
+from ziggurat.system.files import atomic_file, may_be_replaced, write_atomically
 from ziggurat.system.small_files import json_safe
 from ziggurat.system.terminal import safe
+
+if TYPE_CHECKING:
+    from ziggurat.inspect.report.figure import Figure
 
 OUT = ("--output", "-o", "--out")
 """Names of the option that says where to write, for every verb; some verbs called it `--out` before version 0.2."""
@@ -72,9 +82,25 @@ def progress_bars(*columns: ProgressColumn, shown: bool = True) -> Iterator[Prog
             _of_bars.remove(screen)
 
 
-class _LineRate(ProgressColumn):
-    """Lines per second so far."""
+class PhaseBars:
+    """One progress bar per phase of a verb; off a terminal one message per phase. `once`: only the latest is shown."""
 
+    def __init__(self, bars: Progress, *, once: bool = False) -> None:
+        self._bars, self._once = bars, once
+        self._tasks: dict[str, TaskID] = {}
+
+    def show(self, phase: str, done: int, total: int | None) -> None:
+        """Show how much of a phase is done; `total` is None where it is not known."""
+        if phase not in self._tasks:
+            while self._once and self._tasks:
+                self._bars.remove_task(self._tasks.popitem()[1])
+            self._tasks[phase] = self._bars.add_task(printable(phase, 60), total=total)
+            if self._bars.disable:
+                say(f"{printable(phase, 200)} ...")
+        self._bars.update(self._tasks[phase], completed=done, total=total)
+
+
+class _LineRate(ProgressColumn):
     def render(self, task: Task) -> Text:
         rate = f"{task.completed / task.elapsed:,.0f} lines/s" if task.elapsed else ""
         return Text(rate, style="progress.data.speed")
@@ -232,6 +258,20 @@ def write_parts(path: str, parts: Iterable[bytes]) -> None:
     """Write the parts of a file one after the other; see output_stream."""
     with output_stream(path) as out:
         out.writelines(parts)
+
+
+def figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
+    """Write each figure, in all formats unless some are named, and its numbers as CSV; return the files."""
+    from ziggurat.inspect.report.drawing import FORMATS, save
+    from ziggurat.inspect.report.figure import numbers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for figure in figures:
+        table = folder / f"{figure.key}.csv"
+        write_atomically(table, numbers(figure).encode())
+        written += [*save(figure, folder, formats or list(FORMATS)), table]
+    return written
 
 
 def refuse_overwriting(output: str | None, *inputs: str | None) -> None:

@@ -3,58 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ziggurat.cli.compare import aligned, parse_systems
-from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.engine import model_languages, open_engine, warnings_shown
 from ziggurat.cli.output import (
     check_page,
     counted,
-    output_stream,
     pair_up,
     print_json,
     read_text,
     refuse_empty,
     say,
+    write_parts,
 )
-from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
+from ziggurat.cli.scoring import SystemOptions, check_test_set, translated, warn_of_sides
 from ziggurat.system.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.evaluate.perturbations import DisturbedSet, SystemOutputs
+    from ziggurat.evaluate.perturbations import SystemOutputs
     from ziggurat.evaluate.robustness import Effect, EffectDifference, PairwiseTest, Robustness
 
 _SIGNIFICANT = 0.05
-_LINE = 4096  # characters shown of a path or signature
-
-
-@dataclass(frozen=True)
-class PerturbOptions:
-    """The options of `evaluate --perturb`.
-
-    Attributes:
-        perturbations: their names.
-        systems: models, each `[NAME=]PATH`.
-        ensemble: further members of the only system.
-        source: path of the source text.
-        references: paths of the reference translations.
-        seed: of the random choices.
-        page: path of the HTML file; None: no page.
-        scoring: metrics, and how they are computed.
-        opening: how models are opened.
-    """
-
-    perturbations: Sequence[str]
-    systems: Sequence[str]
-    ensemble: Sequence[str]
-    source: str | None
-    references: Sequence[str]
-    seed: int
-    page: str | None
-    scoring: ScoreOptions
-    opening: ModelOptions
+_SHOWN = 4096  # characters shown of a path or signature
 
 
 def perturbation_names(listed: str) -> list[str]:
@@ -65,9 +38,20 @@ def perturbation_names(listed: str) -> list[str]:
     return names_of(names or [""], "--perturb")
 
 
-def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
-    """Translate the test set as it is and disturbed by every system, and print or write what that costs."""
-    from ziggurat.evaluate.perturbations import changes_any
+def perturb_systems(
+    options: SystemOptions,
+    perturbations: Sequence[str],
+    *,
+    ensemble: Sequence[str],
+    seed: int,
+    page: str | None,
+    json: bool,
+) -> None:
+    """Translate the test set as it is and disturbed by every system, and print or write what that costs.
+
+    `ensemble` are further members of the only system; `page` is the path of an HTML file.
+    """
+    from ziggurat.evaluate.perturbations import DisturbedSet, changes_any
     from ziggurat.evaluate.scores import METRICS
 
     # (1) Texts and options are checked before a model is opened.
@@ -82,28 +66,28 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     for name, lines in ((options.source, sources), *named):
         refuse_empty(name, lines)
     pair_up((options.source, sources), *named)
-    if not changes_any(options.perturbations, sources, references, options.seed):
-        raise ConfigError(f"{options.source}: none of {', '.join(options.perturbations)} changes a line of it")
-    if options.page is not None:
-        if options.page == "-" and json:
+    if not changes_any(perturbations, sources, references, seed):
+        raise ConfigError(f"{options.source}: none of {', '.join(perturbations)} changes a line of it")
+    if page is not None:
+        if page == "-" and json:
             raise ConfigError("`--page -` and `--json` both write to standard output; name a file")
-        check_page(options.page, "--page", options.source, *options.references)
-        _check_jinja()
+        check_page(page, "--page", options.source, *options.references)
+        if find_spec("jinja2") is None:  # before hours of translating
+            raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[train]'")
     # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
     disturbed: DisturbedSet | None = None
     found: list[SystemOutputs] = []
     origins = []
     test_set = scoring.test_set(references, sources)
     for name, path in systems:
-        with (
-            warnings_shown(),
-            open_engine([path, *options.ensemble], options.opening, lines=len(sources)) as translator,
-        ):
+        members = [path, *ensemble]
+        with warnings_shown(), open_engine(members, options.opening, lines=len(sources)) as translator:
             if disturbed is None:
                 test_set = scoring.test_set(references, sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, None)
-                languages = (_source_language(path, options.opening), translator.target_language)
-                disturbed = _disturbed(options, sources, references, languages)
+                # Capitals are chosen by the source language: the Turkish one of `i` has a dot.
+                languages = (model_languages(path, options.opening)[0], translator.target_language)
+                disturbed = DisturbedSet(perturbations, sources, references, languages, seed)
             outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
             warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
             found.append(outputs)
@@ -112,68 +96,35 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     # (3) What it costs
     named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
     results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
-    if options.page != "-":  # else standard output holds the page
+    if page != "-":  # else standard output holds the page
         if json:
             print_json(results.as_record())
         else:
             print(_text(results))
-    if options.page is not None:
-        _write_page(results, options.page)
-        if options.page != "-":
-            say(f"page: {Path(options.page).resolve()}")
+    if page is not None:
+        from ziggurat.inspect.report.page import robustness_page
+
+        write_parts(page, [robustness_page(results).encode()])
+        if page != "-":
+            say(f"page: {Path(page).resolve()}")
 
 
 def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
-    """Return name and path of each system. Raises ConfigError for several seeds and for files."""
     systems = []
     for name, paths in parse_systems(given):
         if len(paths) > 1:
             raise ConfigError(f"`--perturb`: {printable(name)} has {len(paths)} seeds; name one model of it")
         if Path(paths[0]).is_file():
-            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _LINE)} is a file")
+            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _SHOWN)} is a file")
         systems.append((name, paths[0]))
     return systems
 
 
-def _source_language(path: str, opening: ModelOptions) -> str:
-    """Return the source language of a model, by which capitals are chosen: the Turkish one of `i` has a dot."""
-    from ziggurat.config import load_experiment
-    from ziggurat.model.run_folder import config_file
-    from ziggurat.translate.engines import export_folder
-
-    served = export_folder(opening.engine, [path], which=opening.which, without_layers=opening.without_layers)
-    return load_experiment(config_file(served or Path(path).expanduser())).data.source_language
-
-
-def _check_jinja() -> None:
-    """Raise ConfigError where the page's library is missing, before hours of translating."""
-    try:
-        import jinja2  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[train]'") from None
-
-
-def _disturbed(
-    options: PerturbOptions, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str]
-) -> DisturbedSet:
-    from ziggurat.evaluate.perturbations import DisturbedSet
-
-    return DisturbedSet(options.perturbations, sources, references, languages, options.seed)
-
-
-def _write_page(results: Robustness, path: str) -> None:
-    from ziggurat.inspect.report.page import robustness_page
-
-    with output_stream(path) as file:
-        file.write(robustness_page(results).encode())
-
-
 def _text(results: Robustness) -> str:
-    """Return the tables."""
     from ziggurat.evaluate.findings import FEWEST_CASES
 
     head = [f"{counted(results.sentences, 'sentence')}; {results.tests}; * marks adjusted p < {_SIGNIFICANT}"]
-    head += [f"{printable(n)}: {printable(o, _LINE)}" for n, o in zip(results.systems, results.origins, strict=True)]
+    head += [f"{printable(n)}: {printable(o, _SHOWN)}" for n, o in zip(results.systems, results.origins, strict=True)]
     parts = ["\n".join(head)]
     for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
         named = len(results.systems) > 1
@@ -189,7 +140,7 @@ def _text(results: Robustness) -> str:
                 row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}", *_tested(effect)]
             rows.append(row)
         direction = "" if up else " (lower is better)"
-        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _LINE)}", aligned(rows)]))
+        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _SHOWN)}", aligned(rows)]))
         for title, between in (
             (f"{metric}, disturbed", results.contests),
             (f"{metric}, disturbed - as it is", results.effect_differences),
@@ -207,7 +158,6 @@ def _text(results: Robustness) -> str:
 
 
 def _tested(found: Effect | PairwiseTest | EffectDifference) -> tuple[str, str]:
-    """Return a difference with its mark, and its p-value."""
     p = found.p_adjusted
     mark = "*" if p is not None and p < _SIGNIFICANT else " "
     return f"{found.difference:+.2f}{mark}", "too few" if p is None else f"{p:.3f}"

@@ -18,7 +18,6 @@ from ziggurat.system.errors import ConfigError, ZigguratError, printable
 from ziggurat.system.terminal import duration
 
 if TYPE_CHECKING:
-    from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.corpora.pipeline.context import PipelineContext
     from ziggurat.corpora.pipeline.engine import Pipeline, Selection
     from ziggurat.corpora.pipeline.staleness import StepStatus
@@ -77,16 +76,19 @@ def pipeline(
         raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
     if shard is not None and force:
         raise ConfigError("`--force` with `--shard`: every part would begin the step again; remove its folder instead")
-    from ziggurat.corpora.pipeline.demo_data import STARTER
+    from ziggurat.corpora.pipeline.demo_data import DEMO, STARTER, write_demo
 
-    text, label = _read(file, overrides or [])
+    given = overrides or []
+    text, label = _read(file, given)
     if show:
         print(text, end="")
         return
     if file == STARTER and not Path(file).is_file():
         raise ConfigError(f"`{STARTER}` is a file to edit: `ziggurat pipeline {STARTER} --print > my.yaml`")
-    config = _config(text, label, overrides or [])
+    from ziggurat.config.load import parse_as
+    from ziggurat.config.pipeline import PipelineConfig
 
+    config = parse_as(PipelineConfig, text, label, given)
     from ziggurat.corpora.pipeline.context import ExecutionOptions, PipelineContext
     from ziggurat.corpora.pipeline.engine import Selection
     from ziggurat.corpora.pipeline.steps import pipeline_of
@@ -94,22 +96,20 @@ def pipeline(
     looks = dry_run or status
     options = JobOptions(config.folder, shard, False, None if looks else ray, workers)
     context = PipelineContext(config, say, console(), ExecutionOptions(options.ray, workers, options.part))
-    if _is_demo(file):
-        from ziggurat.corpora.pipeline.demo_data import write_demo
-
+    if file == DEMO and not Path(file).is_file():
         write_demo(context.folder)
-    with _located(text, label, overrides or []):
+    with _located(text, label, given):
         steps = pipeline_of(context)
     selection = Selection(only or first, only or until, frozenset(force or []))
     if looks:
-        with _located(text, label, overrides or []):
+        with _located(text, label, given):
             _show(steps, selection, costs=dry_run, json=json)
         return
     if shard is not None:
         _do_part(steps, only, shard)
         return
     with warnings_shown():
-        signal = _run(steps, selection, _located(text, label, overrides or []))
+        signal = _run(steps, selection, _located(text, label, given))
     if signal is not None:
         raise typer.Exit(128 + signal)
     if selection.numbers(steps.steps).stop < len(steps.steps):
@@ -150,19 +150,6 @@ def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
     return read_config(file, piped=True), file
 
 
-def _is_demo(file: str) -> bool:
-    from ziggurat.corpora.pipeline.demo_data import DEMO
-
-    return file == DEMO and not Path(file).is_file()
-
-
-def _config(text: str, label: str, overrides: Sequence[str]) -> PipelineConfig:
-    from ziggurat.config.load import parse_as
-    from ziggurat.config.pipeline import PipelineConfig
-
-    return parse_as(PipelineConfig, text, label, overrides)
-
-
 def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[None]) -> int | None:
     """Run the steps, in the context that locates errors; return the signal that stopped them, if one did."""
     told = False
@@ -190,7 +177,6 @@ def _run(steps: Pipeline, selection: Selection, located: AbstractContextManager[
 
 
 def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
-    """Do a part of a step; ends the program where a signal stopped it."""
     from ziggurat.corpora.pipeline.engine import ShardedRun, shared_step
 
     step = shared_step(steps.steps, name)
@@ -205,7 +191,6 @@ def _do_part(steps: Pipeline, name: str | None, shard: str) -> None:
 
 
 def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:
-    """Print how each step stands, with `costs` what those that are to be done will take."""
     states = steps.statuses(selection)
     expected = {state.step.name: state.expected() for state in states if costs and not state.settled}
     if json:
@@ -225,7 +210,6 @@ def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> 
 
 
 def _time(state: StepStatus, expected: Expected | None) -> str:
-    """Return the time that a step took, or is expected to take."""
     if state.settled:
         return f"{duration(state.spent.seconds)}"
     if expected is None:
@@ -234,7 +218,6 @@ def _time(state: StepStatus, expected: Expected | None) -> str:
 
 
 def _total(expected: dict[str, Expected]) -> str:
-    """Return in words what all steps to be done will take."""
     known = [cost.seconds for cost in expected.values() if cost.seconds is not None]
     if not expected:
         return "nothing to do"
@@ -257,13 +240,11 @@ def _record(state: StepStatus, expected: Expected | None) -> dict[str, Any]:
 
 
 def _score(one: dict[str, Any]) -> str:
-    """Return a score with half its confidence interval, where that is known."""
     interval = "" if one.get("interval") is None else f" ± {one['interval']:.1f}"
     return f"{one['name']} {one['value']:.1f}{interval}"
 
 
 def _print_report(context: PipelineContext, json: bool) -> None:
-    """Print what came out."""
     from ziggurat.corpora.pipeline.evaluation import PAGE, RECORD
     from ziggurat.corpora.pipeline.models import shipped
     from ziggurat.corpora.pipeline.step import read_document

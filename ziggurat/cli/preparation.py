@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 
 from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.output import (
@@ -15,6 +15,7 @@ from ziggurat.cli.output import (
     ConfigArgument,
     Json,
     Overrides,
+    PhaseBars,
     check_output,
     counted,
     file_named,
@@ -129,21 +130,13 @@ def _has(find: str | None, *texts: str) -> bool:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """Return the entry of a recipe in the list."""
     if (recipe := find_paper_recipe(name)) is not None:
         return recipe.document()
-    no_paper: dict[str, Any] = {
-        "paper": None,
-        "table": None,
-        "row": None,
-        "published_parameters": None,
-        "published_scores": {},
-    }
-    return {"name": name, "summary": recipe_summary(name), **no_paper}
+    no_paper = dict.fromkeys(("paper", "table", "row", "published_parameters"))
+    return {"name": name, "summary": recipe_summary(name), **no_paper, "published_scores": {}}
 
 
 def _paper_text(listed: Sequence[PaperRecipe]) -> str:
-    """Return the recipes of a paper as text, by table and row."""
     tables: dict[str, list[tuple[str, str, str]]] = {}
     for recipe in listed:
         for place in recipe.table_rows:
@@ -180,15 +173,10 @@ def prepare(
         say(f"warning: {doubt}")
     if not experiment.data.dev:
         say("no `data.dev`: runs will not be validated, nor keep their best weights; docs/tutorial.md holds pairs out")
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f}"),
-        TimeRemainingColumn(),
-    )
+    done = TextColumn("{task.completed:,.0f}")
     try:
-        with progress_bars(*columns) as bars:
-            show = _PhaseBars(bars).show
+        with progress_bars(TextColumn("{task.description}"), BarColumn(), done, TimeRemainingColumn()) as bars:
+            show = PhaseBars(bars).show
             if job is None:
                 report = prepare_store(experiment.data, force=force, progress=show)
             else:
@@ -213,7 +201,6 @@ def prepare(
 
 
 def _report_text(report: PrepareReport) -> str:
-    """Return the report as text: one line per corpus, then the store."""
     lines = []
     for corpus in report.corpora:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(corpus.dropped.items()) if count)
@@ -237,21 +224,6 @@ def _report_text(report: PrepareReport) -> str:
         vocabulary = f"vocabularies: {source:,} source and {target:,} target pieces"
     how = "already there, nothing to do" if report.reused else f"written in {duration(report.seconds)}"
     return "\n".join([*lines, f"store  {report.store}; {vocabulary}; {how}"])
-
-
-class _PhaseBars:
-    """One progress bar per phase of preparing; off a terminal one message per phase."""
-
-    def __init__(self, bars: Progress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def show(self, phase: str, done: int, total: int | None) -> None:
-        if phase not in self._tasks:
-            self._tasks[phase] = self._bars.add_task(phase, total=total)
-            if self._bars.disable:
-                say(f"{phase} ...")
-        self._bars.update(self._tasks[phase], completed=done, total=total)
 
 
 def shortlist(

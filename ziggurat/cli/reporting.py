@@ -15,6 +15,7 @@ from ziggurat.cli.output import (
     check_one_stream,
     check_page,
     counted,
+    figure_files,
     output_stream,
     pair_up,
     print_json,
@@ -24,7 +25,7 @@ from ziggurat.cli.output import (
 from ziggurat.cli.tuning import check_coordinates
 from ziggurat.model.run_folder import refuse_missing
 from ziggurat.system.errors import ConfigError
-from ziggurat.system.files import MANIFEST, write_atomically
+from ziggurat.system.files import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -189,7 +190,7 @@ def report(
         made = _report_on_runs(runs, translations, source, reference)
     with output_stream(str(target)) as file:
         file.write(made.page.encode())
-    written = _figure_files(made.figures, figures, formats) if figures is not None else []
+    written = figure_files(made.figures, figures, formats) if figures is not None else []
     if json:
         print_json({"report": str(target), "files": [str(path) for path in written], **made.record})
         return
@@ -240,20 +241,6 @@ def _report_on_store(path: Path, source: str | None, reference: str | None) -> _
         say(f"warning: {notice}")
     lines = [f"{path}: {kept:,} of {counted(read, 'training pair')} kept"]
     return _Made(data_page(content), content.figures, data_record(content), lines)
-
-
-def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write each figure in all formats, and its numbers as CSV; return the files."""
-    from ziggurat.inspect.report.drawing import save
-    from ziggurat.inspect.report.figure import numbers
-
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for figure in figures:
-        table = folder / f"{figure.key}.csv"
-        write_atomically(table, numbers(figure).encode())
-        written += [*save(figure, folder, formats), table]
-    return written
 
 
 def _sentences(

@@ -1,17 +1,14 @@
-"""Scoring for `evaluate`, alone and with `--compare`: metrics by name, checks before and after translating.
-
-`evaluate` on several test sets, or of several checkpoints: each one's scores, and their mean or spread.
-"""
+"""Scoring for `evaluate`: of one system, on several test sets, or of several checkpoints with their mean and spread."""
 
 from __future__ import annotations
 
 import os
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.jobs import JobOptions, model_choice, translation_job
@@ -21,7 +18,6 @@ from ziggurat.cli.output import (
     counted,
     line_progress,
     output_folder,
-    output_stream,
     pair_up,
     print_json,
     read_text,
@@ -52,16 +48,12 @@ class ScoreOptions:
     """The options of `evaluate` on how outputs are scored.
 
     Attributes:
-        metrics: names of ALL_METRICS, in its order.
+        metrics: names of ALL_METRICS, in its order, without `perplexity`, which is of the reference under the model.
         comet: where COMET runs; None without that metric.
         language: target language; None: the model's, if there is a model.
         tokenizer: BLEU's tokenizer by sacreBLEU's name; None: by the language.
-        lowercase: ignore case.
         tokenised: language of tokenised BLEU; None: not asked for.
-        compound_split: also compound-split BLEU.
-        confidence: add confidence intervals.
-        tag: put before every source sentence that is translated; None: none.
-        perplexity: also that of the reference under the model.
+        tag: put before every source sentence that is translated.
     """
 
     metrics: Sequence[str]
@@ -95,14 +87,27 @@ class ScoreOptions:
 
 
 @dataclass(frozen=True)
-class Texts:
-    """A source text and its reference translations, read and paired.
+class SystemOptions:
+    """The options of `evaluate` on several systems.
 
     Attributes:
-        paths: of all files, the source first.
-        sources: lines of the source text.
-        references: lines of each reference.
+        systems: each `[NAME=]PATH[,PATH...]`.
+        source: path of the source text.
+        references: paths of the reference translations.
+        scoring: metrics, and how they are computed.
+        opening: how models are opened.
     """
+
+    systems: Sequence[str]
+    source: str | None
+    references: Sequence[str]
+    scoring: ScoreOptions
+    opening: ModelOptions
+
+
+@dataclass(frozen=True)
+class Texts:
+    """A source text and its reference translations, read and paired; `paths` are of all files, the source first."""
 
     paths: Sequence[str]
     sources: list[str]
@@ -172,21 +177,15 @@ def check_test_set(
 
 
 def translated(
-    translator: StreamTranslator,
-    sources: list[str],
-    output: str | None,
-    tag: str | None = None,
+    translator: StreamTranslator, sources: list[str], output: str | None, tag: str | None = None
 ) -> list[str]:
     """Return the translations of `sources`, each after `tag`; they are also written to the file `output`, if given."""
     with line_progress("translating", len(sources)) as advance:
         translator.on_finished = advance
-        hypotheses = [
-            translation.text
-            for translation in translator.translate_stream(sources, window=max(1, len(sources)), tag=tag)
-        ]
+        translations = translator.translate_stream(sources, window=max(1, len(sources)), tag=tag)
+        hypotheses = [translation.text for translation in translations]
     if output is not None:
-        with output_stream(output) as out:
-            out.write("".join(line + "\n" for line in hypotheses).encode())
+        write_parts(output, [f"{line}\n".encode() for line in hypotheses])
     return hypotheses
 
 
@@ -221,15 +220,11 @@ def _score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptio
     for name in options.metrics:
         if name not in METRICS:
             scores.append(scored(test_set.metric(name, options.comet), hypotheses, confidence=confidence))
-    if (language := options.tokenised) is not None:
-        scores.append(
-            tokenised_bleu(hypotheses, references, language=language, confidence=confidence, lowercase=lowercase)
-        )
+    how: dict[str, Any] = {"language": options.tokenised or "de", "confidence": confidence, "lowercase": lowercase}
+    if options.tokenised is not None:
+        scores.append(tokenised_bleu(hypotheses, references, **how))
     if options.compound_split:
-        language = options.tokenised or "de"
-        scores.append(
-            compound_split_bleu(hypotheses, references, language=language, confidence=confidence, lowercase=lowercase)
-        )
+        scores.append(compound_split_bleu(hypotheses, references, **how))
     return scores
 
 
@@ -312,7 +307,6 @@ def score_system(
 def _scores_of_file(
     hypothesis: str, source: str | None, reference: Sequence[str], scoring: ScoreOptions
 ) -> list[Score]:
-    """Return the scores of the translations in a file."""
     texts = read_texts(hypothesis, reference)
     check_scored(hypothesis, texts.sources)
     sources = None if source is None else read_text(source)
@@ -353,15 +347,17 @@ def _scores_of_job(
 
 @dataclass(frozen=True)
 class _Spread:
-    """One metric over several checkpoints or test sets."""
+    """One metric over several checkpoints or test sets.
+
+    Attributes:
+        signature: of all scores; where they differ each once, and then the scores do not compare.
+        deviation: standard deviation of a sample (n - 1); 0 of a single score.
+    """
 
     name: str
-    """Name of the metric."""
     signature: str
-    """Signature of all scores; where they differ each once, and then the scores do not compare."""
     mean: float
     deviation: float
-    """Standard deviation of a sample (n - 1); 0 of a single score."""
     min: float
     max: float
 
@@ -412,7 +408,7 @@ def score_test_sets(
     sets = {name: read_texts(source, references) for name, (source, references) in named.items()}
     folder = output_folder(output)
     for name, texts in sets.items():
-        refuse_overwriting(_kept(folder, name), *texts.paths)
+        refuse_overwriting(kept_file(folder, name), *texts.paths)
     lines = sum(len(texts.sources) for texts in sets.values())
     found: dict[str, list[Score]] = {}
     with warnings_shown(), open_engine(models, opening, lines=lines) as translator:
@@ -421,11 +417,10 @@ def score_test_sets(
             check_test_set(test_set, scoring.metrics, scoring.comet)
         for name, texts in sets.items():
             say(f"test set {name}: {counted(len(texts.sources), 'line')}")
-            found[name] = _model_scores(translator, texts, _kept(folder, name), scoring)
+            found[name] = _model_scores(translator, texts, kept_file(folder, name), scoring)
     spreads = _spreads(list(found.values()))
     if json:
-        document = [{"name": name, "scores": [s.as_record() for s in scores]} for name, scores in found.items()]
-        print_json({"test_sets": document, "summary": [asdict(spread) for spread in spreads]})
+        print_json({"test_sets": _documents("name", found), "summary": [asdict(spread) for spread in spreads]})
         return
     for name, scores in found.items():
         print("\n".join(f"{name}: {score}" for score in scores))
@@ -457,22 +452,18 @@ def score_checkpoints(
     updates = [checkpoint_update(folder) for folder in selected_checkpoints(Path(run), training, selection)]
     folder = output_folder(output)
     for update in updates:
-        refuse_overwriting(_kept(folder, str(update)), *texts.paths)
+        refuse_overwriting(kept_file(folder, str(update)), *texts.paths)
     found: dict[int, list[Score]] = {}
     for update in updates:
         this = replace(opening, which=str(update))
-        with (
-            warnings_shown(),
-            open_engine([run], this, lines=len(texts.sources)) as translator,
-        ):
+        with warnings_shown(), open_engine([run], this, lines=len(texts.sources)) as translator:
             if not found:
                 test_set = scoring.test_set(texts.references, texts.sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, scoring.comet)
-            found[update] = _model_scores(translator, texts, _kept(folder, str(update)), scoring)
+            found[update] = _model_scores(translator, texts, kept_file(folder, str(update)), scoring)
     spreads = _spreads(list(found.values()))
     if json:
-        document = [{"update": update, "scores": [s.as_record() for s in scores]} for update, scores in found.items()]
-        print_json({"checkpoints": document, "summary": [asdict(spread) for spread in spreads]})
+        print_json({"checkpoints": _documents("update", found), "summary": [asdict(spread) for spread in spreads]})
         return
     for update, scores in found.items():
         shown = "  ".join(f"{score.name} {score.value:.{max(2, score.decimals)}f}" for score in scores)
@@ -481,7 +472,12 @@ def score_checkpoints(
         print(spread.line(2, f"{counted(len(found), 'checkpoint')}, {selection}"))
 
 
-def _kept(folder: Path | None, name: str) -> str | None:
+def _documents(key: str, found: Mapping[Any, Sequence[Score]]) -> list[dict[str, Any]]:
+    return [{key: name, "scores": [score.as_record() for score in scores]} for name, scores in found.items()]
+
+
+def kept_file(folder: Path | None, name: str) -> str | None:
+    """Return the path of the translations called `name`; None where none are to be kept."""
     return None if folder is None else str(folder / f"{name}.txt")
 
 

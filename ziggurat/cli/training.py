@@ -186,3 +186,10 @@ def average(
         print_json({"out": str(where), "updates": updates})
     else:
         print(f"averaged the checkpoints of updates {', '.join(map(str, updates))} into {where}")
+    if out is None:
+        rival = "best" if (run / "best").exists() else "last"
+        evaluate = f"ziggurat evaluate {shlex.quote(str(run))} --source FILE --reference FILE --which"
+        say(
+            f"all verbs use it from now on in place of `{rival}`, although it has no dev score and may be worse: "
+            f"compare `{evaluate} {where.name}` with `{evaluate} {rival}`; to go back, remove {where}"
+        )

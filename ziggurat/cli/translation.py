@@ -1,24 +1,22 @@
-"""The verb that translates lines and documents: translate.
-
-`translate --document`: documents through the engine of the verb, each written whole or not at all.
-"""
+"""The verb that translates lines and documents: translate."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from ziggurat.cli.engine import (
     HINT_LINES,
     ModelOptions,
+    model_languages,
     notices_text,
     open_engine,
     say_hint,
@@ -87,13 +85,6 @@ _NOTICES = {
 }
 
 
-def _refuse_for_documents(given: Mapping[str, bool]) -> None:
-    """Raise ConfigError for options of lines of text; `given` tells of each whether it was given."""
-    for option, is_given in given.items():
-        if is_given:
-            raise ConfigError(f"`{option}` is for lines of text; with `--document` leave it out")
-
-
 def _translate_documents(
     models: Sequence[str],
     opening: ModelOptions,
@@ -113,17 +104,14 @@ def _translate_documents(
 
     # Everything that can be wrong with the files is found before the model is loaded.
     places, asked = _places(paths, output, terminology), _asked(tag, terminology)
-    source, target = _languages(models[0])
+    source, target = model_languages(models[0], opening)
     split = sentencex_splitter(source)
     limits = Settings(Options(split)).limits
     contents = {path: read_bounded(Path(path), limits.size) for path in paths}
     for path in paths:
         document_kind(path)
         next(document(contents[path], path, Settings(Options(split), source, target)), None)
-    with (
-        warnings_shown(),
-        open_engine(models, opening, beside_lines=asked.terms is not None) as engine,
-    ):
+    with warnings_shown(), open_engine(models, opening, beside_lines=asked.terms is not None) as engine:
         translator = cast("TextTranslator", engine)  # it is in this process
         from ziggurat.translate.options import tells_alignments
 
@@ -175,26 +163,12 @@ def _places(paths: Sequence[str], output: str, terminology: str | None) -> dict[
 
 
 def _is_folder(paths: Sequence[str], output: str) -> bool:
-    """Return whether documents are written into the folder `output`, which may have to be made."""
     return len(paths) > 1 or output.endswith("/") or Path(output).is_dir()
-
-
-def _languages(model: str) -> tuple[str, str]:
-    """Return the source and target language of a model; empty where it does not say."""
-    from ziggurat.config import load_experiment
-    from ziggurat.model.run_folder import config_file
-
-    config = config_file(Path(model))
-    if not config.is_file():
-        return "", ""
-    data = load_experiment(config).data
-    return data.source_language, data.target_language
 
 
 def _rendered(
     translator: TextTranslator, sentences: Sequence[str], name: str, asked: TranslateOptions
 ) -> list[SentenceTranslation]:
-    """Return the translations of sentences, under a progress bar."""
     from ziggurat.serve.text.alignment import control_pieces, rendered
 
     control = control_pieces(translator.source_tokenizer)
@@ -204,7 +178,6 @@ def _rendered(
         return [rendered(translation, control) for translation in lines]
 
 
-# Group of options in the help, beside those of ziggurat.cli.output
 _FORM = "Form of the output"
 
 
@@ -328,7 +301,9 @@ def translate(
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         bulk = {"--job": job is not None, "--shard": shard is not None, "--merge": merge, "--ray": ray is not None}
-        _refuse_for_documents({**by_line, "--workers": workers is not None, **bulk})
+        refused = {**by_line, "--workers": workers is not None, **bulk}
+        if given := [option for option, is_given in refused.items() if is_given]:
+            raise ConfigError(f"`{given[0]}` is for lines of text; with `--document` leave it out")
         _translate_documents([model, *(ensemble or [])], opening, document, output, tag, terminology)
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
@@ -342,11 +317,21 @@ def translate(
     asked = None if workers is None or job is None else worker_count(workers, models, opening, total)
     options = JobOptions(job, shard, merge, ray, asked, threads, device)
     if job is not None:
+        if any(opening.segmenters):
+            raise ConfigError("`--source-model` and `--target-model` do not go with `--job`; translate without it")
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
-        shown = "json" if json else "quality" if quality else "text"
+        shown: Literal["json", "quality", "text"] = "text"
+        if json or quality:
+            shown = "json" if json else "quality"
         size = window or WINDOW_LINES
-        wanted = _asked(tag, terminology, scores=json)
-        _translate_job(options, models, opening, inputs, output, form=shown, asked=wanted, shard_lines=size)
+        wanted, take = _asked(tag, terminology, scores=json), partial(write_parts, output)
+        with warnings_shown():
+            chosen = model_choice(models, opening).identified()
+            merged = translation_job(
+                options, "translate", chosen, inputs, take, form=shown, asked=wanted, shard_lines=size
+            )
+        if merged is not None:
+            say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
         return
     interactive = input == "-" and sys.stdin.isatty()
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
@@ -358,15 +343,10 @@ def translate(
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
     # (2) Files beside the lines are opened; a model is loaded.
     wanted, columns = _asked(tag, terminology, scores=json), _columns(prefix, constraints)
+    beside_lines = bool(columns) or wanted.terms is not None
     with (
         warnings_shown(),
-        open_engine(
-            models,
-            opening,
-            workers=processes,
-            beside_lines=bool(columns) or wanted.terms is not None,
-            lines=total,
-        ) as translator,
+        open_engine(models, opening, workers=processes, beside_lines=beside_lines, lines=total) as translator,
     ):
         n_best = translator.decoding.n_best
         if translator.decoding.alignments and not json:
@@ -388,24 +368,6 @@ def translate(
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator.notices)}")
-
-
-def _translate_job(
-    options: JobOptions,
-    models: list[str],
-    opening: ModelOptions,
-    inputs: dict[str, str | None],
-    output: str,
-    **how: Any,
-) -> None:
-    """Translate in bulk; `how` are further arguments of translation_job."""
-    if any(opening.segmenters):
-        raise ConfigError("`--source-model` and `--target-model` do not go with `--job`; translate without it")
-    with warnings_shown():
-        chosen = model_choice(models, opening).identified()
-        merged = translation_job(options, "translate", chosen, inputs, partial(write_parts, output), **how)
-    if merged is not None:
-        say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
 
 
 def _asked(tag: str | None, terminology: str | None, *, scores: bool = False) -> TranslateOptions:

@@ -18,6 +18,7 @@ from ziggurat.cli.output import (
     Overrides,
     check_output,
     counted,
+    figure_files,
     file_named,
     print_json,
     refuse_overwriting,
@@ -30,7 +31,6 @@ from ziggurat.config.recipes import load_named, read_named
 from ziggurat.config.train import BatchConfig
 from ziggurat.model.run_folder import CONFIG_FILE
 from ziggurat.system.errors import ConfigError, printable
-from ziggurat.system.files import write_atomically
 
 if TYPE_CHECKING:
     from ziggurat.inspect.report.figure import Figure
@@ -178,7 +178,7 @@ def tune(
         target = Size(model.d_model, model.encoder.layers, model.decoder.layers)
         print(f"{out}: the configuration of {target} with both" if out else "`--out FILE` writes the configuration")
     if figure is not None:
-        _draw(tried, figure)
+        figure_files([_figure(tried)], figure)
 
 
 def _depths(text: str) -> list[tuple[int, int]]:
@@ -241,7 +241,6 @@ def _beside(tried: Tried, rate: float) -> str:
 
 
 def _table(tried: Sequence[Tried]) -> str:
-    """Return losses, a row for each size, the lowest of a row marked."""
     rates = sorted({one.rate for one in tried})
     lines = [f"{'loss after rate':<24}" + "".join(f"{rate:>11g}" for rate in rates)]
     for size, losses in _by_size(tried).items():
@@ -249,15 +248,6 @@ def _table(tried: Sequence[Tried]) -> str:
         cells = [f"{losses[r]:.4f}{'*' if losses[r] == least else ' '}" if r in losses else "" for r in rates]
         lines.append(f"{size!s:<24}" + "".join(f"{cell:>11}" for cell in cells))
     return "\n".join(lines)
-
-
-def _draw(tried: Sequence[Tried], folder: Path) -> None:
-    from ziggurat.inspect.report.drawing import save
-    from ziggurat.inspect.report.figure import numbers
-
-    drawn = _figure(tried)
-    save(drawn, folder)
-    write_atomically(folder / f"{drawn.key}.csv", numbers(drawn).encode())
 
 
 def _figure(tried: Sequence[Tried]) -> Figure:

@@ -247,6 +247,11 @@ def _times(*, low: bool | None = None) -> _Times:
     return _Times(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time())
 
 
+def busy_notice(others: float) -> str:
+    """Return, as the beginning of a sentence, that other processes took the share `others` of the CPUs' time."""
+    return f"the machine is busy: {others:.0%} of its processors' time went to other processes"
+
+
 class SystemLoad:
     """The load of this process's CPUs by other processes, of whatever priority, since this object was made.
 

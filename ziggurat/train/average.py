@@ -1,8 +1,6 @@
-"""Checkpoint averaging (Vaswani et al. 2017, section 6.1): the mean of the weights of several checkpoints.
+"""Checkpoint averaging (Vaswani et al. 2017, section 6.1): the mean of the weights of several checkpoints of a run.
 
-The average that a run makes when it has ended, and its score on the dev set, by which it is taken or passed over.
-
-Several checkpoints of a run, selected by count, by epochs or around the best one, to be averaged or scored.
+The average that a run makes when it has ended is scored on the dev set, and taken or passed over by that.
 """
 
 from __future__ import annotations
@@ -134,7 +132,6 @@ def _regular(known: Mapping[Path, RunProgress], config: TrainingConfig) -> list[
 def _around_best(
     run: Path, known: Mapping[Path, RunProgress], folders: list[Path], count: int, config: CheckpointConfig
 ) -> list[Path]:
-    """Return the best checkpoint and its `count` - 1 neighbours."""
     update = list(known.values())[-1].best_update if known else None
     if update is None:
         raise CheckpointError(f"{run}: no checkpoint is the best: none was validated")

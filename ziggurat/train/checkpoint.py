@@ -1,4 +1,4 @@
-"""Checkpoints of a run, written atomically and with checksums; a damaged one is reported and passed over.
+"""Checkpoints of a run, written atomically and with checksums, and the state of a run apart from its tensors.
 
 checkpoints/step-00001000/
   model.safetensors                        weights, always whole
@@ -6,13 +6,8 @@ checkpoints/step-00001000/
   meta.json                                position, counters, checksums of the files above and of itself
 best, last                                 links to checkpoints
 
-There are no states of random generators: random numbers of training follow from the seed and the position in the data.
-
-Moments are in shards: each process writes its part, and any number of processes can read them. A shard has the headers
-of torch.distributed.checkpoint: `DCP_SHARDING_INFO` says where in its tensor each slice begins. A process that is alone
-needs no more than that of it; several agree through ziggurat.train.slices.
-
-`RunProgress` is the state of a run apart from its tensors, and moves on through the data.
+Random numbers of training follow from the seed and the position in the data, so there are no states of generators.
+Any number of processes can read the shards, whose headers are those of torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -59,23 +54,16 @@ class RunProgress:
             of each stage of `data.stages` that has begun.
         stages_to_come: stages after the present one; -1 when all are over.
         seconds: wall time of training so far.
-        target_tokens: target tokens of all these updates.
         skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
         skipped_in_a_row: length of the row of such updates that ends with the latest update.
         fault: the fault of the first update in that row, in words; None when the row is empty.
-        spikes: skipped updates with a loss spike (training.divergence.loss_spike).
         losses: nats per target token of the latest updates taken, where spikes are looked for.
-        roll_backs: number of times that the run went back to a good checkpoint.
-        rate_factor: factor of the schedule's rate, lowered by each of them.
+        rate_factor: factor of the schedule's rate, lowered by each roll back.
         good: name of the checkpoint to roll back to; None where the run does not roll back.
-        out_of_memory: updates skipped for want of memory.
-        out_of_memory_in_a_row: length of the row of such updates that ends with the latest update.
         rejected: updates skipped for a large gradient (training.adaptive_clip).
         gradient_norms: running sums of their logarithms (ziggurat.train.update).
         best: best value of the validation metric so far.
-        best_update: its update.
         best_by: settings by which it is measured (ziggurat.train.setup.rank_anew).
-        validations_since_best: number of validations since the best one.
         validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.
         direction_scores: the same of each direction of translation, where there are several.
@@ -189,8 +177,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
     return read_slices(folder)
 
 
-_STATE = "state"
-_OPTIMISER = f"{_STATE}/optimiser"
+_OPTIMISER = "state/optimiser"
 
 
 @dataclass(frozen=True)
@@ -198,8 +185,6 @@ class Checkpoint:
     """Everything needed to resume a run as if it had never stopped.
 
     Attributes:
-        progress: the state of the run except its tensors.
-        weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.train.optim).
         store: fingerprint of the training data.
         corpora: names of the corpora in it, in their order, by which `data.stages` finds them; (): none are named.
@@ -233,7 +218,20 @@ def save_checkpoint(
         (stagings[0].begin() / _OPTIMISER).mkdir(parents=True)
 
     def end() -> None:
-        _write_rest(staged(folder), checkpoint, depth, shards)
+        place = staged(folder)
+        checksums = {MODEL_FILE: write_tensors(place / MODEL_FILE, checkpoint.weights)}
+        checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
+        meta = {
+            "format": CHECKPOINT_FORMAT,
+            "progress": asdict(checkpoint.progress),
+            "store": checkpoint.store,
+            "corpora": checkpoint.corpora,
+            "encoder_layers": depth[0],
+            "decoder_layers": depth[1],
+            "configuration": checkpoint.configuration,
+            "checksums": checksums,
+        }
+        write_meta(place, meta)
         stagings[0].put_in_place()
         link(run / "last", folder)  # last: a kill before it leaves a link that any verb mends
 
@@ -257,25 +255,7 @@ def save_checkpoint(
     return folder
 
 
-def _write_rest(folder: Path, checkpoint: Checkpoint, depth: tuple[int, int], shards: Mapping[str, str]) -> None:
-    """Write the weights and `meta.json`."""
-    checksums = {MODEL_FILE: write_tensors(folder / MODEL_FILE, checkpoint.weights)}
-    checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
-    meta = {
-        "format": CHECKPOINT_FORMAT,
-        "progress": asdict(checkpoint.progress),
-        "store": checkpoint.store,
-        "corpora": checkpoint.corpora,
-        "encoder_layers": depth[0],
-        "decoder_layers": depth[1],
-        "configuration": checkpoint.configuration,
-        "checksums": checksums,
-    }
-    write_meta(folder, meta)
-
-
 def _unwritten(folder: Path, size: int, error: OSError) -> Problem:
-    """Return the problem of a checkpoint of `size` bytes that could not be written, with the way out."""
     free = ""
     with contextlib.suppress(OSError):
         free = f", {shutil.disk_usage(folder.parent).free / 1e6:,.1f} MB are free there"
@@ -290,26 +270,21 @@ def _unwritten(folder: Path, size: int, error: OSError) -> Problem:
 
 def read_progress(folder: Path) -> RunProgress:
     """Return the progress of a run at a checkpoint. Raises CheckpointError when its `meta.json` cannot be read."""
-    return _read_meta(folder).progress
+    return _read_meta(folder)[0]
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
-    meta = _read_meta(folder)
+    progress, store, corpora, checksums = _read_meta(folder)
     # Before anything is parsed: a parser may take damaged files for others.
-    for name, expected in meta.checksums.items():
+    for name, expected in checksums.items():
         verify(folder / name, expected)
     for shard in (folder / _OPTIMISER).glob("*.safetensors"):
         # torch's reader opens every shard in the folder, so one that no checksum covers would be read as well.
-        if f"{_OPTIMISER}/{shard.name}" not in meta.checksums:
+        if f"{_OPTIMISER}/{shard.name}" not in checksums:
             raise CheckpointError(f"{shard}: does not belong to this checkpoint; remove it")
-    return Checkpoint(
-        meta.progress,
-        read_tensors(folder / MODEL_FILE),
-        read_shards(folder / _OPTIMISER),
-        meta.store,
-        meta.corpora,
-    )
+    weights, moments = read_tensors(folder / MODEL_FILE), read_shards(folder / _OPTIMISER)
+    return Checkpoint(progress, weights, moments, store, corpora)
 
 
 def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
@@ -347,19 +322,11 @@ def same_for_all(
     return found[0] if found else read(run / CHECKPOINTS / checkpoint_name(update))
 
 
-class _Meta(NamedTuple):
-    """Content of `meta.json`."""
-
-    progress: RunProgress
-    store: str
-    corpora: list[str]
-    checksums: dict[str, str]
-
-
-def _read_meta(folder: Path) -> _Meta:
-    document, path = read_meta(folder), folder / META_FILE
+def _read_meta(folder: Path) -> tuple[RunProgress, str, list[str], dict[str, str]]:
+    """Return progress, fingerprint of the store, names of its corpora, and checksums."""
+    document = read_meta(folder)
     try:
         progress = RunProgress(**document["progress"])
-        return _Meta(progress, document["store"], document["corpora"], dict(document["checksums"]))
+        return progress, document["store"], document["corpora"], dict(document["checksums"])
     except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path}: damaged") from None
+        raise CheckpointError(f"{folder / META_FILE}: damaged") from None

@@ -1,8 +1,5 @@
 """Measures of depth while a run trains: taken on a fixed batch, written to disk, and shown to trackers and users.
 
-DepthProbe takes them, every so many updates and within a bounded share of the time. DepthReporter passes each record
-on: curves and heat maps to trackers, r to the progress bar, warnings to the log.
-
 Training does not depend on them: the model is measured in evaluation mode, gradients and random numbers of training are
 left alone, and no measure is part of a checkpoint.
 """
@@ -38,16 +35,11 @@ _IMAGES_GROWTH = 1.1
 
 
 class DepthReporter:
-    """Passes each record of measures on to trackers, and warns when one leaves its healthy band.
+    """Passes each record of measures on to trackers, and warns in the log when one leaves its healthy band.
 
     Warnings and heat maps are functions of the records so far, so a resumed run has the same as one never stopped.
-
-    Args:
-        run: folder of the run; None: nothing is written (all processes except the first).
-        metrics: passes figures and images on to trackers.
-        log: where warnings are reported.
-        config: section `training`.
-        update: where training starts; records after it, left by a run that was killed, are removed.
+    Records after `update`, left by a run that was killed, are removed. Without `run` nothing is written (all processes
+    except the first).
     """
 
     def __init__(
@@ -98,43 +90,37 @@ class DepthReporter:
 
     def _draw(self) -> None:
         self._drawn = len(self._records)
-        for heat in heat_maps(self._records):
-            self._metrics.draw(f"depth/{heat.name}", self._records[-1].update, heat.rows)
+        for name, rows in heat_maps(self._records).items():
+            self._metrics.draw(f"depth/{name}", self._records[-1].update, rows)
 
     def _write(self, warned: RunWarning) -> None:
-        if self._run is None:
-            return
-        try:
-            (self._run / WARNINGS_FILE).parent.mkdir(exist_ok=True)
-            with (self._run / WARNINGS_FILE).open("a", encoding="utf-8") as file:
-                file.write(warned.line())
-        except OSError as error:
-            if not self._gaps:
-                self._gaps = True
-                self._log.say(f"{self._run / WARNINGS_FILE} cannot be written: {error.strerror}", "bold red")
+        unwritten = "" if self._run is None else _append(self._run / WARNINGS_FILE, warned)
+        if unwritten and not self._gaps:
+            self._gaps = True
+            self._log.say(unwritten, "bold red")
+
+
+def _append(path: Path, entry: Record | RunWarning) -> str:
+    """Append an entry to a file, which is made with its folder; return why it cannot be written, or ""."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(entry.line())
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror}"
+    return ""
 
 
 class DepthProbe:
     """Measures a model around the updates of a run, and appends the records to `diagnostics/depth.jsonl`.
 
     Of several processes the first one measures, and the others wait. All take part in putting a sharded model (FSDP)
-    together for it, as for a validation.
-
-    Args:
-        run: folder of the run.
-        experiment: its configuration.
-        learner: the model in training, and the processes that train it.
-        log: where it is reported, once, that memory was too short for a measurement or a record could not be written.
-        tell: called with every record, in the first process.
+    together for it, as for a validation. `tell` is called with every record, in the first process. The log says, once,
+    that memory was too short for a measurement, or that a record could not be written.
     """
 
     def __init__(
-        self,
-        run: Path,
-        experiment: Experiment,
-        learner: Learner,
-        log: RunLog,
-        tell: Callable[[Record], object] = lambda record: None,
+        self, run: Path, experiment: Experiment, learner: Learner, log: RunLog, tell: Callable[[Record], object]
     ) -> None:
         self._learner, self._log, self._tell = learner, log, tell
         self._processes, self._config = learner.processes, experiment.training.diagnostics
@@ -219,19 +205,11 @@ class DepthProbe:
         if isinstance(found, Shortage):
             self._complain(f"update {update}: depth not measured, memory is short ({found}); training goes on")
         else:
-            self._keep(found)
-
-    def _keep(self, record: Record) -> None:
-        try:
-            self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(record.line())
-        except OSError as error:
-            self._complain(f"{self._path} cannot be written: {error.strerror}")
-        self._tell(record)
+            self._complain(_append(self._path, found))
+            self._tell(found)
 
     def _complain(self, said: str) -> None:
-        if not self._complained:
+        if said and not self._complained:
             self._complained = True
             self._log.say(said, "yellow")
 

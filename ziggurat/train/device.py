@@ -1,9 +1,7 @@
 """The device that trains: its memory, and batches on their way to it.
 
-Three parts on memory: MemoryGuard, the only place that decides whether work failed for want of memory; the memory that
-a machine, or the control group of this process, has left; and the settings of glibc's allocator that keep freed memory
-or not. Then the feeding of batches: for a GPU they are page-locked in the loader's thread and copied one update ahead
-of their use.
+On memory: work that fails for want of it, what a machine or the control group of this process has left, and whether
+glibc's allocator keeps what is freed.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -58,56 +55,30 @@ class Shortage:
         return f"{more}, with {readable(self.in_use)} in use"
 
 
-class MemoryGuard:
-    """A context that ends quietly when the work inside runs out of memory; any other error passes through.
-
-    After the context `shortage` must be called. Traces of the work elsewhere, such as gradients, are the caller's to
-    drop.
-
-    Args:
-        device: where the work allocates.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._shortage: Shortage | None = None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if not isinstance(error, Exception) or not out_of_memory(error):
-            return False
-        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), message=printable(str(error), 200))
-        return True
-
-    def shortage(self, agree: Callable[[bool], bool] = bool) -> Shortage | None:
-        """Return what was short, here or in another process, or None; memory that the work held is free afterwards.
-
-        `agree` takes whether this process ran out and returns whether any did. All processes must call it, so that all
-        skip the same work.
-        """
-        # Memory is freed here, not in __exit__: until that returns, the error keeps the frames that hold activations.
-        if self._shortage is not None:
-            _free_leftovers(self._device)
-        if not agree(self._shortage is not None):
-            return None
-        _free_leftovers(self._device)  # in every process, and after `agree`, which may have dropped gradients
-        return self._shortage or Shortage(None, _in_use(self._device), here=False)
-
-
 def within_memory(
     compute: Callable[[], Result], device: torch.device, agree: Callable[[bool], bool] = bool
 ) -> Result | Shortage:
-    """Return the result of `compute`, or the Shortage that ended it here or, by `agree`, in another process."""
-    guard = MemoryGuard(device)
+    """Return the result of `compute`, or what was short, here or in another process; any other error passes through.
+
+    `agree` takes whether this process ran out and returns whether any did. All processes must call it, so that all skip
+    the same work. Memory that the work held is free afterwards; its traces elsewhere, such as gradients, are the
+    caller's to drop.
+    """
     result: Result | None = None
-    with guard:
+    shortage: Shortage | None = None
+    try:
         result = compute()
-    shortage = guard.shortage(agree)
-    return result if shortage is None else shortage  # type: ignore[return-value]  # None only if Result allows it
+    except Exception as error:
+        if not out_of_memory(error):
+            raise
+        shortage = Shortage(_wanted(str(error)), _in_use(device), message=printable(str(error), 200))
+    # Memory is freed here, not above: until that ends, the error keeps the frames that hold activations.
+    if shortage is not None:
+        _free_leftovers(device)
+    if not agree(shortage is not None):
+        return result  # type: ignore[return-value]  # None only if Result allows it
+    _free_leftovers(device)  # in every process, and after `agree`, which may have dropped gradients
+    return shortage or Shortage(None, _in_use(device), here=False)
 
 
 def _free_leftovers(device: torch.device) -> None:
@@ -163,9 +134,11 @@ def limited_to_available_memory(device: torch.device, share: float = 1.0) -> Ite
     rooms = [available, *(limit - size for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (size + max(0, int(share * min(rooms))), hard))
     try:
-        with _returning_freed_memory():
-            yield
+        # Large tensors are mapped one by one: the memory of a trial does not stay, cut into pieces of the wrong size.
+        _set_allocator(_GIVING_BACK)
+        yield
     finally:
+        _set_allocator(_Allocator.values)
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
@@ -270,19 +243,6 @@ def give_back_freed_memory() -> bool:
     return _set_allocator(_GIVING_BACK)
 
 
-@contextlib.contextmanager
-def _returning_freed_memory() -> Iterator[None]:
-    """Context in which large tensors are mapped one by one and handed back when they are freed.
-
-    The memory of a trial then does not stay with the process, cut into pieces of the wrong size.
-    """
-    _set_allocator(_GIVING_BACK)
-    try:
-        yield
-    finally:
-        _set_allocator(_Allocator.values)
-
-
 def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
     """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""
     processes, limit = processes or Processes(), experiment.model.embedding.limit
@@ -349,5 +309,4 @@ def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream
 
 
 def _with_each(group: Group, function: Callable[[Tensor], Tensor]) -> Group:
-    """Return `group` with `function` applied to every tensor of its batches."""
     return group._replace(batches=[batch.with_each(function) for batch in group.batches])

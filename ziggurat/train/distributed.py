@@ -25,9 +25,6 @@ from torch.distributed.rendezvous import rendezvous
 from ziggurat.system.errors import CheckpointError, ConfigError, DataError, MachineError, TrainingError, ZigguratError
 from ziggurat.train.signals import end_at_once, leave_with_launcher
 
-# Processes whose launcher has died.
-
-
 _ARRIVALS = "ziggurat/arrivals"
 
 _DISK = "disk"
@@ -44,10 +41,8 @@ class Processes:
     Numbers travel as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, and no GPU waits.
 
     Attributes:
-        rank: number of this process, from 0.
-        count: number of processes.
-        local_rank: number of this process on its machine.
-        here: number of processes on its machine.
+        rank, count: number of this process, from 0, and of all processes.
+        local_rank, here: likewise on its machine.
         timeout_minutes: longest wait for another process.
         group: torch's group for the messages; None: the default one.
         update: number of the update in progress, for `hanging`.
@@ -69,15 +64,15 @@ class Processes:
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each value over all processes, the same everywhere."""
-        if self.count == 1:
-            return list(values)
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all processes, the same everywhere."""
-        return list(values) if self.count == 1 else self._reduced(values, dist.ReduceOp.MAX)
+        return self._reduced(values, dist.ReduceOp.MAX)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        if self.count == 1:
+            return list(values)
         self.arrive()
         tensor = torch.tensor(values, dtype=torch.float64)  # exact for counts up to 2^53
         dist.all_reduce(tensor, operation, group=self.group)
@@ -86,7 +81,7 @@ class Processes:
 
     def any(self, flag: bool) -> bool:
         """Return True, in all processes, when `flag` is true in any."""
-        return flag if self.count == 1 else self.sums([float(flag)])[0] > 0
+        return self.sums([flag])[0] > 0
 
     def of_first(self, value: int) -> int:
         """Return the first process's `value` in all of them."""

@@ -1,8 +1,7 @@
 """The learner: the model of a run at its present depth, and its optimiser; built, loaded from a checkpoint, grown.
 
 Shallow-to-deep training (Li et al. 2020) is a function of the progress alone, so a resumed run grows at the same
-update; `grow_model` takes the same step outside a run, on a trained model. The last part holds gradients of a model
-of which every process has a part (FSDP2, torch's fully_shard).
+update; `grow_model` takes the same step outside a run, on a trained model.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import GraphedPasses, as_trained, profile_admin
 from ziggurat.train.optim import Optimiser
-from ziggurat.train.schedule import updates_at_peak
+from ziggurat.train.schedule import peak_update
 from ziggurat.train.update import Parallel, Replicated, UpdateSize
 
 STAGES = "stages"
@@ -69,16 +69,10 @@ def _stage_model(experiment: Experiment, stage: int) -> ModelConfig:
     return at_depth(experiment.model, *growth.stages[stage].depths(experiment.model.decoder.layers))
 
 
-def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
+def _of_depth(experiment: Experiment, model: ModelConfig, **training: Any) -> Experiment:
     """Return the configuration of a model directory of another depth: without stages, which lead to the old depth."""
-    training = experiment.training.model_copy(update={"growth": None})
-    return experiment.model_copy(update={"model": model, "training": training})
-
-
-def _without_frozen(experiment: Experiment) -> Experiment:
-    """Return the configuration with all parts trained: layers that were frozen may have other numbers now."""
-    training = experiment.training.model_copy(update={"freeze": []})
-    return experiment.model_copy(update={"training": training})
+    changed = experiment.training.model_copy(update={"growth": None, **training})
+    return experiment.model_copy(update={"model": model, "training": changed})
 
 
 def _with_guided_layer(experiment: Experiment, plan: Deepening) -> Experiment:
@@ -119,7 +113,7 @@ def after_growth(p: RunProgress, config: TrainingConfig) -> None:
     p.validations_since_best = 0  # they were of a shallower model
     if config.growth.restart_rate:
         # During the warm-up the counter stays.
-        p.schedule_update = min(p.schedule_update, updates_at_peak(config.schedule))
+        p.schedule_update = min(p.schedule_update, peak_update(config.schedule) - 1)
 
 
 def carry_weights(
@@ -196,7 +190,8 @@ def grow_model(
     sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
     deeper = [word for pair in sizes if pair[1] is not None for word in pair]
     again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
-    grown_experiment = _with_guided_layer(_of_depth(_without_frozen(opened.experiment), config), plan)
+    # All parts are trained: layers that were frozen may have other numbers now.
+    grown_experiment = _with_guided_layer(_of_depth(opened.experiment, config, freeze=[]), plan)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return config, count_parameters(grown)
 
@@ -262,18 +257,8 @@ class Sharded(Parallel):
 class Learner:
     """Model and optimiser of a run.
 
-    Args:
-        experiment: configuration of the whole run.
-        store: gives the sizes of the vocabularies.
-        device: where the model is trained.
-        processes: all that train it.
-
-    Attributes:
-        parallel: the model, and how its gradients are computed.
-        optimiser: of its parameters.
-        passes: context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
-
-    Growing replaces all three.
+    Growing replaces `parallel`, the model and how its gradients are computed; `optimiser`, that of its parameters; and
+    `passes`, the context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
     """
 
     def __init__(
@@ -304,15 +289,13 @@ class Learner:
 
     def deepest(self) -> Learner:
         """Return a learner of the model after all growth, with initial weights; this one where none grows."""
-        training = self.experiment.training
-        if training.growth is None:
+        if self.experiment.training.growth is None:
             return self
-        whole = self.experiment.model_copy(update={"training": training.model_copy(update={"growth": None})})
+        whole = _of_depth(self.experiment, self.experiment.model)
         return Learner(whole, self.store, self.device, self.processes)
 
     @property
     def _adapts(self) -> bool:
-        """True when low-rank updates alone are trained."""
         return self.experiment.training.lora is not None
 
     def kept_weights(self) -> Mapping[str, Tensor]:
@@ -337,9 +320,7 @@ class Learner:
         if changed := differing_keys(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = f"{path} has a config.yaml with which to train on"
-            if not differing_keys(
-                theirs, self.experiment.model
-            ):  # as deep as this run in the end, which begins shallower
+            if not differing_keys(theirs, self.experiment.model):  # as deep as this run is in the end
                 hint = "set `training.growth=null`, which trains on at the whole depth"
             elif deeper:
                 hint = "`ziggurat grow` makes a deeper model"
@@ -407,7 +388,6 @@ class Learner:
         return found
 
     def _build(self, stage: int) -> Seq2Seq:
-        """Return the model of a stage with initial weights, on the device."""
         training = self.experiment.training
         # Drawn on the CPU and moved afterwards: the same initial weights on every device.
         model = build_model(
@@ -462,7 +442,6 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
 
 
 def _refuse_wrong_maps(model: Seq2Seq) -> None:
-    """Raise ConfigError where this CPU computes linear maps of the model wrongly in bf16."""
     if wrong := wrong_maps(maps_of(model)):
         raise ConfigError(
             f"`training.precision: bf16`: this CPU computes maps of the model wrongly in bf16: {', '.join(wrong)}; the "

@@ -15,6 +15,7 @@ from ziggurat.config.rules.doubtful import notices
 from ziggurat.data.loader import Group
 from ziggurat.model.build import count_parameters
 from ziggurat.model.fast.precision import precision_notice
+from ziggurat.system.processes import SystemLoad
 from ziggurat.system.terminal import duration, safe
 from ziggurat.system.yaml_text import shown
 from ziggurat.train.average import average_ended, remove_average
@@ -24,15 +25,15 @@ from ziggurat.train.device import to_device
 from ziggurat.train.distributed import joined, lost
 from ziggurat.train.learner import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.train.progress import ProgressLine, RecordWindow, Reporter, introduction
-from ziggurat.train.recovery import Recovery, refuse_to_go_on
+from ziggurat.train.recovery import Recovery, highest_nll, refuse_to_go_on
 from ziggurat.train.run import other_files_notice, run_locked
 from ziggurat.train.run_log import MetricsWriter, RunLog
 from ziggurat.train.saving import Saver
 from ziggurat.train.schedule import TrainingResult, due, ends_after, finished, how_to_go_on, next_rate
-from ziggurat.train.setup import Setup, StartingPoint, rank_anew, refuse_too_large, set_up, starting_point
+from ziggurat.train.setup import Setup, rank_anew, refuse_too_large, set_up, starting_point
 from ziggurat.train.signals import GracefulStop
 from ziggurat.train.trackers import open_trackers
-from ziggurat.train.update import train_update
+from ziggurat.train.update import AdaptiveClipper, train_update
 
 
 def train(
@@ -53,28 +54,28 @@ def train(
                 run_locked(setup.run, setup.experiment, processes) as differing,
                 closing(RunLog(setup.writes_to, console)) as log,
             ):
-                start = starting_point(setup, log, resume=resume)
-                if differing and start.progress.update:
+                progress, origin = starting_point(setup, log, resume=resume)
+                if differing and progress.update:
                     log.say(f"another environment: {shown(differing)}; results may differ in their last digits")
-                _introduce(setup, start, log)
-                return _train_from(setup, start.progress, log, console, advice)
+                _introduce(setup, progress, origin, log)
+                return _train_from(setup, progress, log, console, advice)
         except RuntimeError as error:
             if processes.count > 1 and lost(error):
                 raise processes.hanging(error) from error
             raise
 
 
-def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
+def _introduce(setup: Setup, progress: RunProgress, origin: str | None, log: RunLog) -> None:
     """Log what is about to be trained; profile ADMIN's omegas where training starts from initialised weights."""
-    origin = [f"starting from the weights of {start.origin}"] if start.origin else []
-    for line in [*origin, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
+    others = [f"starting from the weights of {origin}"] if origin else []
+    for line in [*others, *introduction(setup.experiment, setup.learner, len(setup.store.train), setup.run)]:
         log.say(line)
-    if start.initialised and (profiled := setup.learner.profile()):
+    if origin == "" and (profiled := setup.learner.profile()):
         log.say(profiled)
     if setup.fitted:
         log.say(setup.fitted)
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
-    begins = not start.progress.update  # a resumed run can change neither its data nor its precision
+    begins = not progress.update  # a resumed run can change neither its data nor its precision
     about = [
         *map(str, notices(setup.experiment)),
         *(other_files_notice(setup.experiment.data, setup.store) if begins else []),
@@ -83,7 +84,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
         model, precision = setup.experiment.model, setup.experiment.training.precision
         if told := precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)):
             log.say(told)
-    about += [*rank_anew(start.progress, setup.experiment), *(setup.validator.notices if setup.validator else [no_dev])]
+    about += [*rank_anew(progress, setup.experiment), *(setup.validator.notices if setup.validator else [no_dev])]
     for notice in filter(None, about):
         log.say(notice, "yellow")
 
@@ -124,12 +125,7 @@ def _train_from(setup: Setup, p: RunProgress, log: RunLog, console: Console, adv
 class _Loop:
     """The loop over updates, in one of the processes; all of them go through the same phases together.
 
-    Args:
-        setup: the parts of the run.
-        progress: where the run stands; every phase reads and changes it, and checkpoints keep it.
-        log, metrics, saver: where the run's messages, records and checkpoints go.
-        signals: asked between updates whether to stop.
-        line: the bar on a terminal.
+    Every phase reads and changes `progress`, which checkpoints keep.
     """
 
     def __init__(
@@ -148,7 +144,10 @@ class _Loop:
         self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
         depth_reporter = DepthReporter(setup.writes_to, metrics, log, self.config, update=progress.update)
         window = partial(RecordWindow, setup.loader, saver)
-        self.report = Reporter(line, metrics, log, self.config, window, depth_reporter, progress, self.stages)
+        # Of several processes each would take the others for strangers.
+        alone = self.processes.count == 1 and self.learner.device.type == "cpu"
+        load = SystemLoad() if alone else None
+        self.report = Reporter(line, metrics, log, setup.experiment, window, depth_reporter, progress, load)
         self.recovery = Recovery(setup.run, self.learner, self.config, log, saver.wait)
         self.depth = DepthProbe(setup.run, setup.experiment, self.learner, log, depth_reporter.see)
 
@@ -178,7 +177,8 @@ class _Loop:
                     learner.optimiser,
                     rate=rate,
                     clip_norm=config.clip_norm,
-                    guard=self.recovery.guard(p),
+                    clipper=AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
+                    highest_nll=highest_nll(p.losses, config.divergence),
                 )
             stage = len(p.data_stages)
             p.advance(result.target_tokens, group.state_after, self.stages)
@@ -236,7 +236,6 @@ class _Loop:
         return reason
 
     def _grow(self) -> None:
-        """Go on to the next stage of growth."""
         growth, before, kept = self.config.growth, self.learner.depth, ""
         assert growth is not None
         if growth.keep_stages:
@@ -252,7 +251,6 @@ class _Loop:
         refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.position)
 
     def _keep_stage(self) -> Path:
-        """Keep the model at the end of a stage; return its folder."""
         run, experiment, stage = self.setup.run, self.setup.experiment, self.progress.stage
         self.setup.store_check.confirm()  # nothing is kept of data that may turn out to be damaged
         weights = self.learner.parallel.weights()
@@ -260,7 +258,6 @@ class _Loop:
         return stage_folder(run, experiment, stage)
 
     def _validate(self) -> None:
-        """Score the dev set; a signal leaves the validation due, to be done first of all by the resumed run."""
         assert self.validator is not None
         p, began = self.progress, time.perf_counter()
         with self.learner.parallel.whole() as model:

@@ -1,17 +1,6 @@
 """Label-smoothed cross-entropy that never builds the logits [tokens, vocabulary] of a whole batch (docs/training.md).
 
-In the order of the file: the smoothed target distribution; projection and cross-entropy as one autograd function; the
-loss of a batch as its part of an update's loss.
-
 Guided alignment: word alignments teach one head of the decoder where to look (Chen et al. 2016; Garg et al. 2019).
-
-For each target token j with links, the loss has
-
-    lambda * w_j * -sum_s A_js log P_js
-
-beside the token's cross-entropy, which has the same weight w_j (`training.loss.normalisation`). A_j is uniform over the
-source tokens that j is linked to, P_j the attention to the source at the position that predicts j, before dropout.
-Tokens without links have no such loss.
 """
 
 from __future__ import annotations
@@ -314,14 +303,18 @@ through the softmax is finite."""
 def alignment_loss(
     attention: Tensor, batch: Batch, config: LossConfig, *, tokens: int, sentences: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of a batch that has links, and its sums.
+    """Return the loss of guided alignment of a batch, and its sums.
+
+    Each target token j with links adds w_j * -sum_s A_js log P_js, where w_j is the weight of the token's cross-entropy
+    (`training.loss.normalisation`), A_j is uniform over the source tokens that j is linked to, and P_j is the attention
+    to the source at the position that predicts j, before dropout.
 
     Args:
         attention: P [batch, target, source].
         batch: with links.
         config: normalisation; lambda is not applied.
-        tokens: real target tokens in the whole update, all batches and processes together.
-        sentences: sentence pairs in the whole update.
+        tokens: of the whole update, as in sequence_loss.
+        sentences: likewise.
 
     Returns: the sum over tokens [], each with its weight, and without weights as in LossSums.alignment [2].
     """
@@ -340,16 +333,10 @@ def alignment_loss(
 def with_guidance(
     sums: LossSums, kept: KeptWeights | None, batch: Batch, config: LossConfig, *, tokens: int, sentences: int
 ) -> LossSums:
-    """Return the loss of a batch with that of guided alignment, if there is any.
+    """Return the loss of a batch, `sums` so far, with that of guided alignment, if there is any.
 
-    Args:
-        sums: the loss without it.
-        kept: where the model left its attention; None: guided alignment is off. It is empty where LayerDrop has left
-            out the layer.
-        batch: of which `sums` is the loss.
-        config: weight and normalisation.
-        tokens: as in alignment_loss.
-        sentences: likewise.
+    `kept` is where the model left its attention, empty where LayerDrop has left out the layer; None: guided alignment
+    is off. `tokens` and `sentences` are as in sequence_loss.
     """
     if kept is None or config.alignment is None:
         return sums

@@ -1,34 +1,13 @@
 """The objective of training: the model and its loss in one module, and one batch run through it forward and backward.
 
-The loss may contain a penalty that draws the encoder's states of a sentence towards their mean. Li et al. 2020 name
-such a regulariser (`Reg-6L`, +0.4 BLEU) without giving its formula or weight, and their released code calls a model for
-it that was not released. So the definition is Ziggurat's own:
-
-    L = CE + lambda * sum_s w_s * (1/N) sum_i (1 - sim_in(i, s))
-
-for the sentences s of an update, with sim_in(i, s) = mean_l cos(y_i(l), mean_l y_i(l)) over the real source positions l
-and the raw outputs y_i of encoder layers i = 1, ..., N (their section on similarities;
-ziggurat.train.diagnosis.measures). With `training.loss.normalisation: tokens`, w_s is the sentence's share of the
-update's target tokens, so lambda is in nats per target token; with `sentence_mean` and `sentence_sum` it is 1 /
-sentences of the update. Each term lies in [0, 2], and is 0 where all positions of a sentence point the same way.
-
-ADMIN's profiling (Liu et al. 2020, section 4) is one forward pass of one batch before the first update.
-
-CUDA graphs are the passes through the model, recorded once for every shape of batch and then replayed. A kernel of a
-deep, narrow model takes less time than its launch, so the GPU waits for Python; a replayed graph launches all kernels
-of a pass at once. A graph is valid for one shape, reads and writes fixed addresses, and repeats Python's decisions. So
-shapes must be few (`training.batch.length_multiple`), inputs are copied to the addresses of a recording, gradients are
-added to tensors that stay allocated, and settings that decide in Python at every pass are refused.
-
-Embeddings, layers and their backward pass are recorded. The loss, whose number of rows differs from batch to batch, and
-the step of the optimiser are not. All recordings share one pool of memory, since only one is in use at a time: together
-they take about as much as the largest. Random numbers are the same as without graphs (torch's philox offsets).
+Below it: CUDA graphs of the passes through the model, and ADMIN's profiling (Liu et al. 2020, section 4), one forward
+pass of one batch before the first update.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -52,7 +31,6 @@ from ziggurat.model.fast.fake_quantised import quantise
 from ziggurat.model.fast.precision import maps_of, training_precision
 from ziggurat.model.init import profile_omega
 from ziggurat.model.low_rank import adapt
-from ziggurat.model.residual.base import Residual
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.transformer import Decoder, Encoder
 from ziggurat.system.errors import ConfigError
@@ -86,12 +64,7 @@ def _freeze(model: Seq2Seq, frozen: Frozen) -> None:
 
 
 class Objective(nn.Module):
-    """Model and loss as one module, so that DDP and FSDP2 wrap the whole forward pass, output projection included.
-
-    Args:
-        model: the model being trained.
-        config: its loss.
-    """
+    """Model and loss as one module, so that DDP and FSDP2 wrap the whole forward pass, output projection included."""
 
     def __init__(self, model: Seq2Seq, config: LossConfig) -> None:
         super().__init__()
@@ -141,17 +114,24 @@ def inter_similarity_penalty(
     tokens: int,
     sentences: int,
 ) -> Tensor:
-    """Return the penalty of a batch as its part of an update's loss, nats, shape [].
+    """Return the penalty that draws the encoder's states of a sentence towards their mean, nats, shape [].
 
-    The penalties of an update's batches add up to that of the update, however it was cut into batches.
+    Li et al. 2020 name such a regulariser (`Reg-6L`, +0.4 BLEU) without its formula or weight. Ziggurat's is
+
+        lambda * sum_s w_s * (1/N) sum_i (1 - sim_in(i, s))
+
+    for the sentences s of an update and the outputs of encoder layers i = 1, ..., N (for sim_in see
+    ziggurat.train.diagnosis.measures). With `training.loss.normalisation: tokens`, w_s is the sentence's share of the
+    update's target tokens, otherwise 1 / its sentences. Each term lies in [0, 2], and is 0 where all positions of a
+    sentence point the same way. The penalties of an update's batches add up to that of the update.
 
     Args:
         outputs: of every encoder layer, [batch, source, d_model].
         source_mask: [batch, source], True at real tokens.
-        target_mask: [batch, target], True at real tokens.
+        target_mask: [batch, target], likewise.
         config: lambda (`inter_sim`) and normalisation.
-        tokens: real target tokens in the whole update, all batches and processes together.
-        sentences: sentence pairs in the whole update.
+        tokens: of the whole update, as in ziggurat.train.loss.sequence_loss.
+        sentences: likewise.
     """
     apart = 1.0 - inter_similarities(outputs, source_mask).mean(0)
     if config.normalisation == "tokens":
@@ -171,8 +151,8 @@ def add_gradients(
         batch: on any device.
         device: where the objective is.
         precision: `training.precision`.
-        tokens: real target tokens of the whole update.
-        sentences: sentence pairs of the whole update.
+        tokens: of the whole update, as in ziggurat.train.loss.sequence_loss.
+        sentences: likewise.
     """
     # Every batch has a seed, so dropout masks do not depend on what was run before: resuming needs no random state,
     # and a batch has the same masks in whichever process it is run.
@@ -212,9 +192,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 def probe_loss(config: LossConfig, precision: str) -> Loss:
     """Return the loss that ziggurat.train.diagnosis.probe.measure runs: that of training, as if a batch were an update.
 
-    Args:
-        config: section `training.loss`.
-        precision: `training.precision`.
+    `config` is section `training.loss`, `precision` is `training.precision`.
     """
 
     def loss(model: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -278,7 +256,15 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
 
 
 class GraphedPasses:
-    """A context of updates in which a model's passes are recorded and replayed.
+    """A context of updates in which a model's passes are recorded once for every shape of batch, and replayed.
+
+    A kernel of a deep, narrow model takes less time than its launch, so the GPU waits for Python; a replayed CUDA graph
+    launches all kernels of a pass at once. It is valid for one shape, reads and writes fixed addresses, and repeats
+    Python's decisions. So shapes must be few (`training.batch.length_multiple`), inputs are copied to the addresses of
+    a recording, gradients are added to tensors that stay allocated, and settings that decide in Python at every pass
+    are refused. The loss, whose number of rows differs from batch to batch, and the optimiser's step are not recorded.
+    All recordings share one pool of memory, since only one is in use at a time. Random numbers are the same as without
+    graphs (torch's philox offsets).
 
     A shape runs without a recording the first time, which loads and compiles its kernels: neither can be recorded. The
     second time it is recorded, up to a number of shapes.
@@ -333,14 +319,10 @@ class GraphedPasses:
 
 
 class _Recording:
-    """The recorded forward and backward pass of one shape.
+    """The recorded forward and backward pass of one shape, that of `inputs`.
 
-    Args:
-        forward: that of the model.
-        inputs: an example.
-        buffers: those of the model. The graphs read them, so they are kept alive here: the model replaces its
-            positional tables when longer inputs come.
-        pool: memory of the graphs.
+    The graphs read the model's buffers, so these are kept alive here: the model replaces its positional tables when
+    longer inputs come.
     """
 
     hidden: Tensor
@@ -464,7 +446,15 @@ def profile_admin(
         fresh = {id(module) for name in added for module in model.get_submodule(name).modules()}
         both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
         kept += [residual for residual in both if id(residual) not in fresh]
-    omegas = _profile(model, batch.to(model.device), seed, kept)
+    batch = batch.to(model.device)
+    with random_state_kept(model.device), every_branch_present(model):
+        torch.manual_seed(seed)
+        omegas = profile_omega(
+            [stack_residuals(model.encoder), stack_residuals(model.decoder)],
+            lambda: model(batch.source, batch.source_mask, batch.target_in),
+            [batch.source_mask, batch.target_mask],
+            kept,
+        )
     found = [
         f"{name} {min(values):.3f} to {max(values):.3f}"
         for name, values in zip(("encoder", "decoder"), omegas, strict=True)
@@ -472,16 +462,3 @@ def profile_admin(
     ]
     tokens = f"{batch.source_tokens:,} source and {batch.target_tokens:,} target tokens"
     return f"omega profiled on {tokens}: {', '.join(found)}"
-
-
-def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
-    """Set the omegas of both stacks except those of `kept`; return them, encoder first."""
-    stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
-    with random_state_kept(model.device), every_branch_present(model):
-        torch.manual_seed(seed)
-        return profile_omega(
-            stacks,
-            lambda: model(batch.source, batch.source_mask, batch.target_in),
-            [batch.source_mask, batch.target_mask],
-            kept,
-        )

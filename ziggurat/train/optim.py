@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, assert_never
 
 import torch
@@ -64,12 +64,6 @@ class NarrowAdam(torch.optim.Optimizer):
     resumed, in every process that holds the parameter, and in one that holds a part of it, which draws those of the
     places before as well. torch's global generators are left alone. Besides the moments, nothing larger than a chunk of
     a parameter is allocated.
-
-    Args:
-        groups: parameter groups with their `weight_decay` and, where it is another one, their `eps`.
-        names: name of each parameter.
-        config: kind (adam, adamw or radam), betas and epsilon.
-        seed: seed of the rounding.
     """
 
     def __init__(
@@ -188,13 +182,9 @@ class Optimiser:
 
     Parameters that require no gradient (a fixed omega, fixed combination weights) belong to none.
 
-    Args:
-        model: the names of its parameters are the names in the saved state.
-        roles: role of each parameter by name (ziggurat.model.build.parameter_roles).
-        config: kind and constants.
-        scales: factors of rate, epsilon and decay by name, where a rate is taken over from a smaller model
-            (ziggurat.model.build.parameter_scales); not for muon.
-        seed: seed of the rounding of moments in bf16.
+    `roles` are by the names of the model's parameters, which are the names in the saved state. `scales` are factors of
+    rate, epsilon and decay by name, where a rate is taken over from a smaller model (not for muon). `seed` is that of
+    the rounding of moments in bf16.
     """
 
     def __init__(
@@ -220,7 +210,14 @@ class Optimiser:
     @property
     def parameters(self) -> list[Tensor]:
         """Every parameter that is trained."""
-        return [p for part in self.parts for group in part.param_groups for p in group["params"]]
+        return [parameter for _, _, parameter in self._owned()]
+
+    def _owned(self) -> Iterator[tuple[torch.optim.Optimizer, dict[str, Any], Tensor]]:
+        """Yield every trained parameter, after its optimiser and its group."""
+        for part in self.parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    yield part, group, parameter
 
     def set_rate(self, rate: float) -> None:
         """Set the learning rate of all groups."""
@@ -266,9 +263,7 @@ class Optimiser:
         """Return tensors as large as the moments that the first step will make, for trials of what fits."""
         return [
             torch.ones_like(parameter, dtype=_moment_dtype(part, parameter))  # a page never written takes no memory
-            for part in self.parts
-            for group in part.param_groups
-            for parameter in group["params"]
+            for part, _, parameter in self._owned()
             if parameter not in part.state
             for _ in range(_moments(part))
         ]
@@ -278,9 +273,7 @@ class Optimiser:
         """Size of all moments of this process, whether the first step has made them yet or not."""
         return sum(
             local(parameter).numel() * _moment_dtype(part, parameter).itemsize * _moments(part)
-            for part in self.parts
-            for group in part.param_groups
-            for parameter in group["params"]
+            for part, _, parameter in self._owned()
         )
 
     def zero_grad(self) -> None:
@@ -309,29 +302,24 @@ class Optimiser:
             by_name.setdefault(name, {})[moment] = value
         if wrong := sorted(by_name.keys() - self.names.values()):
             raise CheckpointError(f"optimiser state does not fit the model: {wrong[0]} (and {len(wrong) - 1} more)")
-        for part in self.parts:
-            for group in part.param_groups:
-                for parameter in group["params"]:
-                    part.state.pop(parameter, None)  # a run that rolls back has moments already
-                    moments = by_name.get(self.names[parameter], {})
-                    if any(v.dim() and v.shape != parameter.shape for v in moments.values()):
-                        raise CheckpointError(f"optimiser state of {self.names[parameter]} has another shape")
-                    if moments:
-                        # `step` stays where the optimiser keeps it: on the CPU, unless it runs fused on a GPU.
-                        home = parameter.device
-                        part.state[parameter] = {
-                            k: placed_as(v, parameter) if v.dim() else v.to(home) if group.get("fused") else v
-                            for k, v in moments.items()
-                        }
+        for part, group, parameter in self._owned():
+            part.state.pop(parameter, None)  # a run that rolls back has moments already
+            moments = by_name.get(self.names[parameter], {})
+            if any(v.dim() and v.shape != parameter.shape for v in moments.values()):
+                raise CheckpointError(f"optimiser state of {self.names[parameter]} has another shape")
+            if moments:
+                # `step` stays where the optimiser keeps it: on the CPU, unless it runs fused on a GPU.
+                home = parameter.device if group.get("fused") else torch.device("cpu")
+                part.state[parameter] = {
+                    k: placed_as(v, parameter) if v.dim() else v.to(home) for k, v in moments.items()
+                }
 
 
 def _moments(part: torch.optim.Optimizer) -> int:
-    """Return the number of tensors of a parameter's shape that the optimiser keeps for it."""
     return 1 if isinstance(part, torch.optim.Muon) else 2
 
 
 def _moment_dtype(part: torch.optim.Optimizer, parameter: Tensor) -> torch.dtype:
-    """Return the dtype in which the optimiser keeps them."""
     return torch.bfloat16 if isinstance(part, NarrowAdam) else parameter.dtype
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config import Experiment
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.modifiers import StageConfig
 from ziggurat.data.loader import Loader
 from ziggurat.model.build import count_parameters
+from ziggurat.system.processes import SystemLoad, busy_notice
 from ziggurat.system.terminal import duration
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
@@ -29,21 +29,13 @@ from ziggurat.train.schedule import finished, share_done, time_left
 from ziggurat.train.update import UpdateResult
 from ziggurat.train.validate import Validation
 
-# Attributes of a window, and their names in checkpoints (`RunProgress.window`).
-_SUMS = (
-    *("updates", "source_tokens", "target_tokens", "sentences"),
-    *("skipped", "spikes", "rejected", "out_of_memory"),
-    *("loss", "nll", "alignment", "aligned", "grad_norm", "rate"),
-)
+_OF_UPDATES = ("source_tokens", "target_tokens", "sentences", "loss", "nll", "alignment", "aligned", "grad_norm")
+"""_OF_UPDATES are the figures of UpdateResult that a window adds up, by their names in checkpoints."""
+_COUNTS = ("updates", "skipped", "spikes", "rejected", "out_of_memory")
 
 
 class RecordWindow:
-    """Sums over the updates since the last record.
-
-    Args:
-        loader, saver: asked how long training has waited for them.
-        sums: of a window that this one continues (`sums`); without them it is empty.
-    """
+    """Sums over the updates since the last record; it continues a window that had these `sums`."""
 
     def __init__(self, loader: Loader, saver: Saver, sums: Mapping[str, float] | None = None) -> None:
         self._loader, self._saver = loader, saver
@@ -52,39 +44,28 @@ class RecordWindow:
         self._began = time.perf_counter() - before["seconds"]
         self._waited = loader.waited_seconds - before["data_wait"]
         self._saved = saver.waited_seconds - before["checkpoint_wait"]
-        self.updates = self.source_tokens = self.target_tokens = self.sentences = 0
-        self.skipped = self.spikes = self.rejected = self.out_of_memory = 0
-        self.loss = self.nll = self.alignment = self.aligned = self.grad_norm = 0.0
-        self.rate = 0.0
+        self._sums = {name: before.get(name, 0) for name in (*_COUNTS, *_OF_UPDATES)}
+        self.rate = before.get("rate", 0.0)
         """Learning rate of the latest update."""
-        for name in _SUMS:
-            setattr(self, name, before.get(name, getattr(self, name)))
 
     def sums(self) -> dict[str, float]:
         """Return the sums with which another window, such as that of a resumed run, continues this one."""
         waits = {"data_wait": self._data_wait, "checkpoint_wait": self._checkpoint_wait}
-        return {**{name: getattr(self, name) for name in _SUMS}, "seconds": self.seconds, **waits}
+        return {**self._sums, "rate": self.rate, "seconds": self.seconds, **waits}
 
     def add(self, result: UpdateResult, rate: float) -> None:
         """Add one update, tried at learning rate `rate`; a skipped one only adds to the count of its kind."""
-        self.rate = rate
+        self.rate, sums = rate, self._sums
         if result.shortage is not None:
-            self.out_of_memory += 1
-            return
-        if not result.taken:
-            self.skipped += not result.finite or result.spike
-            self.spikes += result.spike
-            self.rejected += not result.admitted
-            return
-        self.updates += 1
-        self.source_tokens += result.source_tokens
-        self.target_tokens += result.target_tokens
-        self.sentences += result.sentences
-        self.loss += result.loss
-        self.nll += result.nll
-        self.alignment += result.alignment
-        self.aligned += result.aligned
-        self.grad_norm += result.grad_norm
+            sums["out_of_memory"] += 1
+        elif not result.taken:
+            sums["skipped"] += not result.finite or result.spike
+            sums["spikes"] += result.spike
+            sums["rejected"] += not result.admitted
+        else:
+            sums["updates"] += 1
+            for name in _OF_UPDATES:
+                sums[name] += getattr(result, name)
 
     def leave_out(self, seconds: float) -> None:
         """Exclude the latest `seconds`, which were not training."""
@@ -93,7 +74,7 @@ class RecordWindow:
     @property
     def tried(self) -> int:
         """Updates tried, skipped ones included."""
-        return self.updates + self.skipped + self.rejected + self.out_of_memory
+        return int(sum(self._sums[name] for name in ("updates", "skipped", "rejected", "out_of_memory")))
 
     @property
     def seconds(self) -> float:
@@ -111,29 +92,30 @@ class RecordWindow:
     @property
     def tokens_per_second(self) -> float:
         """Target tokens per second."""
-        return self.target_tokens / self.seconds
+        return self._sums["target_tokens"] / self.seconds
+
+    def mean(self, name: str) -> float:
+        """Return the mean of a figure over the updates that were taken; NaN where none was."""
+        return self._sums[name] / self._sums["updates"] if self._sums["updates"] else math.nan
 
     def record(self, p: RunProgress) -> dict[str, float | int | None]:
         """Return the values of one `train` record; means are over the updates of the window that were taken."""
-        n = self.updates
-        nll = self.nll / self.target_tokens if n else None
+        s, taken = self._sums, bool(self._sums["updates"])
+        nll = s["nll"] / s["target_tokens"] if taken else None
         return {
             "epoch": p.epoch,
-            "loss": self.loss / n if n else None,
+            "loss": self.mean("loss") if taken else None,
             "nll": nll,
             "perplexity": math.exp(min(nll, 700.0)) if nll is not None else None,  # exp(710) overflows
-            "alignment_loss": self.alignment / self.aligned if self.aligned else None,
+            "alignment_loss": s["alignment"] / s["aligned"] if s["aligned"] else None,
             "learning_rate": self.rate,
-            "grad_norm": self.grad_norm / n if n else None,
+            "grad_norm": self.mean("grad_norm") if taken else None,
             "target_tokens_per_second": round(self.tokens_per_second, 1),
-            "source_tokens_per_second": round(self.source_tokens / self.seconds, 1),
-            "sentences_per_update": self.sentences / n if n else None,
+            "source_tokens_per_second": round(s["source_tokens"] / self.seconds, 1),
+            "sentences_per_update": self.mean("sentences") if taken else None,
             "data_wait_share": round(self._data_wait / self.seconds, 4),
             "checkpoint_wait": round(self._checkpoint_wait, 3),
-            "skipped": self.skipped,
-            "spikes": self.spikes,
-            "rejected": self.rejected,
-            "out_of_memory": self.out_of_memory,
+            **{name: s[name] for name in ("skipped", "spikes", "rejected", "out_of_memory")},
             "roll_backs": p.roll_backs,
             "seconds": round(p.seconds, 3),
             "target_tokens": p.target_tokens,
@@ -144,9 +126,9 @@ class RecordWindow:
         v = self.record(p)
         # The record counts finished epochs; the epoch of the latest update is the last of them where it has just ended.
         epoch = max(1, p.epoch + (p.batch > 0))
-        if not self.updates:
+        if not self._sums["updates"]:
             return f"update {p.update}  epoch {epoch}  all {self.tried} updates skipped"
-        aligned = f"alignment {v['alignment_loss']:.3f}  " if self.aligned else ""
+        aligned = f"alignment {v['alignment_loss']:.3f}  " if v["alignment_loss"] is not None else ""
         return (
             f"update {p.update}  epoch {epoch}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
             f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {depth.shown_r}"
@@ -224,31 +206,28 @@ class ProgressLine:
         """Show the state of the run, `share` of which is done; the newest warning about its depth comes first."""
         if self._bar.disable:
             return
-        loss, norm = (x / window.updates if window.updates else math.nan for x in (window.loss, window.grad_norm))
         warning = f"WARNING {depth.standing[-1]}  " if depth.standing else ""
         detail = (
-            f"{warning}update {p.update}  loss {loss:.3f}  rate {window.rate:.1e}  gradient {norm:.2f}  "
-            f"{depth.shown_r}{window.tokens_per_second:,.0f} tokens/s  {left} left"
+            f"{warning}update {p.update}  loss {window.mean('loss'):.3f}  rate {window.rate:.1e}  "
+            f"gradient {window.mean('grad_norm'):.2f}  {depth.shown_r}"
+            f"{window.tokens_per_second:,.0f} tokens/s  {left} left"
         )
         self._bar.update(self._task, completed=share or 0.0, detail=detail)
 
 
 _RECENT_RECORDS = 10
 """_RECENT_RECORDS is the number of records whose speed the time left goes by."""
+_SLOW_SHARE = 0.8
+"""_SLOW_SHARE is the share of the fastest record's speed below which a record is slow."""
+_LEAST_SECONDS = 1.0
+"""_LEAST_SECONDS is the shortest time over which the machine's load is judged."""
 
 
 class Reporter:
     """Reports of a run while it trains: to the bar, the log, `metrics.jsonl` and trackers.
 
-    Args:
-        bar: for a terminal.
-        metrics: receives the records.
-        log: receives the lines.
-        config: section `training`.
-        new_window: returns a RecordWindow that continues the sums it is given; with {} an empty one.
-        depth: knows the latest measures of depth.
-        begun: progress at the start; a window that was open there is continued.
-        stages: `data.stages`.
+    `new_window` returns a RecordWindow that continues the sums it is given, as that of `begun`, the progress at the
+    start. `load` is that of the machine from now on, where others could slow the run down; None: it is not looked at.
     """
 
     def __init__(
@@ -256,14 +235,17 @@ class Reporter:
         bar: ProgressLine,
         metrics: MetricsWriter,
         log: RunLog,
-        config: TrainingConfig,
+        experiment: Experiment,
         new_window: Callable[[Mapping[str, float]], RecordWindow],
         depth: DepthReporter,
         begun: RunProgress,
-        stages: Sequence[StageConfig],
+        load: SystemLoad | None = None,
     ) -> None:
-        self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
-        self._depth, self._stages = depth, stages
+        self._bar, self._metrics, self._log, self._config = bar, metrics, log, experiment.training
+        self._depth, self._stages = depth, experiment.data.stages
+        self._load, self._load_began, self._judged = load, time.perf_counter(), False
+        self._fastest: dict[int, float] = {}  # tokens per second by stage of growth
+        self._slow = False
         self._epoch_batches: int | None = None
         self._new_window = new_window
         self._window = new_window(begun.window)
@@ -286,6 +268,11 @@ class Reporter:
             seconds = self._window.seconds - self._seconds_before
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {seconds:.2f} s")
             self._first = False
+        # At the start; not before processors' times, of hundredths of a second, tell anything.
+        if not self._judged and time.perf_counter() - self._load_began >= _LEAST_SECONDS:
+            self._judged = True
+            if busy := self._others():
+                self._log.say(f"{busy}: updates take longer than on an idle one", "yellow")
         if p.update % self._config.log_every_updates == 0:
             self._record(p, partial=False)
             # Before the sums go into `p`, so that a checkpoint of this update holds an empty window.
@@ -309,6 +296,24 @@ class Reporter:
         self._log.say(self._window.line(p, time_left(p, share, self._moments[0]), self._depth))
         if share is not None:
             self._moments.append((p.seconds, share))
+        self._say_if_slowed(p, self._window.tokens_per_second)
+
+    def _say_if_slowed(self, p: RunProgress, speed: float) -> None:
+        """Log, once until it recovers, that training has become slower while other processes were in its way."""
+        fastest = max(speed, self._fastest.get(p.stage, 0.0))
+        busy, slow = self._others(), speed < _SLOW_SHARE * fastest
+        if busy and slow and not self._slow:
+            said = f"update {p.update}: slower, {speed:,.0f} target tokens/s after {fastest:,.0f}: {busy}"
+            self._log.say(said, "yellow")
+        self._fastest[p.stage], self._slow = fastest, slow and (self._slow or bool(busy))
+
+    def _others(self) -> str:
+        """Return, in words, how busy others have been since this was told last; "" where they were not in the way."""
+        if self._load is None or time.perf_counter() - self._load_began < _LEAST_SECONDS:
+            return ""
+        others, crowded = self._load.look(torch.get_num_threads())
+        self._load, self._load_began = SystemLoad(), time.perf_counter()
+        return busy_notice(others) if crowded else ""
 
     def _share_done(self, p: RunProgress) -> float | None:
         return share_done(p, self._config, self._stages, self._epoch_batches)

@@ -1,7 +1,5 @@
 """Failed updates: skipped, counted and explained; after too many the run rolls back, or ends with the diagnosis.
 
-Divergence: tests for loss spikes, and a search for the place where the first number that is not finite arose.
-
 While training is healthy, only one comparison of the loss runs, if `training.divergence.loss_spike` is set. When an
 update fails, its batches are run once more, under the same dropout masks, with hooks on every module and parameter.
 """
@@ -32,15 +30,13 @@ from ziggurat.train.diagnosis.gradients import eagerly
 from ziggurat.train.learner import Learner
 from ziggurat.train.objective import Objective, add_gradients
 from ziggurat.train.run_log import RunLog
-from ziggurat.train.update import AdaptiveClipper, Guard, UpdateResult
+from ziggurat.train.update import UpdateResult
 
 
 def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
     """Return the loss above which an update is a spike, nats per target token; infinity while none can be.
 
-    Args:
-        losses: of the latest updates that were taken (`RunProgress.losses`).
-        config: the factor above their median, and the number of losses that the median needs.
+    `losses` are those of the latest updates that were taken (`RunProgress.losses`).
     """
     if config.loss_spike is None or len(losses) < config.window:
         return math.inf
@@ -59,35 +55,20 @@ def all_finite(tensors: Mapping[str, Tensor]) -> bool:
 
 
 class Fault(NamedTuple):
-    """The place where an update failed.
-
-    Attributes:
-        place: in words.
-        found: False when every state and gradient was finite this time, or memory was too short to look.
-    """
+    """The place, in words, where an update failed; not `found` where all was finite this time, or memory was short."""
 
     place: str
     found: bool
 
 
-def find_fault(
-    model: Seq2Seq,
-    batches: Sequence[Batch],
-    config: LossConfig,
-    *,
-    precision: str,
-) -> Fault:
+def find_fault(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, *, precision: str) -> Fault:
     """Return the layer and tensor at which an update failed first.
 
     A parameter that is not finite is named before all else. Then the update is run again; named is the first module
     whose input or output is not finite, else the loss, else the first gradient in the order of the backward pass, where
     the fault arose. When all of them are finite (a norm that overflows, a loss spike) it is the largest gradient.
 
-    Args:
-        model: with the weights of that update; its gradients are dropped, all else is left as found.
-        batches: those of that update.
-        config: the loss of training.
-        precision: `training.precision`.
+    `model` has the weights of that update; its gradients are dropped, all else is left as found.
     """
     for name, parameter in model.named_parameters():
         if kind := _kind(parameter.detach()):
@@ -130,7 +111,6 @@ class _Hooks:
         self._handles: list[RemovableHandle] = []
 
     def fault(self) -> str | None:
-        """Return the first fault that was seen, in words."""
         return self._forward or self._loss or self._gradient
 
     def __enter__(self) -> None:
@@ -148,7 +128,6 @@ class _Hooks:
             handle.remove()
 
     def see_loss(self, objective: Tensor) -> None:
-        """Check the loss of a batch whose forward and backward pass are over."""
         if kind := _kind(objective):
             self._loss = f"the loss is {kind}, though all states are finite: the projection to the vocabulary overflows"
 
@@ -167,14 +146,12 @@ class _Hooks:
 
 
 def _kind(tensor: Tensor) -> str | None:
-    """Return "NaN" or "inf" when the tensor holds either, NaN first, or None."""
     if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
         return None
     return "NaN" if bool(torch.isnan(tensor).any()) else "inf"
 
 
 def _first_kind(value: Any) -> str | None:
-    """Return `_kind` of a tensor, or of the first of a tuple's or list's tensors that is not finite."""
     if isinstance(value, Tensor):
         return _kind(value.detach())
     if isinstance(value, tuple | list):
@@ -259,39 +236,21 @@ def refuse_to_go_on(p: RunProgress, config: TrainingConfig, run: Path, wait_for_
 
 
 class Recovery:
-    """Judges the updates of a run, and deals with those that fail.
+    """Judges the updates of a run, logs each that is skipped, and rolls back after too many.
 
-    Args:
-        run: its folder.
-        learner: model and optimiser.
-        config: section `training`.
-        log: where every skipped update is reported.
-        wait_for_save: waits for the checkpoint that is being written.
+    `wait_for_save` waits for the checkpoint that is being written.
     """
 
     def __init__(
-        self,
-        run: Path,
-        learner: Learner,
-        config: TrainingConfig,
-        log: RunLog,
-        wait_for_save: Callable[[], None],
+        self, run: Path, learner: Learner, config: TrainingConfig, log: RunLog, wait_for_save: Callable[[], None]
     ) -> None:
-        self._run = run
-        self._learner = learner
-        self._config = config
-        self._log = log
-        self._wait_for_save = wait_for_save
+        self._run, self._learner, self._config = run, learner, config
+        self._log, self._wait_for_save = log, wait_for_save
 
     @property
     def rolls_back(self) -> bool:
         """True when the run keeps a good checkpoint to go back to."""
         return self._config.divergence.action == "roll_back"
-
-    def guard(self, p: RunProgress) -> Guard:
-        """Return the reasons to skip the next update, from what `p` remembers of those before."""
-        clipper = AdaptiveClipper(p.gradient_norms) if self._config.adaptive_clip else None
-        return Guard(clipper, highest_nll(p.losses, self._config.divergence))
 
     def count(self, p: RunProgress, batches: Sequence[Batch], result: UpdateResult) -> None:
         """Count an update on `batches` in `p` as taken or skipped; find and log the reason of a skipped one."""

@@ -1,9 +1,4 @@
-"""The folder of a run: made with its configuration, opened again to resume, and locked for one job.
-
-In the order of the file: refusals before a run is made; making it; reopening it, where the configuration must be that
-of its checkpoints except for a few keys; `environment.json`, the versions and hardware of its latest start; and the
-lock, with the name of the job that is kept for its next start.
-"""
+"""The folder of a run: made with its configuration, opened again to resume, and locked for one job."""
 
 from __future__ import annotations
 
@@ -63,7 +58,7 @@ _FIXED = (
     "lora",
     "freeze",
 )
-"""Keys of `training` that a resumed run cannot change."""
+"""_FIXED are the keys of `training` that a resumed run cannot change."""
 
 
 def refuse_existing(run: Path) -> None:
@@ -156,7 +151,6 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
 
 
 def _refuse_edited(run: Path, experiment: Experiment) -> None:
-    """Raise ConfigError where keys that a resumed run cannot change differ from those of its newest checkpoint."""
     for folder in reversed(checkpoint_folders(run)):
         try:
             kept = read_meta(folder)
@@ -187,7 +181,6 @@ def changes_since(meta: Mapping[str, Any], folder: Path, experiment: Experiment)
 
 
 def _unchangeable(experiment: Experiment) -> dict[str, Any]:
-    """Return the keys, with their values, that a resumed run cannot change."""
     content = experiment.model_dump(mode="json")
     training = {key: content["training"][key] for key in _FIXED}
     return {
@@ -215,8 +208,8 @@ def settled_before(run: Path, experiment: Experiment) -> Experiment:
     return experiment.model_copy(update={"training": training.model_copy(update=found)})
 
 
-def keep_configuration(run: Path, experiment: Experiment) -> None:
-    """Write the configuration with which the run goes on; called after the last check that might refuse it."""
+def _keep_configuration(run: Path, experiment: Experiment) -> None:
+    # Called after the last check that might refuse it.
     if load_experiment(run / CONFIG_FILE) != experiment:
         write_atomically(run / CONFIG_FILE, dump(experiment).encode())
 
@@ -225,17 +218,14 @@ def keep_environment(run: Path, device: str, processes: int) -> list[str]:
     """Write `environment.json`, the versions and hardware of this start; return how those of the last one differ."""
     found, before = _environment(device, processes), {}
     with contextlib.suppress(OSError, ZigguratError):  # a damaged one is replaced as well
-        before = read_json(run / ENVIRONMENT_FILE, _Environment, error=DataError, remedy="remove the file").root
+        before = read_json(
+            run / ENVIRONMENT_FILE, RootModel[dict[str, str]], error=DataError, remedy="remove the file"
+        ).root
     write_atomically(run / ENVIRONMENT_FILE, json.dumps(found, indent=1).encode())
     return changed(before, found) if before else []
 
 
-class _Environment(RootModel[dict[str, str]]):
-    """The content of `environment.json`: values by name."""
-
-
 def _environment(device: str, processes: int) -> dict[str, str]:
-    """Return versions and hardware, by name; `device` is the value of `training.device`."""
     place = usable_device(device, "training.device")
     threads = torch.get_num_threads()
     found = {
@@ -283,7 +273,7 @@ def run_locked(run: Path, experiment: Experiment, processes: Processes) -> Itera
         processes.first_does(lambda: clear_leftovers(run))
         refuse_unshared(run, processes)
         processes.first_does(lambda: _refuse_edited(run, experiment))
-        processes.first_does(lambda: keep_configuration(run, experiment))
+        processes.first_does(lambda: _keep_configuration(run, experiment))
         differing: list[str] = []
         processes.first_does(
             lambda: differing.extend(keep_environment(run, experiment.training.device, processes.count))

@@ -9,17 +9,17 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
-from ziggurat.system.errors import CheckpointError, DataError
-from ziggurat.system.files import write_atomically
-from ziggurat.system.small_files import check_regular, parse_json
+from ziggurat.system.errors import CheckpointError
+from ziggurat.system.small_files import check_regular
 from ziggurat.system.terminal import safe
+from ziggurat.train.diagnosis.records import keep_lines
 from ziggurat.train.trackers import Listener, draw
 
 CLOCK_FIELDS = frozenset(
@@ -66,14 +66,16 @@ class MetricsWriter:
         last = {"train": update, "validation": update if validated else update - 1}
         if run is not None and self._path.exists():
             check_regular(self._path, error=CheckpointError)
-        self._file = self._open(last, update if goes_on else None)
 
-    def _open(self, last: Mapping[str, int], taken_back: int | None) -> TextIO:
-        """Remove the records that do not stay (`_stays`), and open the file for those to come."""
+        def stays(record: Any) -> bool:
+            taken_back = goes_on and record["update"] == update and "partial" in record
+            return bool(record["update"] <= last[record["kind"]]) and not taken_back
+
+        self._file = self._open(stays)
+
+    def _open(self, stays: Callable[[Any], bool]) -> TextIO:
         try:
-            if self._path.is_file():  # the null device is none
-                lines = self._path.read_bytes().splitlines(keepends=True)
-                write_atomically(self._path, b"".join(line for line in lines if _stays(line, last, taken_back)))
+            keep_lines(self._path, stays)
             return self._path.open("a", encoding="utf-8")
         except OSError as error:
             # Nothing is appended to records that could not be removed: some would then be there twice.
@@ -91,12 +93,8 @@ class MetricsWriter:
     ) -> None:
         """Add one record.
 
-        Args:
-            kind: `train` or `validation`.
-            update: its update.
-            values: its figures by name; those that are None are left out, and of the file those that are not finite.
-            partial: mark it as one that is not at a multiple of `training.log_every_updates`.
-            track: pass it on to trackers, too.
+        Figures that are None are left out, and of the file those that are not finite. `partial` marks one that is not
+        at a multiple of `training.log_every_updates`; `track` passes it on to trackers, too.
         """
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
         record |= {"partial": True} if partial else {}
@@ -154,19 +152,6 @@ class MetricsWriter:
             elif tracker.left_out:
                 self._log.say(f"{tracker.name} was too slow: {tracker.left_out} records are missing there", "yellow")
         self._working()  # one may have failed while it sent the rest
-
-
-def _stays(line: bytes, last: Mapping[str, int], taken_back: int | None) -> bool:
-    """Return True for a record up to the last update of its kind; a line cut off by a kill does not stay.
-
-    Nor does a partial record of update `taken_back`.
-    """
-    try:
-        record = parse_json(line, "")
-        back = record["update"] == taken_back and "partial" in record
-        return line.endswith(b"\n") and bool(record["update"] <= last[record["kind"]]) and not back
-    except (DataError, KeyError, TypeError):
-        return False
 
 
 class RunLog:

@@ -1,7 +1,7 @@
 """Saving while training: checkpoints are written in a thread, one at a time, and kept, deleted or set aside.
 
 No weights are written before the check of the store is over: comparing a large store with its checksums can take
-minutes, so training does not wait for it. Leftovers of killed processes are removed.
+minutes, so training does not wait for it.
 """
 
 from __future__ import annotations
@@ -146,11 +146,7 @@ def _by_clock(folder: Path) -> bool:
 class StoreCheck:
     """The comparison of a store with its checksums, in all processes: damage found by one ends the run in all.
 
-    Args:
-        store: just opened.
-        processes: all that train on it; each compares the files as it sees them.
-
-    Raises DataError when damage was found within the first second.
+    Each compares the files as it sees them. Raises DataError when damage was found within the first second.
     """
 
     def __init__(self, store: Store, processes: Processes) -> None:
@@ -218,17 +214,9 @@ class Saver:
     context, which waits for the write under way. Without it, `save` returns when all is on disk. All processes call
     every method together, and an error in one is raised in all.
 
-    Args:
-        run: folder of the run.
-        experiment: configuration of the run, which checkpoints contain.
-        watch: over the store of the run; `save` notices when its files have changed.
-        progress: the run's; names of deleted checkpoints are removed from it.
-        log: where trouble that does not end the run is reported.
-        processes: all that train together.
-        store_check: no checkpoint is written before it is over; None: the store is known to be whole.
-
-    Attributes:
-        waited_seconds: how long training has waited for checkpoints.
+    Names of deleted checkpoints are removed from `progress`. By `watch`, `save` notices when files of the store have
+    changed. No checkpoint is written before `store_check` is over; None: the store is known to be whole.
+    `waited_seconds` is how long training has waited for checkpoints.
     """
 
     def __init__(
@@ -424,7 +412,6 @@ class Saver:
             self._raise_or_log(error)
 
     def _raise_or_log(self, error: CheckpointError) -> None:
-        """Raise `error`, or log it, as `training.checkpoint.on_error` says."""
         if self._kept.on_error == "stop":
             raise error
         self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")

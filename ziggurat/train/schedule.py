@@ -22,14 +22,9 @@ def peak_update(config: ScheduleConfig) -> int:
     return max(1, config.warmup_end)
 
 
-def updates_at_peak(config: ScheduleConfig) -> int:
-    """Return the schedule's counter whose next update has the highest rate: 1 less than `peak_update`."""
-    return peak_update(config) - 1
-
-
 def initial_progress(config: ScheduleConfig) -> RunProgress:
     """Return the progress of a run not begun: all zero but, where it starts at the peak, the schedule's counter."""
-    return RunProgress(schedule_update=updates_at_peak(config) if config.start == "peak" else 0)
+    return RunProgress(schedule_update=peak_update(config) - 1 if config.start == "peak" else 0)
 
 
 def learning_rate(
@@ -81,17 +76,7 @@ def next_rate(p: RunProgress, config: TrainingConfig, d_model: int) -> float:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The end of a run.
-
-    Attributes:
-        reason: the reason why it stopped, in words.
-        update: updates done, skipped ones included.
-        seconds: wall time of training, all resumed parts together.
-        target_tokens: target tokens of all these updates.
-        best: best value of the validation metric, or None.
-        best_update: its update.
-        signal: number of the signal that stopped it, or None.
-    """
+    """The end of a run: why it stopped, figures of all its resumed parts together, and the signal that stopped it."""
 
     reason: str
     update: int

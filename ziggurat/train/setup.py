@@ -1,8 +1,5 @@
 """The set-up of a run: the parts that training needs, the point that it starts from, and batches that fit into memory.
 
-A new run is made ready before its folder exists, so a run that cannot be trained leaves none. A resumed run is made
-ready before its folder is locked, and loads its newest checkpoint once no other process can write one.
-
 A trial runs the largest batches forward and backward as an update does. So a run whose batches do not fit ends in its
 first seconds, and `training.batch.fit` finds by trials how large they may be.
 """
@@ -137,7 +134,6 @@ def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, a
 
 
 def _too_large(failed: TooLarge, learner: Learner, max_tokens: int) -> Problem:
-    """Return the problem of a batch that does not fit, with the ways out."""
     weights = sum(local(p).numel() * p.element_size() for p in learner.model.parameters())
     gradients = sum(local(p).numel() * p.element_size() for p in learner.optimiser.parameters)
     fixed = weights + gradients + learner.optimiser.moment_bytes
@@ -237,13 +233,9 @@ class Setup:
     Attributes:
         run: folder of the run, an absolute path.
         experiment: its configuration, with the batch size that `training.batch.fit` found.
-        store: its data.
-        watch: notices when the files of the store change, from when it was opened.
-        processes: all that train it.
+        watch: over the files of the store, from when it was opened.
         store_check: the check, beside training, that the data are whole.
-        learner: model and optimiser.
-        loader: reads this process's batches.
-        validator: scores the dev set; None: there is none.
+        validator: None: there is no dev set.
         origin: the model whose weights training starts from, for people; "": initialised ones.
         fitted: the finding of `training.batch.fit`, for people; "": it was not asked for.
     """
@@ -266,23 +258,8 @@ class Setup:
         return self.run if self.processes.first else None
 
 
-@dataclass(frozen=True)
-class StartingPoint:
-    """The state that training goes on from.
-
-    Attributes:
-        progress: the run's.
-        initialised: the weights are the initial ones, neither a checkpoint's nor another model's.
-        origin: the model that the weights are of, for people; "": of no other model.
-    """
-
-    progress: RunProgress
-    initialised: bool
-    origin: str
-
-
 def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: bool) -> Setup:
-    """Make ready to train; a new run's folder appears at the end.
+    """Make ready to train; a new run's folder appears at the end, so one that cannot be trained leaves none.
 
     `run` must be absolute: making the folder may replace the one that "." stands for. Raises ConfigError, DataError,
     TrainingError for what cannot be trained.
@@ -325,7 +302,6 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
 
 
 def _usable_device(experiment: Experiment) -> torch.device:
-    """Return the device, and set what holds for all work of this process on it."""
     config = experiment.training
     device = usable_device(config.device, "training.device")
     refuse_missing_trackers(config)
@@ -379,15 +355,17 @@ def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None 
     return "" if path is None else learner.start_from(path)
 
 
-def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
-    """Return where training starts; `resume` restores the newest whole checkpoint.
+def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> tuple[RunProgress, str | None]:
+    """Return where training starts, and whose weights it starts from; `resume` restores the newest whole checkpoint.
+
+    The weights are those of another model, which is named, or initial ones (""), or those of a checkpoint (None).
 
     Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one, and
     ConfigError when that is so before the first checkpoint.
     """
     first = initial_progress(setup.experiment.training.schedule)
     if not resume:
-        return StartingPoint(first, initialised=not setup.origin, origin=setup.origin)
+        return first, setup.origin
     # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
     # may be a smaller machine, or fewer processes with more batches each.
     if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
@@ -399,7 +377,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
         log.say("no checkpoint yet: starting from the beginning")
         origin = _initial_weights(setup.learner, setup.experiment, setup.run)
         refuse_too_large(setup.learner, setup.loader, setup.experiment, LoaderState())
-        return StartingPoint(first, initialised=not origin, origin=origin)
+        return first, origin
     if checkpoint.store != setup.store.fingerprint:
         raise CheckpointError(
             f"{setup.run}: the store {setup.store.path} is not the one this run was trained on; "
@@ -417,7 +395,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     pending = ", before its validation" if progress.validation_due else ""
     log.say(f"resumed after update {progress.update}{pending}")
     _say_changes(setup, progress, log)
-    return StartingPoint(progress, initialised=False, origin="")
+    return progress, None
 
 
 def _say_changes(setup: Setup, progress: RunProgress, log: RunLog) -> None:

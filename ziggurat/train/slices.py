@@ -74,7 +74,6 @@ def read_slices(folder: Path) -> dict[str, Tensor]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return the error of the first process that failed."""
     return error.failures[min(error.failures)][0]
 
 

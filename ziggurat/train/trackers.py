@@ -1,8 +1,4 @@
-"""Experiment trackers that receive a run's figures, each in a separate thread.
-
-`open_trackers` starts those that a configuration asks for. `Listener` runs one of them in a thread, so that it can
-neither stop nor delay the run. First come their interface, their files inside a run, and heat maps as images.
-"""
+"""Experiment trackers that receive a run's figures, each in a separate thread, so that none stops or delays the run."""
 
 from __future__ import annotations
 
@@ -140,12 +136,8 @@ class Listener:
     """A thread that starts a tracker and passes it the records of a run; the run never waits for it.
 
     An exception in the tracker ends the tracker and nothing else; `failure` has its message. The thread does not keep
-    the process from ending.
-
-    Args:
-        name: name of the tracker for messages.
-        start: returns the tracker; called in the thread, since it may import large packages or wait for a network.
-        room: largest number of records waiting.
+    the process from ending. `start` is called in the thread, since it may import large packages or wait for a network;
+    at most `room` records wait.
     """
 
     def __init__(self, name: str, start: Callable[[], Tracker], *, room: int = _ROOM) -> None:
@@ -207,9 +199,7 @@ class Listener:
 class TensorBoard:
     """TensorBoard: event files in the run, under `tensorboard/`.
 
-    Args:
-        run: folder of the run.
-        update: the update at which training starts; later events, left by a run that was killed, are purged.
+    Events after `update`, at which training starts, were left by a run that was killed, and are purged.
     """
 
     def __init__(self, run: Path, update: int) -> None:
@@ -238,12 +228,8 @@ class Wandb:
     """Weights & Biases: one run of a project there for one run here, however often it is resumed.
 
     The horizontal axis is the figure `update`, not W&B's step: a run resumed from a checkpoint goes back by some
-    updates, and W&B accepts no step twice. There are no prompts, and the terminal is not recorded.
-
-    Args:
-        run: folder of the run; its name is the name at W&B. Files are in `tracking/wandb/`.
-        config: section `training.wandb`.
-        settings: the whole configuration, stored with the run.
+    updates, and W&B accepts no step twice. There are no prompts, and the terminal is not recorded. The whole
+    configuration, `settings`, is stored with the run.
 
     Raises ConfigError when there is no key for W&B, and wandb's errors when it cannot be reached.
     """
@@ -298,11 +284,8 @@ _PARAMETERS = 100
 class Mlflow:
     """MLflow: one run of an experiment there for one run here, however often it is resumed.
 
-    Args:
-        run: folder of the run; its name is the name at MLflow.
-        config: section `training.mlflow`.
-        settings: the whole configuration; its keys become parameters of the run when it begins. They are not updated
-            later: MLflow's parameters cannot change, as `training.stop` may when a run is resumed.
+    Keys of the configuration, `settings`, become parameters of the run when it begins. They are not updated later:
+    MLflow's parameters cannot change, as `training.stop` may when a run is resumed.
 
     Raises mlflow's errors when the store cannot be reached.
     """

@@ -26,7 +26,7 @@ from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.model.seq2seq import Seq2Seq
 from ziggurat.model.tensors import is_cut_up, weights, whole
-from ziggurat.train.device import MemoryGuard, Shortage
+from ziggurat.train.device import Shortage, within_memory
 from ziggurat.train.distributed import Processes
 from ziggurat.train.loss import LossSums
 from ziggurat.train.objective import Objective, add_gradients, with_layer_drop
@@ -34,14 +34,7 @@ from ziggurat.train.optim import Optimiser
 
 
 class UpdateSize(NamedTuple):
-    """The size of one update.
-
-    Attributes:
-        source_tokens: real source tokens of all processes.
-        target_tokens: real target tokens of all processes.
-        sentences: sentence pairs of all processes.
-        batches: the most batches that any process has.
-    """
+    """The size of one update: real tokens and sentence pairs of all processes, and the most batches that any has."""
 
     source_tokens: int
     target_tokens: int
@@ -52,16 +45,8 @@ class UpdateSize(NamedTuple):
 class Parallel:
     """The gradients of one process; Replicated (DDP) and ziggurat.train.learner (FSDP2) are for several.
 
-    All processes call every method, in the same order.
-
-    Args:
-        model: the model being trained.
-        loss: section `training.loss`.
-        precision: `training.precision`.
-        processes: all that train it.
-
-    Attributes:
-        recovers: True when all processes can go on after one of them has run out of memory.
+    All processes call every method, in the same order. `recovers` is true when all of them can go on after one has run
+    out of memory.
     """
 
     recovers = True
@@ -94,27 +79,23 @@ class Parallel:
 
         When any process runs out of memory, all of them return a Shortage; the gradients must then be dropped.
         """
-        # On a GPU the sums stay there: reading a number after each batch would make the CPU wait.
-        objective: Tensor | float = 0.0
-        nll: Tensor | float = 0.0
-        alignment: Tensor | None = None
-        guard = MemoryGuard(self.model.device)
-        with guard:
+        device = self.model.device
+
+        def work() -> LossSums:
+            # On a GPU the sums stay there: reading a number after each batch would make the CPU wait.
+            objective: Tensor | float = 0.0
+            nll: Tensor | float = 0.0
+            alignment: Tensor | None = None
+            counts = {"tokens": size.target_tokens, "sentences": size.sentences}
             for number, batch in enumerate(batches, start=1):
                 with self.adding(batch, last=number == len(batches)):
-                    sums = add_gradients(
-                        self.wrapped,
-                        batch,
-                        self.model.device,
-                        self.precision,
-                        tokens=size.target_tokens,
-                        sentences=size.sentences,
-                    )
+                    sums = add_gradients(self.wrapped, batch, device, self.precision, **counts)
                 objective, nll = objective + sums.objective, nll + sums.nll
                 if sums.alignment is not None:
                     alignment = sums.alignment if alignment is None else alignment + sums.alignment
-        shortage = guard.shortage(self.agree)
-        return shortage or LossSums(torch.as_tensor(objective), torch.as_tensor(nll), alignment)
+            return LossSums(torch.as_tensor(objective), torch.as_tensor(nll), alignment)
+
+        return within_memory(work, device, self.agree)
 
     def adding(self, batch: Batch, *, last: bool) -> AbstractContextManager[object]:
         """Context of one batch's passes; after the last batch, gradients are those of all processes."""
@@ -164,11 +145,8 @@ class Replicated(Parallel):
 
     All batches of an update except the last run under `no_sync`. When a process runs out of memory, the others wait for
     its buckets: it sends zeros for those that it did not reach, so that all can agree to skip the update. DDP cannot
-    recover from an interrupted backward pass, so a new wrapper is made then.
-
-    Args:
-        bucket_mib: size of a bucket of gradients.
-        layer_drop: True when layers may be left out; DDP then looks for parameters without a gradient.
+    recover from an interrupted backward pass, so a new wrapper is made then. With `layer_drop` layers may be left out,
+    and DDP looks for parameters without a gradient.
     """
 
     def __init__(
@@ -186,7 +164,6 @@ class Replicated(Parallel):
         self._wrap(first=True)
 
     def _wrap(self, *, first: bool) -> None:
-        """Wrap the objective in a new DDP."""
         self._sizes: list[int] = []  # of all buckets, in the order in which they are added up
         self._sent: list[int] = []  # of those of the present update
         self._ddp = DistributedDataParallel(
@@ -286,9 +263,7 @@ class UpdateResult:
         loss: the update's objective (normalised, smoothed, with its penalty), nats.
         nll: sum of -log p(gold) over target tokens, nats.
         grad_norm: global gradient norm before clipping.
-        source_tokens: real source tokens, end-of-sentence included.
-        target_tokens: real target tokens, end-of-sentence included.
-        sentences: sentence pairs.
+        source_tokens, target_tokens: real tokens, end-of-sentence included.
         finite: False when loss or gradient was not finite; the update was then skipped.
         admitted: False when adaptive clipping skipped the update.
         spike: True when the update was skipped for a loss far above its running median.
@@ -317,19 +292,6 @@ class UpdateResult:
         return self.finite and self.admitted and not self.spike and self.shortage is None
 
 
-@dataclass(frozen=True)
-class Guard:
-    """Reasons to skip an update, besides numbers that are not finite.
-
-    Attributes:
-        clipper: that of `training.adaptive_clip`, or None.
-        highest_nll: nats per target token; a loss above it is a spike.
-    """
-
-    clipper: AdaptiveClipper | None = None
-    highest_nll: float = math.inf
-
-
 def train_update(
     parallel: Parallel,
     batches: Sequence[Batch],
@@ -337,13 +299,14 @@ def train_update(
     *,
     rate: float,
     clip_norm: float | None,
-    guard: Guard | None = None,
+    clipper: AdaptiveClipper | None = None,
+    highest_nll: float = math.inf,
 ) -> UpdateResult:
     """Accumulate the gradients of all processes' batches, clip, and take one optimiser step with learning rate `rate`.
 
     The loss is normalised by the token (or sentence) count of all batches of all processes together, so that cutting
     an update into batches differently, or sharing it out, changes nothing but rounding. The step is skipped, and
-    nothing changed, when loss or gradient is not finite, when memory is short, or when `guard` has a reason.
+    nothing changed, when loss or gradient is not finite, when memory is short, at a spike, or when the clipper says so.
 
     Args:
         parallel: model and loss.
@@ -351,9 +314,9 @@ def train_update(
         optimiser: of the model's parameters.
         rate: learning rate.
         clip_norm: `training.clip_norm`.
-        guard: reasons not to take the update.
+        clipper: that of `training.adaptive_clip`, or None.
+        highest_nll: nats per target token; a loss above it is a spike.
     """
-    guard = guard or Guard()
     parallel.model.train()
     # (1) Gradients. The size comes first: every batch's loss is divided by that of the whole update, so that gradients
     # are right as they are added up and need no second pass.
@@ -376,8 +339,8 @@ def train_update(
     )
     # (3) Reasons to skip it. The clipper comes last: it counts the norms that it is shown, and must see no spike.
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    spike = finite and nll > guard.highest_nll * size.target_tokens
-    admitted = not finite or spike or guard.clipper is None or guard.clipper.admits(grad_norm)
+    spike = finite and nll > highest_nll * size.target_tokens
+    admitted = not finite or spike or clipper is None or clipper.admits(grad_norm)
     # (4) The step.
     if finite and admitted and not spike:
         if clip_norm is not None and grad_norm > clip_norm:

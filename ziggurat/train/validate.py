@@ -1,8 +1,4 @@
-"""Validation: loss, BLEU and chrF of the model on the dev set, for each direction and over all, during training.
-
-Losses are of target tokens and, with guided alignment, of the taught head. A validation can be interrupted before every
-batch and every step of the search, so that a signal is heeded at once; nothing of an interrupted one is kept.
-"""
+"""Validation: loss, BLEU and chrF of the model on the dev set, for each direction and over all, during training."""
 
 from __future__ import annotations
 
@@ -36,16 +32,19 @@ from ziggurat.translate.translator import Translator
 
 
 class DevLoss(NamedTuple):
-    """Sums over target tokens; those of several processes add up."""
+    """Sums over target tokens; those of several processes add up.
+
+    Attributes:
+        nll: -log p(gold), nats.
+        tokens: number of target tokens.
+        alignment: cross-entropy of guided alignment, nats.
+        aligned: number of target tokens that have links; 0 without guided alignment, or links in the dev set.
+    """
 
     nll: float = 0.0
-    """-log p(gold), nats."""
     tokens: float = 0.0
-    """Number of them."""
     alignment: float = 0.0
-    """Cross-entropy of guided alignment, nats."""
     aligned: float = 0.0
-    """Number of target tokens that have links; 0 where the run has no guided alignment, or the dev set no links."""
 
     @property
     def mean(self) -> float:
@@ -167,8 +166,7 @@ class Validation:
 
     Attributes:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
-        bleu: sacreBLEU of the decoded dev set, or None (also where its tokenizer is not installed).
-        chrf: chrF of the same, or None.
+        bleu, chrf: of the decoded dev set, or None (BLEU also where its tokenizer is not installed).
         unfinished: number of translations cut at the length limit, or None.
         left_out: why there is no decoding, where `training.validation` asks for one.
         alignment: mean cross-entropy of guided alignment per target token with links, nats, or None.
@@ -293,18 +291,8 @@ def settings_of_scores(decoding: Mapping[str, Any], beam: int) -> dict[str, Any]
 class Validator:
     """Measures a model on the dev set of a store. It draws no random number, so it does not change training.
 
-    Each process takes its part of the dev set, and all get the same figures.
-
-    Args:
-        store: its dev set must not be empty.
-        config: section `training`.
-        decoding: section `decoding`, whose length penalty and limits are used.
-        max_positions: longest input of the model, in tokens, if it has a limit.
-        processes: all that share the work.
-
-    Attributes:
-        directions: the directions of translation of its pairs.
-        notices: sentences for the log about anything unusual in how scores are computed.
+    Each process takes its part of the dev set, which must not be empty, and all get the same figures. `notices` are
+    sentences for the log about anything unusual in how scores are computed.
 
     Raises ConfigError when `training.validation.metric` is BLEU and its tokenizer for the target language is not
     installed.
@@ -349,7 +337,7 @@ class Validator:
         last: Callable[[float], bool] = lambda nll: False,
         decode: bool = True,
     ) -> Validation | None:
-        """Return the scores of `model`, which is left in evaluation mode.
+        """Return the scores of `model`, which is left in evaluation mode; nothing of an interrupted validation is kept.
 
         `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
         `last` is called with the mean nll; where it is true (in the first process), no decoding is left out. `decode`:

@@ -68,7 +68,7 @@ def test_training_takes_no_more_updates_than_it_has(
         length=(10, 10),
         batches=SimpleNamespace(origin="assumed"),
         memory=SimpleNamespace(peak=1, checkpoint=0),
-        time=SimpleNamespace(seconds=0.5),
+        time=SimpleNamespace(seconds=0.5, others=0.6, delay=1.0),
         shallower=((1, 1, 0.1), (2, 2, 0.2)),
     )
     monkeypatch.setattr(Costs, "of", lambda self, name: cost)
@@ -80,6 +80,10 @@ def test_training_takes_no_more_updates_than_it_has(
     found = costs.training("student")
     assert found.seconds == pytest.approx(seconds)
     assert found.said == f"{said}, sentences of 10 target tokens (assumed)"
+    cost.time.delay = 2.5
+    busy = costs.training("student").said.removeprefix(found.said)
+    assert busy.startswith("; the machine is busy: 60% of its processors' time went to other processes")
+    assert "at least 2.5 times as long" in busy
     cold = change_section(training, {"schedule": {"warmup_updates": 10**6}}, "training")
     student = student.model_copy(update={"training": cold})
     told = Costs({"student": student}, CorpusSizes(PipelineContext(parsed(whole())))).training("student").said

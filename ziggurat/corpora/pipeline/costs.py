@@ -31,6 +31,7 @@ from ziggurat.data.readers import CorpusReader
 from ziggurat.system.compressed import compression_of
 from ziggurat.system.errors import CheckpointError, ZigguratError
 from ziggurat.system.files import find_files
+from ziggurat.system.processes import busy_notice
 
 if TYPE_CHECKING:
     from ziggurat.inspect.cost import Cost
@@ -234,15 +235,20 @@ class Costs:
         limit = None if minutes is None else minutes * 60
         length = f"sentences of {cost.length[1]} target tokens ({cost.batches.origin})"
         memory = cost.memory.peak + cost.memory.checkpoint
+        busy = ""
+        if cost.time.delay > 1:
+            now = f"now an update takes at least {cost.time.delay:.1f} times as long as on an idle machine"
+            busy = f"; {busy_notice(cost.time.others)}, and {now}"
         if updates is None:
-            return Expected(limit, memory, f"{cost.time.seconds:.3g} s an update; how many there will be is not known")
+            unknown = f"{cost.time.seconds:.3g} s an update; how many there will be is not known"
+            return Expected(limit, memory, unknown + busy)
         seconds = self._until(name, updates)
         stop, timed = training.stop, limit is not None and limit < seconds
         early = timed or stop.epochs is not None or stop.patience is not None or (stages and stages[-1].until.epochs)
         said = f"{'at most ' if early else ''}{updates:,} updates, {length}"
         if cold := warm_up_notice(training):
             said += f"; {cold.shown(pipeline_names(name))}"
-        return Expected(limit if timed else seconds, memory, said)
+        return Expected(limit if timed else seconds, memory, said + busy)
 
     def _until(self, name: ModelName, updates: int) -> float:
         """Return the seconds that so many updates of a model take; those of its shallow stages are faster."""

@@ -1,6 +1,4 @@
-"""Gradients across the depth of a model: per layer, per sub-layer, and from one end of a stack to the other.
-
-Hooks that record what passes through a model: the input, the sum and the output of every sub-layer.
+"""Gradients across the depth of a model, and hooks that record what passes through its sub-layers.
 
 Hooks exist only inside the contexts of this module; outside of them a model runs as if it did not exist.
 """
@@ -218,7 +216,7 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
     parameters = [p for groups in parts.values() for group in groups for p in group]
     rates = bool(wanted & {"beta_ln", "beta_rc", "beta"})
     sublayers = [s for row in trace.sublayers.values() for s in row if s is not None] if rates else []
-    ends = [_ends(trace.outputs[stack]) for stack in STACKS] if "r" in wanted else []
+    ends = [(trace.outputs[stack][0], trace.outputs[stack][-1]) for stack in STACKS] if "r" in wanted else []
     states = [t for s in sublayers for t in (s.r, s.y)] + [t for pair in ends for t in pair if t is not None]
     # Each tensor once: without a norm after the addition, r and y are one tensor.
     asked = list(dict.fromkeys(t for t in (*parameters, *states) if t.requires_grad))
@@ -244,10 +242,6 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
     return values
 
 
-def _ends(outputs: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | None]:
-    return outputs[0], outputs[-1]
-
-
 def _rates(
     sublayers: Mapping[str, Sequence[Sublayer | None]], gradients: Mapping[Tensor, Tensor | None]
 ) -> dict[str, dict[str, list[float]]]:
@@ -265,21 +259,16 @@ def _rates(
     norms = _norms(gradients, [t for s in passed for t in (s.r, s.y)])
     before = dict(zip(into, lengths(list(into.values())), strict=True))
 
-    def ln(s: Sublayer | None) -> float:
-        return torch.nan if s is None else _ratio(norms.get(s.r), norms.get(s.y))
-
-    def rc(s: Sublayer | None) -> float:
-        return torch.nan if s is None else _ratio(before.get(id(s)), norms.get(s.r))
-
-    def both(s: Sublayer | None) -> float:
-        return torch.nan if s is None else _ratio(before.get(id(s)), norms.get(s.y))
-
-    normed = {place: row for place, row in sublayers.items() if any(s and s.residual.out_norm for s in row)}
-    return {
-        "beta_ln": {place: list(map(ln, row)) for place, row in normed.items()},
-        "beta_rc": {place: list(map(rc, row)) for place, row in sublayers.items()},
-        "beta": {place: list(map(both, row)) for place, row in sublayers.items()},
-    }
+    found: dict[str, dict[str, list[float]]] = {"beta_ln": {}, "beta_rc": {}, "beta": {}}
+    for place, row in sublayers.items():
+        at_x = [None if s is None else before.get(id(s)) for s in row]
+        at_r = [None if s is None else norms.get(s.r) for s in row]
+        at_y = [None if s is None else norms.get(s.y) for s in row]
+        if any(s and s.residual.out_norm for s in row):
+            found["beta_ln"][place] = list(map(_ratio, at_r, at_y))
+        found["beta_rc"][place] = list(map(_ratio, at_x, at_r))
+        found["beta"][place] = list(map(_ratio, at_x, at_y))
+    return found
 
 
 @torch.no_grad()
@@ -315,5 +304,4 @@ def lengths(tensors: Sequence[Tensor | None]) -> list[float]:
 
 
 def _ratio(one: float | None, other: float | None) -> float:
-    """Return one / other; NaN where either is unknown or the divisor is 0."""
     return one / other if one is not None and other else torch.nan

@@ -1,16 +1,14 @@
-"""Healthy bands of measures, and advice for training that leaves them (docs/warnings.md).
-
-Warnings of a run: one when a measure leaves its healthy band, and one message when it has recovered.
+"""Healthy bands of measures, and a run's warnings: when a measure leaves its band, and when it has recovered.
 
 A measure has recovered after CALM healthy readings in a row, so that one at the edge of its band does not warn again
-and again.
+and again (docs/warnings.md).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +74,7 @@ def readings(
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
     found = [*_finiteness(record), *_gradient_ratio(record, Frozen.parse(frozen))]
-    for check in _CHECKS:
+    for check in (_flat_r, _variance, _update_ratio, _entropy):
         found += check(record, before)
     return found + list(_source(late))
 
@@ -196,16 +194,7 @@ def _source(late: Sequence[Record]) -> Iterator[HealthReading]:
         yield HealthReading("source_dependence", costs[-1], SOURCE, None, said, not ignored)
 
 
-_CHECKS: tuple[Callable[[Record, Sequence[Record]], Iterator[HealthReading]], ...] = (
-    _flat_r,
-    _variance,
-    _update_ratio,
-    _entropy,
-)
-
-
 def _leaves(value: Any, place: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yield every number inside `value` with its place."""
     if isinstance(value, Mapping):
         for key, part in value.items():
             yield from _leaves(part, key)
@@ -220,7 +209,7 @@ WARNINGS_FILE = Path("diagnostics") / "warnings.jsonl"
 """File of the warnings in a run's folder, one JSON object per line."""
 
 _WARNING_FORMAT = 1
-"""Version of these lines."""
+"""_WARNING_FORMAT is the version of these lines."""
 
 CALM = 3
 """Healthy readings in a row after which a measure has recovered."""
@@ -232,12 +221,8 @@ class RunWarning:
 
     Attributes:
         kind: `warning`: the measure left its band; `recovered`: it is back.
-        update: update of the record that showed it.
-        time: time of that record, seconds since 1970.
-        measure: measure and place, such as `gradient_ratio.decoder`.
-        value: the number; None if it was not finite.
-        low, high: the band; None: no limit on that side.
-        message: one sentence; that of a warning says what to do.
+        update, time: of the record that showed it, in seconds since 1970.
+        measure, value, low, high, message: as in HealthReading.
     """
 
     kind: Literal["warning", "recovered"]

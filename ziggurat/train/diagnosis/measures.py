@@ -1,22 +1,16 @@
-"""Measures of a model's states and weights: similarities of layers, weights across depth, and entropy of attention.
+"""Measures of a model: similarities of layers, weights across depth, entropy of attention, and changes by an update.
 
-Similarities are those of Li et al. (2020, figures 2, 7 and 8). y_i(l) is the state at source position l of a sentence:
-i = 0 the encoder's input (embedding and position), i = 1..N the raw output of encoder layer i, before any final norm.
-`Seq2Seq.source_embedding` returns the first, `Seq2Seq.encode(..., outputs)` the others. Only real positions count. Each
-result is of single sentences; the figure of a data set is the mean over its sentences. A similarity is in [-1, 1] up to
-rounding; a state of length 0 resembles nothing (cosine 0). Half-precision states are measured in fp32.
+Similarities are those of Li et al. (2020, figures 2, 7 and 8), of single sentences and real positions. y_i(l) is the
+state at source position l: i = 0 the encoder's input (embedding and position), i = 1..N the raw output of encoder layer
+i, before any final norm. A state of length 0 resembles nothing (cosine 0). Half precision is measured in fp32.
 
-Shapes: `states` is a list of [batch, source, d_model], `mask` is [batch, source], True at real positions; a sentence
-has at least one.
-
-Changes of a model: of its weights by one update of training, and of its outputs by a small change of its weights.
-
-The second is the amplification of Liu et al. (2020, section 4).
+Shapes: `states` is a list of [batch, source, d_model], `mask` is [batch, source], True at real positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -24,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
 
 from ziggurat.model.attention.multihead import CrossAttention, SelfAttention, weights_explicit
 from ziggurat.model.history.base import History
@@ -42,9 +35,7 @@ def encoder_similarities(trace: Trace, mask: Tensor) -> dict[str, Any]:
     y_i is as above; with hyper-connections it is the sum of the streams. If the input has another width than the layers
     (RNMT+), its similarities with them are NaN. Empty if a layer was left out.
 
-    Args:
-        trace: record of a forward pass.
-        mask: [batch, source], True at real tokens.
+    `mask` is [batch, source], True at real tokens.
     """
     if any(state is None for state in trace.outputs["encoder"]):
         return {}
@@ -93,54 +84,42 @@ def transparent_weights(model: Seq2Seq) -> list[list[float]]:
     return [[torch.nan] * len(rows[0])] * missing + rows
 
 
-class Entropies:
+@contextlib.contextmanager
+def entropies(model: Seq2Seq) -> Iterator[dict[str, list[list[Tensor]]]]:
     """Context that records the entropy of every attention's weights, which it takes from the input of their dropout.
 
-    Attention without weights (averages) is not recorded. Meanwhile plain products replace fused kernels, which never
-    have all weights in memory.
-
-    Args:
-        model: the model.
+    Gives place -> layer -> entropies [batch, queries], which are there after a pass. Attention without weights
+    (averages) is not recorded. Meanwhile plain products replace fused kernels, which never have all weights in memory.
     """
+    attentions = _attentions(model)
+    seen: dict[str, list[list[Tensor]]] = {place: [[] for _ in row] for place, row in attentions.items()}
+    with weights_explicit(), contextlib.ExitStack() as hooks:
+        for place, row in attentions.items():
+            for dropout, of_layer in zip(row, seen[place], strict=True):
+                hooks.enter_context(dropout.register_forward_pre_hook(partial(_keep, of_layer)))
+        yield seen
 
-    def __init__(self, model: Seq2Seq) -> None:
-        self._handles: list[RemovableHandle] = []
-        self._explicit = weights_explicit()
-        self._seen: dict[str, list[list[Tensor]]] = {}
-        self._attentions = _attentions(model)
 
-    def __enter__(self) -> Entropies:
-        for place, attentions in self._attentions.items():
-            self._seen[place] = [[] for _ in attentions]
-            for dropout, seen in zip(attentions, self._seen[place], strict=True):
-                self._handles.append(dropout.register_forward_pre_hook(partial(_keep, seen)))
-        self._explicit.__enter__()
-        return self
+def mean_entropies(
+    entropies: Mapping[str, Sequence[Sequence[Tensor]]], masks: Mapping[str, Tensor]
+) -> dict[str, list[float]]:
+    """Return the mean entropy of every layer over heads and real queries, in nats, by place; NaN if none was seen.
 
-    def __exit__(self, *error: object) -> None:
-        self._explicit.__exit__(None, None, None)
-        for handle in self._handles:
-            handle.remove()
-
-    def means(self, masks: Mapping[str, Tensor]) -> dict[str, list[float]]:
-        """Return the mean entropy of every layer over heads and real queries, in nats, by place; NaN if none was seen.
-
-        `masks` are [batch, length] by stack, True at real tokens. RNMT+ has one attention, which is recorded step by
-        step; the attention before its first step has no query and is left out.
-        """
-        found: dict[str, list[float]] = {}
-        for place, row in self._seen.items():
-            mask = masks[place.partition(".")[0]]
-            found[place] = [
-                # The last queries: RNMT+ has one more, before its first step.
-                float(torch.cat(seen, dim=1)[:, -mask.shape[1] :][mask].mean()) if seen else torch.nan
-                for seen in row
-            ]
-        return found
+    `masks` are [batch, length] by stack, True at real tokens. RNMT+ has one attention, which is recorded step by step;
+    the attention before its first step has no query and is left out.
+    """
+    found: dict[str, list[float]] = {}
+    for place, row in entropies.items():
+        mask = masks[place.partition(".")[0]]
+        found[place] = [
+            # The last queries: RNMT+ has one more, before its first step.
+            float(torch.cat(list(seen), dim=1)[:, -mask.shape[1] :][mask].mean()) if seen else torch.nan
+            for seen in row
+        ]
+    return found
 
 
 def _attentions(model: Seq2Seq) -> dict[str, list[nn.Module]]:
-    """Return the dropout modules of attention weights, one per layer, by place."""
     found: dict[str, list[nn.Module]] = {}
     for stack in STACKS:
         for layer in layers_of(model, stack):
@@ -161,42 +140,24 @@ def _keep(seen: list[Tensor], _dropout: nn.Module, inputs: tuple[Any, ...]) -> N
     seen.append(torch.special.entr(inputs[0].float()).sum(-1).mean(1))
 
 
-def similarity(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
-    """Return sim(i, j) = mean_l cos(y_i(l), y_j(l)) of each sentence, [batch].
-
-    Raises ValueError for states of different widths, whose angle means nothing.
-    """
-    _refuse_unlike(one, other)
-    cosines = (_directions(_real(one, mask)) * _directions(_real(other, mask))).sum(-1)
-    return cosines.sum(1) / mask.sum(1)
-
-
 def inter_similarity(states: Tensor, mask: Tensor) -> Tensor:
     """Return sim_in(i) = mean_l cos(y_i(l), mean_l y_i(l)) of each sentence, [batch]: 1 where all positions agree."""
     real, count = _real(states, mask), mask.sum(1)
     # sum_l cos(y(l), m) = (sum_l y(l)/|y(l)|) . m/|m|: besides the directions no memory of the size of the states.
-    mean = real.sum(1) / count[:, None]
-    return (_directions(real).sum(1) * _directions(mean)).sum(-1) / count
+    mean = F.normalize(real.sum(1) / count[:, None], dim=-1)
+    return (F.normalize(real, dim=-1).sum(1) * mean).sum(-1) / count
 
 
 def similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return sim(i, j) for all pairs of states, [states, states, batch]. Raises ValueError as `similarity` does."""
-    for state in states[1:]:
-        _refuse_unlike(states[0], state)
-    directions = torch.stack([_directions(_real(state, mask)) for state in states], dim=1).flatten(2)
+    """Return sim(i, j) = mean_l cos(y_i(l), y_j(l)) for all pairs of states, [states, states, batch].
+
+    Raises ValueError for states of different widths, whose angle means nothing.
+    """
+    if len(shapes := {tuple(state.shape) for state in states}) > 1:
+        raise ValueError(f"states of shapes {' and '.join(str(list(s)) for s in sorted(shapes))} cannot be compared")
+    directions = torch.stack([F.normalize(_real(state, mask), dim=-1) for state in states], dim=1).flatten(2)
     # Positions and channels in one product: the sum over positions of all cosines of a pair of states.
     return (directions @ directions.transpose(1, 2)).movedim(0, 2) / mask.sum(1)
-
-
-def embedding_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return sim(i, 0) for i = 1, ..., N, [N, batch]; `states` begins with y_0."""
-    return torch.stack([similarity(states[0], state, mask) for state in states[1:]])
-
-
-def adjacent_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return sim(i, i - 1) for i = 1, ..., N, [N, batch]; `states` begins with y_0."""
-    pairs = zip(states[1:], states[:-1], strict=True)
-    return torch.stack([similarity(state, below, mask) for state, below in pairs])
 
 
 def inter_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
@@ -204,20 +165,10 @@ def inter_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
     return torch.stack([inter_similarity(state, mask) for state in states])
 
 
-def _refuse_unlike(one: Tensor, other: Tensor) -> None:
-    if one.shape != other.shape:
-        raise ValueError(f"states of shapes {list(one.shape)} and {list(other.shape)} cannot be compared")
-
-
 def _real(states: Tensor, mask: Tensor) -> Tensor:
     """Return the states in fp32 or wider, with 0 at padding (multiplying by the mask would keep NaN)."""
     wide = states.float() if states.dtype in (torch.bfloat16, torch.float16) else states
     return wide.masked_fill(~mask[..., None], 0.0)
-
-
-def _directions(states: Tensor) -> Tensor:
-    """Return the states at unit length."""
-    return F.normalize(states, dim=-1)
 
 
 class Snapshot:
@@ -275,7 +226,6 @@ class _Pass(nn.Module):
         self.run = run
 
     def forward(self) -> None:
-        """Run the pass."""
         self.run()
 
 
@@ -310,7 +260,7 @@ def output_change(
     perturbed encoder. NaN for a layer that was left out.
 
     Args:
-        model: the model.
+        model: the model, whose own parameters stay as they are.
         before: y_i, [batch, length, d], by stack (Trace.outputs).
         masks: [batch, length] by stack, True at real tokens.
         run: function that passes the same batch through the model.

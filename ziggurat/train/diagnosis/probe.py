@@ -1,10 +1,9 @@
 """All measures of depth of a model on one batch (docs/diagnosis.md), by as few passes as they need.
 
-Contribution of each branch below to the state after each sub-layer (Liu et al. 2020, section 3 and figure 4).
-
-With the statistics of its norms held fixed, a stack is linear in the outputs of its attention and feed-forward
-networks: its state is the sum of what became of its input and of every branch f_j(x_j) below. This is the variance log
-of the authors' code, carried through any residual kind and any history.
+Among them is the contribution of each branch to the states above it (Liu et al. 2020, section 3 and figure 4). With the
+statistics of its norms held fixed, a stack is linear in the outputs of its attention and feed-forward networks: its
+state is the sum of what became of its input and of every branch f_j(x_j) below. This is the variance log of the
+authors' code, carried through any residual kind and any history.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ziggurat.data.loader import Batch
 from ziggurat.model.residual.base import Residual
@@ -35,9 +33,10 @@ from ziggurat.train.diagnosis.gradients import (
     sublayer_variance,
 )
 from ziggurat.train.diagnosis.measures import (
-    Entropies,
     encoder_similarities,
+    entropies,
     history_weights,
+    mean_entropies,
     output_change,
     transparent_weights,
 )
@@ -48,39 +47,29 @@ TOKENS = 64
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
-class NormInputs:
+@contextlib.contextmanager
+def norm_inputs(model: Seq2Seq) -> Iterator[dict[nn.Module, Tensor]]:
     """Context that records the input of every norm of both stacks in a forward pass.
 
-    Args:
-        model: the model.
-
-    Attributes:
-        seen: norm -> its input when it was last called: [batch, length, ..., d], or with MUDD's queries, keys and
-            values [3, batch, length, d].
+    Gives norm -> its input when it was last called: [batch, length, ..., d], or with MUDD's queries, keys and values
+    [3, batch, length, d].
     """
+    seen: dict[nn.Module, Tensor] = {}
 
-    def __init__(self, model: Seq2Seq) -> None:
-        self.seen: dict[nn.Module, Tensor] = {}
-        inside: list[nn.Module] = [getattr(model, stack).history for stack in STACKS if _residuals(model, stack)]
-        inside += [r for stack in STACKS for r in _residuals(model, stack)]
-        self._norms = [norm for module in inside for norm in module.modules() if isinstance(norm, _NORMS)]
-        self._handles: list[RemovableHandle] = []
+    def read(norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+        seen[norm] = inputs[0]
 
-    def __enter__(self) -> NormInputs:
-        self._handles = [norm.register_forward_pre_hook(self._read) for norm in self._norms]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _read(self, norm: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self.seen[norm] = inputs[0]
+    inside: list[nn.Module] = [getattr(model, stack).history for stack in STACKS if _residuals(model, stack)]
+    inside += [r for stack in STACKS for r in _residuals(model, stack)]
+    with contextlib.ExitStack() as hooks:
+        for norm in (norm for module in inside for norm in module.modules() if isinstance(norm, _NORMS)):
+            hooks.enter_context(norm.register_forward_pre_hook(read))
+        yield seen
 
 
 @torch.no_grad()
 def residual_dependency(
-    model: Seq2Seq, trace: Trace, norms: NormInputs, masks: dict[str, Tensor]
+    model: Seq2Seq, trace: Trace, norms: Mapping[nn.Module, Tensor], masks: dict[str, Tensor]
 ) -> dict[str, list[list[float]]]:
     """Return the share of each source in the state after each sub-layer, by stack.
 
@@ -101,7 +90,9 @@ def residual_dependency(
 
 
 @torch.no_grad()
-def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, mask: Tensor) -> Iterator[Tensor]:
+def contributions(
+    model: Seq2Seq, trace: Trace, norms: Mapping[nn.Module, Tensor], stack: str, mask: Tensor
+) -> Iterator[Tensor]:
     """Yield, for every sub-layer of a stack, the terms of the state after it: [1 + sub-layers, tokens, d_model].
 
     Entry 0 comes from the stack's input, entry j from the branch of sub-layer j; entries above the sub-layer are 0.
@@ -110,7 +101,7 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
     Args:
         model: the model; nothing is yielded for RNMT+, whose layers are not sums, nor if a layer was left out.
         trace: record of a forward pass.
-        norms: record of the same pass.
+        norms: inputs of norms in the same pass.
         stack: `encoder` or `decoder`.
         mask: [batch, length], True at real tokens; the first TOKENS of them count.
     """
@@ -130,9 +121,7 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     handles = [
-        norm.register_forward_hook(partial(_held, norms.seen[norm], chosen))
-        for norm in module.modules()
-        if norm in norms.seen
+        norm.register_forward_hook(partial(_held, norms[norm], chosen)) for norm in module.modules() if norm in norms
     ]
     training = module.training
     # Dropout counts as the identity.
@@ -244,14 +233,10 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, which: Collection[str]) 
     # (1) One forward pass, under all hooks that are needed.
     masks = {"encoder": batch.source_mask, "decoder": batch.target_mask}
     backward = any(name in _BACKWARD for name in which)
-    # Created for every call, entered only where needed: only entering registers hooks.
-    norms, entropies = NormInputs(model), Entropies(model)
     with contextlib.ExitStack() as watching:
         trace = watching.enter_context(Trace(model))
-        if "residual_dependency" in which:
-            watching.enter_context(norms)
-        if "attention_entropy" in which:
-            watching.enter_context(entropies)
+        norms = watching.enter_context(norm_inputs(model)) if "residual_dependency" in which else {}
+        seen = watching.enter_context(entropies(model)) if "attention_entropy" in which else {}
         with torch.set_grad_enabled(backward):
             objective, nll = loss(model, batch)
     # (2) Measures of the states.
@@ -263,7 +248,7 @@ def _measured(model: Seq2Seq, batch: Batch, loss: Loss, which: Collection[str]) 
     if any(name in _SIMILARITIES for name in which):
         values |= encoder_similarities(trace, batch.source_mask)
     if "attention_entropy" in which:
-        values["attention_entropy"] = entropies.means(masks)
+        values["attention_entropy"] = mean_entropies(seen, masks)
     # (3) Backward, while the graph is there; then free it, since the passes below need the memory.
     if backward:
         values |= backward_measures(model, trace, objective, which)
@@ -301,5 +286,4 @@ def mean_gradient_norm(
 
 
 def _exchanged(batch: Batch) -> Batch:
-    """Return the batch with every target paired with the source of the sentence before it."""
     return replace(batch, source=batch.source.roll(1, 0), source_mask=batch.source_mask.roll(1, 0))

@@ -1,17 +1,15 @@
-"""Records of measures: the file `diagnostics/depth.jsonl` of a run, one JSON object per line.
+"""Records of measures, in `diagnostics/depth.jsonl` of a run, and their curves and heat maps for trackers.
 
 {"format": 1, "update": 200, "time": 1790000000.0, "layers": {"encoder": 18, "decoder": 18}, "values": {...}}
 
 `values` are the results of ziggurat.train.diagnosis.probe.measure (docs/diagnosis.md).
-
-Views of records for experiment trackers: curves, and heat maps on fixed scales.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,42 +28,20 @@ DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
 
 
 _Number = float | None
-_FORMS: dict[str, TypeAdapter[Any]] = {
-    "gradient_batches": TypeAdapter(Annotated[int, Field(ge=1)]),
-    **dict.fromkeys(("nll", "source_dependence"), TypeAdapter(_Number)),
-    **dict.fromkeys(
-        ("gradient_norm", "scaled_gradient_norm", "update_ratio"), TypeAdapter(dict[str, _Number | list[_Number]])
-    ),
-    **dict.fromkeys(("r", "effective_depth"), TypeAdapter(dict[str, _Number])),
-    **dict.fromkeys(
-        (
-            "beta_ln",
-            "beta_rc",
-            "beta",
-            "variance",
-            "output_change",
-            "attention_entropy",
-            "pruning_curve",
-            "pruning_bleu",
-            "logit_lens",
-        ),
-        TypeAdapter(dict[str, list[_Number]]),
-    ),
-    **dict.fromkeys(
-        (
-            "residual_dependency",
-            "history_weights",
-            "angular_distance",
-            "causal_score",
-            "permutation_score",
-            "loss_without",
-        ),
-        TypeAdapter(dict[str, list[list[_Number]]]),
-    ),
-    **dict.fromkeys(("transparent_weights", "similarity"), TypeAdapter(list[list[_Number]])),
-    **dict.fromkeys(("embedding_similarity", "adjacent_similarity", "inter_similarity"), TypeAdapter(list[_Number])),
+_NAMES: dict[TypeAdapter[Any], str] = {
+    TypeAdapter(Annotated[int, Field(ge=1)]): "gradient_batches",
+    TypeAdapter(_Number): "nll source_dependence",
+    TypeAdapter(dict[str, _Number | list[_Number]]): "gradient_norm scaled_gradient_norm update_ratio",
+    TypeAdapter(dict[str, _Number]): "r effective_depth",
+    TypeAdapter(dict[str, list[_Number]]): "beta_ln beta_rc beta variance output_change attention_entropy "
+    "pruning_curve pruning_bleu logit_lens",
+    TypeAdapter(dict[str, list[list[_Number]]]): "residual_dependency history_weights angular_distance causal_score "
+    "permutation_score loss_without",
+    TypeAdapter(list[list[_Number]]): "transparent_weights similarity",
+    TypeAdapter(list[_Number]): "embedding_similarity adjacent_similarity inter_similarity",
 }
-"""Form of every measure; a record may contain other values, too."""
+_FORMS = {name: form for form, names in _NAMES.items() for name in names.split()}
+"""_FORMS is the form of every measure; a record may contain other values, too."""
 
 
 @dataclass(frozen=True)
@@ -107,11 +83,6 @@ def _record(document: Any, place: str) -> Record:
     version = document.pop("format")
     if version != _RECORD_FORMAT:
         raise DataError(other_format(place, version, _RECORD_FORMAT, "remove the file"))
-    return _checked(document)
-
-
-def _checked(document: dict[str, Any]) -> Record:
-    """Return a record. Raises TypeError or ValueError if it has another form."""
     record = built(Record, document)
     for name, form in _FORMS.items():
         if name in record.values:
@@ -132,17 +103,24 @@ def cut_records(run: Path, update: int) -> None:
 
     Raises OSError.
     """
-    path = run / DEPTH_FILE
-    if path.is_file():
+    keep_lines(run / DEPTH_FILE, lambda record: update > 0 and record["update"] <= update)
+
+
+def keep_lines(path: Path, stays: Callable[[Any], bool]) -> None:
+    """Rewrite a file of JSON lines with those that stay; a line that is damaged, or cut off by a kill, does not.
+
+    Raises OSError.
+    """
+
+    def whole(line: bytes) -> bool:
+        try:
+            return line.endswith(b"\n") and stays(parse_json(line, ""))
+        except (DataError, KeyError, TypeError):
+            return False
+
+    if path.is_file():  # the null device is none
         lines = path.read_bytes().splitlines(keepends=True)
-        write_atomically(path, b"".join(line for line in lines if update and _is_until(line, update)))
-
-
-def _is_until(line: bytes, update: int) -> bool:
-    try:
-        return line.endswith(b"\n") and bool(parse_json(line, "")["update"] <= update)
-    except (DataError, KeyError, TypeError):
-        return False
+        write_atomically(path, b"".join(line for line in lines if whole(line)))
 
 
 _COLUMNS = 240
@@ -188,20 +166,6 @@ SCALES: Mapping[str, ColourScale] = {
 _BY_UPDATE = tuple(SCALES)[:6]
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """A heat map.
-
-    Attributes:
-        name: measure, place, and axes.
-        rows: shares of the measure's scale, the top row first; None is a blank. Layers by update: the top layer first,
-            the newest update last in each row. Layer by layer: row and column 0 are the lowest, as papers draw them.
-    """
-
-    name: str
-    rows: list[list[float | None]]
-
-
 def scalars(record: Record) -> dict[str, float]:
     """Return the figures of a record for curves: the mean of a list over layers; of gradients its first and last."""
     found: dict[str, float | None] = {}
@@ -217,22 +181,27 @@ def scalars(record: Record) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def heat_maps(records: Sequence[Record]) -> list[HeatMap]:
-    """Return heat maps of the last record's measures: lists over layers by update, matrices of that record alone."""
+def heat_maps(records: Sequence[Record]) -> dict[str, list[list[float | None]]]:
+    """Return heat maps of the last record's measures: lists over layers by update, matrices of that record alone.
+
+    Each is by its name (measure, place, and axes) and has shares of the measure's scale, the top row first; None is a
+    blank. Layers by update: the top layer first, the newest update last in each row. Layer by layer: row and column 0
+    are the lowest, as papers draw them.
+    """
     if not records:
-        return []
+        return {}
     last = records[-1].values
-    found = [
-        HeatMap(f"{_key(name, place)} by layer and update", _by_update(records, name, place))
+    found = {
+        f"{_key(name, place)} by layer and update": _by_update(records, name, place)
         for name, place, value in _figures(last)
         if name in _BY_UPDATE and isinstance(value, list)
-    ]
+    }
     for name in (name for name in SCALES if name not in _BY_UPDATE):
         matrices = last.get(name, {})
         for place, matrix in (matrices if isinstance(matrices, dict) else {"": matrices}).items():
             rows = [[SCALES[name].share(value) for value in row] for row in matrix]
             if any(rows):
-                found.append(HeatMap(f"{_key(name, place)} by layer and layer", rows))
+                found[f"{_key(name, place)} by layer and layer"] = rows
     return found
 
 
