@@ -14,6 +14,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.conftest import tiny_experiment
+from tests.inspect import hand_made
 from ziggurat.config import TrainingConfig
 from ziggurat.train.checkpoint import RunProgress
 from ziggurat.train.depth_records import DepthReporter
@@ -26,6 +27,7 @@ from ziggurat.train.trackers import Pixels
 from ziggurat.train.update import UpdateResult
 
 CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log_every_updates": 2})
+EXPERIMENT = hand_made.EXPERIMENT.model_copy(update={"training": CONFIG})
 
 
 class Told:
@@ -57,7 +59,7 @@ def parts(run: Path, *, update: int = 0) -> tuple[DepthReporter, Told, io.String
     told, said = Told(), io.StringIO()
     log = RunLog(run, Console(file=said, width=500))
     metrics = MetricsWriter(run, log, update=update, trackers=[told])  # type: ignore[list-item]
-    return DepthReporter(run, metrics, log, CONFIG, update=update), told, said, metrics, log
+    return DepthReporter(run, metrics, log, EXPERIMENT, update=update), told, said, metrics, log
 
 
 def test_trackers_get_curves_at_once_and_heat_maps_ever_more_rarely(tmp_path: Path) -> None:
@@ -123,7 +125,7 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = RunLog(None, Console(quiet=True))
-    depth = DepthReporter(None, MetricsWriter(None, log, update=0), log, CONFIG, update=0)
+    depth = DepthReporter(None, MetricsWriter(None, log, update=0), log, EXPERIMENT, update=0)
     depth.see(record(1, 1e-5))
     assert depth.standing == ["gradient_ratio.encoder"]
     assert not list(tmp_path.iterdir())

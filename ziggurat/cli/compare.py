@@ -78,7 +78,7 @@ def _scores(comparison: Comparison) -> str:
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
     """Return the differences and p-values of all pairs, and for three systems or more who beats whom."""
-    from ziggurat.evaluate.findings import FEWEST_CASES
+    from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU
 
     several = len(scores.pairs) > 1  # a single p-value needs no correction for their number
     head = ["p bootstrap", *(["adjusted"] * several), "p randomisation", *(["adjusted"] * several)]
@@ -95,12 +95,17 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
             f"{counted(scores.sentences, 'sentence')}: too few to tell. With fewer than {FEWEST_CASES}, these p-values "
             "come out far too small."
         )
+    if len(scores.useless) > 1:
+        named = ", ".join(map(printable, scores.useless))
+        shown.append(f"{named}: of a BLEU below {USELESS_BLEU:g}, so none translates and none is better than another.")
     if len(originals) > 2 and not scores.too_few:
         matrix = [
             [printable(row), *("" if row == column else scores.verdict(row, column) for column in originals)]
             for row in originals
         ]
-        shown.append("+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)")
+        neither = "; 0 neither translates" if len(scores.useless) > 1 else ""
+        meaning = "+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)"
+        shown.append(f"{meaning}{neither}")
         shown.append(aligned([["", *map(printable, originals)], *matrix]))
     return _table_lines(*shown)
 

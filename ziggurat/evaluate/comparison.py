@@ -11,14 +11,13 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from ziggurat.evaluate.findings import (
+    USELESS_BLEU,
     BucketTable,
     Example,
     NgramDifference,
@@ -35,9 +34,9 @@ from ziggurat.evaluate.findings import (
     word_accuracy,
 )
 from ziggurat.evaluate.metrics import CometEnvironment, TestSet, check_metrics
-from ziggurat.evaluate.scores import METRICS, BleuWords, SacrebleuMetric, SegmentMetric, Statistics, check_lines
+from ziggurat.evaluate.scores import METRICS, BleuWords, SacrebleuMetric, SegmentMetric, Statistics, add_up, check_lines
 from ziggurat.evaluate.significance import RESAMPLINGS, TRIALS, compare_scores
-from ziggurat.system.errors import ConfigError, DataError, other_format, printable
+from ziggurat.system.errors import ConfigError, printable
 
 # Sentences
 
@@ -254,7 +253,7 @@ def count_outputs(
 
 
 FORMAT = 1
-"""Version of the JSON form; other versions are not read."""
+"""FORMAT is the version of the JSON form."""
 
 
 @dataclass(frozen=True)
@@ -292,29 +291,6 @@ class Comparison:
     def as_record(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
         return {"format": FORMAT, **asdict(self)}
-
-
-def comparison_from_json(text: str | bytes, name: str) -> Comparison:
-    """Return the comparison from its JSON record; `name`, such as that of a file, is for messages.
-
-    Raises DataError when the text is not a comparison of this version.
-    """
-    try:
-        record = _RECORD.validate_json(text)
-        found = record.pop("format", None)
-        if found != FORMAT:
-            raise DataError(other_format(name, found, FORMAT, "compare again"))
-        return _COMPARISON.validate_python(record)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the document"
-        raise DataError(
-            f"{name}: not a comparison as printed by `ziggurat evaluate --compare --json`: {where}: {first['msg']}"
-        ) from None
-
-
-_RECORD: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
-_COMPARISON = TypeAdapter(Comparison)
 
 
 def compare(
@@ -366,12 +342,15 @@ def compare(
         say(f"scoring by {metric}")
         measured[metric] = _measure(test_set.metric(metric, comet), systems)
     # (2) Scores and tests of significance
+    bleu = [fmean(measured["bleu"].of_seeds(seeds)) for seeds in measured["bleu"].statistics]
+    useless = tuple(name for name, score in zip(names, bleu, strict=True) if score < USELESS_BLEU)
     scores = []
     for metric in dict.fromkeys(metrics):
         if len(systems) > 1:
             say(f"testing by {metric}")
         found = measured[metric]
-        scores.append(compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials))
+        tested = compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials)
+        scores.append(replace(tested, useless=useless))
     # (3) Tables of words and sentences
     say("comparing words and sentences")
     split = _SplitText(
@@ -415,6 +394,10 @@ class _Measured:
     metric: SegmentMetric
     statistics: list[list[Statistics]]
     """[systems][seeds]"""
+
+    def of_seeds(self, seeds: Sequence[Statistics]) -> list[float]:
+        """Return the score of each seed's output of a system."""
+        return [float(self.metric.from_sums(add_up(output)).score) for output in seeds]
 
     def by_sentence(self) -> list[list[list[float]]]:
         """Return the scores of the sentences, [systems][seeds][sentences]."""

@@ -17,9 +17,9 @@ from rich.filesize import decimal
 
 from ziggurat.config import dump
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
-from ziggurat.evaluate.findings import FEWEST_CASES, Scores, SystemDifference
+from ziggurat.evaluate.findings import FEWEST_CASES, USELESS_BLEU, Scores, SystemDifference
 from ziggurat.evaluate.robustness import Effect, Robustness
-from ziggurat.inspect.report.content import Content, Setting
+from ziggurat.inspect.report.content import Content, Setting, unlike
 from ziggurat.inspect.report.drawing import name_of_run
 from ziggurat.inspect.report.figure import Figure, numbers
 from ziggurat.inspect.report.runs import ReportRun
@@ -30,15 +30,13 @@ from ziggurat.system.terminal import duration
 
 _SHOWN = 5  # settings
 _SIGNIFICANT = 0.05  # p-value
-_TRANSLATES = 1.0  # BLEU; below it systems are not compared
 
 
 def compared(content: Content) -> str:
     """Return one or two sentences on the runs and the settings they differ in."""
     runs = content.runs
     if len(runs) == 1:
-        model = runs[0].experiment.model
-        return f"One run: {model.residual if model.family == 'transformer' else model.family}, {_size(runs[0])}."
+        return f"One run: {method(runs[0])}, {_size(runs[0])}."
     sizes = list(dict.fromkeys(_size(run) for run in runs))
     of = f" of {sizes[0]}" if len(sizes) == 1 else ""
     first = f"{len(runs)} runs{of}, {_data(runs)}."
@@ -50,6 +48,11 @@ def compared(content: Content) -> str:
     return f"{first} They differ in {listed}{more}."
 
 
+def method(run: ReportRun) -> str:
+    """Return the depth methods of a run, as the log of `train` names them."""
+    return " + ".join(run.experiment.model.methods())
+
+
 def answer(content: Content) -> list[str]:
     """Return sentences on the best run, and whether its lead may be chance; none for a single run."""
     if len(content.runs) < 2:
@@ -59,38 +62,46 @@ def answer(content: Content) -> list[str]:
         sentences.append(ahead)
     if content.translations is not None and (tested := _tested(content.translations.comparison.scores)):
         sentences.append(tested)
+    if sentences and (differences := list(unlike(content.runs).values())):
+        sentences.append(f"The runs are not alike otherwise: {_listed(differences)}.")
     failed = [
         run.name for run, standing in zip(content.runs, content.standings, strict=True) if standing.level == "bad"
     ]
     if len(failed) == len(content.runs):
         sentences.append("None of them trained.")
     elif failed:
-        sentences.append(f"{_listed(failed)} did not train." if len(failed) > 1 else f"{failed[0]} did not train.")
+        sentences.append(f"{_listed(failed)} did not train.")
     return sentences
 
 
 def _ahead_in_training(content: Content) -> str | None:
-    """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss."""
+    """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss.
+
+    Runs that did not train are not ranked.
+    """
+    trained = [(run, its) for run, its in zip(content.runs, content.standings, strict=True) if its.level != "bad"]
+    runs = [run for run, _ in trained]
+    if len(runs) < 2:
+        return None
     for key, name, sign, digits in (("bleu", "dev BLEU", 1, 1), ("best_nll", "dev loss", -1, 2)):
-        values = [standing.figures[key] for standing in content.standings]
-        known = [value for value in values if value is not None]
-        if len(known) < len(values):
+        known = [value for _, its in trained if (value := its.figures[key]) is not None]
+        if len(known) < len(runs):
             continue
-        if any(_dev_set(run) != _dev_set(content.runs[0]) for run in content.runs):
+        if any(_dev_set(run) != _dev_set(runs[0]) for run in runs):
             return "Dev scores are not ranked: the dev sets are not the same."
-        if key == "best_nll" and not _vocabularies_agree(content.runs):
+        if key == "best_nll" and not _vocabularies_agree(runs):
             return "Dev losses, which are per token, are not ranked: the vocabularies differ or cannot be read."
-        if key == "bleu" and max(known) < _TRANSLATES:
+        if key == "bleu" and max(known) < USELESS_BLEU:
             continue
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
         best, second = order[:2]
         gap = abs(known[best] - known[second])
         # A lead that rounds to 0.0 (0.00) is not one.
         if math.isclose(gap, 0.0, abs_tol=0.5 * 10**-digits):
-            return f"No run is ahead: {content.runs[best].name} and {content.runs[second].name} have equal {name}."
+            return f"No run is ahead: {runs[best].name} and {runs[second].name} have equal {name}."
         return (
-            f"{content.runs[best].name} stands best with a {name} of {known[best]:.{digits}f}, {gap:.{digits}f} "
-            f"{'more' if sign > 0 else 'less'} than {content.runs[second].name}."
+            f"{runs[best].name} stands best with a {name} of {known[best]:.{digits}f}, {gap:.{digits}f} "
+            f"{'more' if sign > 0 else 'less'} than {runs[second].name}."
         )
     return None
 
@@ -115,10 +126,12 @@ def _vocabularies_agree(runs: Sequence[ReportRun]) -> bool:
 
 def _tested(scores: Sequence[Scores]) -> str | None:
     """Return a sentence on both tests of the best two systems under the first metric."""
-    if not scores or len(scores[0].systems) < 2 or max(system.mean for system in scores[0].systems) < _TRANSLATES:
+    if not scores or len(scores[0].systems) < 2:
         return None
     first = scores[0]
     pair = _best_pair(first)
+    if first.both_useless(pair):
+        return f"None of them translates: on the sentences for this report no BLEU reaches {USELESS_BLEU:g}."
     if not pair.difference:
         return f"On the sentences translated for this report {pair.left} and {pair.right} have equal {first.metric}."
     left_is_better = (pair.difference > 0) == first.higher_is_better
@@ -158,7 +171,8 @@ def _setting_text(setting: Setting) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 _DOWNLOADS = 2_500_000  # bytes of all links with numbers
@@ -169,6 +183,8 @@ def page(content: Content, *, now: float | None = None) -> str:
     environment = page_templates(now)
     environment.filters |= {
         "colour": lambda run: f"var({name_of_run(run)})",
+        "method": method,
+        "size": _size,
         "yaml": lambda run: dump(run.experiment),
     }
     sections: dict[str, list[Figure]] = {}

@@ -111,21 +111,25 @@ def _of_dev_set(run: ReportRun, count: int) -> Sentences:
     )
 
 
-def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None]) -> Translated:
-    """Return the translations of `sentences` by the model of `run` that `translate` takes, with its settings.
+def translated(
+    run: ReportRun, sentences: Sentences, say: Callable[[str], None], which: str | None = None
+) -> Translated:
+    """Return the translations of `sentences` by the weights `which` of `run`, with its settings.
+
+    None stands for those that `translate` takes.
 
     The result is kept in the run, and reused while weights, settings and sentences are the same; `say` takes a message
     before translating. Raises CheckpointError where the run has no checkpoint, or a damaged one.
     """
-    weights, _ = locate_weights(run.folder)
+    weights, _ = locate_weights(run.folder, which)
     decoding = run.experiment.decoding.model_dump(mode="json")
     made_of = weights_fingerprint(weights)
     key = {"format": _FORMAT, "weights": made_of, "decoding": decoding, "sentences": sentences.identity}
     kept = run.folder / _FOLDER / f"{sentences.identity}.json"
     found = _kept(kept, key, len(sentences.sources))
     if found is None:
-        say(f"{run.name}: translating {sentences.name} with {weights_origin(run.folder, weights)}")
-        found = _translate(run, sentences)
+        say(f"{run.name}: translating {sentences.name} with {weights_origin(run.folder, weights, which)}")
+        found = _translate(run, sentences, which)
         try:
             kept.parent.mkdir(exist_ok=True)
             write_atomically(kept, json.dumps({"key": key, **asdict(found)}, ensure_ascii=False, indent=1).encode())
@@ -134,8 +138,8 @@ def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None])
     return found
 
 
-def _translate(run: ReportRun, sentences: Sentences) -> Translated:
-    translator = load_translator(run.folder)
+def _translate(run: ReportRun, sentences: Sentences, which: str | None) -> Translated:
+    translator = load_translator(run.folder, which=which)
     with warnings.catch_warnings(action="ignore", category=TranslationWarning):  # the report has their number
         found = translate_tagged(translator.translate, sentences.sources, sentences.tags)
     outputs = [translation.text for translation in found]
