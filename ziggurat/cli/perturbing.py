@@ -150,7 +150,7 @@ def _check_jinja() -> None:
     try:
         import jinja2  # noqa: F401
     except ModuleNotFoundError:
-        raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[train]'") from None
+        raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[report]'") from None
 
 
 def _disturbed(

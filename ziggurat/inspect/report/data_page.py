@@ -454,14 +454,15 @@ REASONS = {
 """Reason for which pairs are dropped -> its meaning."""
 
 
-def data_page(content: DataContent) -> str:
-    """Return the page."""
+def data_page(content: DataContent, *, subject: str = "") -> str:
+    """Return the page; `subject` as in ziggurat.inspect.report.page.page."""
     environment = page_templates()
     environment.filters |= {"percent": _percent, "shares": _shares}
     totals = sum((Counter(corpus.dropped) for corpus in content.training), Counter[str]())
     read = sum(corpus.read for corpus in content.training)
     return environment.get_template("data.html").render(
         content=content,
+        subject=subject,
         read=read,
         kept=sum(corpus.kept for corpus in content.training),
         reasons=[(reason, REASONS.get(reason, ""), count) for reason, count in totals.most_common()],

@@ -178,8 +178,12 @@ def _listed(names: Sequence[str]) -> str:
 _DOWNLOADS = 2_500_000  # bytes of all links with numbers
 
 
-def page(content: Content, *, now: float | None = None) -> str:
-    """Return the report as HTML; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
+def page(content: Content, *, now: float | None = None, subject: str = "") -> str:
+    """Return the report as HTML.
+
+    `now`, in seconds since 1970, is the date shown in it (default: the present); `subject` is what tells its page from
+    those of other reports (ziggurat.inspect.report.template.subject_mark).
+    """
     environment = page_templates(now)
     environment.filters |= {
         "colour": lambda run: f"var({name_of_run(run)})",
@@ -192,6 +196,7 @@ def page(content: Content, *, now: float | None = None) -> str:
         sections.setdefault(figure.section, []).append(figure)
     return environment.get_template("report.html").render(
         content=content,
+        subject=subject,
         title=" and ".join(run.name for run in content.runs) if len(content.runs) < 4 else f"{len(content.runs)} runs",
         compared=compared(content),
         answer=answer(content),

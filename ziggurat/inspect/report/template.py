@@ -39,6 +39,7 @@ def page_templates(now: float | None = None) -> Environment:
         "number": _number,
         "p_value": lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}",
         "prose": _prose,
+        "subject_mark": subject_mark,
         "svg": _svg,
     }
     environment.globals |= {
@@ -48,6 +49,11 @@ def page_templates(now: float | None = None) -> Environment:
         "made": time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
     }
     return environment
+
+
+def subject_mark(subject: str) -> Markup:
+    """Return what tells the report on one subject from others, early in its page."""
+    return Markup('<meta name="subject" content="{}">').format(subject)
 
 
 def _svg(figure: Figure) -> Markup:
