@@ -291,6 +291,9 @@ def _tell_pipeline(folder: Path, step: str | None, *, json: bool) -> None:
         for system, found in by_system.items():
             shown = "  ".join(f"{score['name']} {score['value']:.1f}" for score in found)
             print(f"{test}, {system}: {shown}")
+    if step in (None, "report"):
+        for verdict in document(folder / "report" / "report.json").get("verdicts", []):
+            print(verdict["said"])
     for path in made:
         print(f"more on {path}: ziggurat report {path}")
     for page in pages:

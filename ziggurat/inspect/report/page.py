@@ -267,7 +267,10 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """Speed of a system: lines, words of the source and pieces of the output a second, on so many CPU threads."""
+    """Speed of a system: lines, words of the source and pieces of the output a second, on so many CPU threads.
+
+    `others` is the share of the processors that other programs took, where they were in the way; else 0.
+    """
 
     system: str
     lines: float
@@ -275,6 +278,7 @@ class SpeedRow:
     pieces: float
     threads: int
     bytes: int
+    others: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -326,30 +330,68 @@ class PipelineSummary:
         return f"The {steps} took {duration(self.seconds)} together{without}."
 
     def as_record(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return {**asdict(self), "seconds": self.seconds}
+        """Return the fields and the verdicts, for JSON."""
+        verdicts = [asdict(verdict) for verdict in pipeline_verdicts(self)]
+        return {**asdict(self), "seconds": self.seconds, "verdicts": verdicts}
 
 
-def _answer_of(summary: PipelineSummary) -> list[str]:
-    """Return in sentences what came out: scores of the last system beside the first, and their speeds."""
+@dataclass(frozen=True)
+class PipelineVerdict:
+    """What a pipeline's measurements say of the last of its systems beside the first.
+
+    Attributes:
+        of: the test set, or `speed`.
+        kind: `useless` below USELESS_BLEU, `none` for a difference within its error, `better`, `worse`, or `alone`;
+            of speeds `faster`, `slower`, or `disturbed` by other programs.
+        said: the same in a sentence, with the numbers.
+    """
+
+    of: str
+    kind: str
+    said: str
+
+
+def pipeline_verdicts(summary: PipelineSummary) -> list[PipelineVerdict]:
+    """Return what the scores on each test set say, then the speeds."""
     names = [name for name, _ in summary.systems]
-    said = []
+    found = []
     for test, by_system in summary.scores.items():
-        scores = {name: by_system[name][0] for name in names if name in by_system}
-        if len(scores) < 2:
-            said += [f"{name} has {one['name']} {one['value']:.1f} on {test}." for name, one in scores.items()]
-            continue
-        teacher, last = names[0], names[-1]
-        difference = scores[last]["value"] - scores[teacher]["value"]
-        said.append(
-            f"{last} has {scores[last]['name']} {scores[last]['value']:.1f} on {test}, {difference:+.1f} against "
-            f"{teacher} ({scores[teacher]['value']:.1f})."
-        )
+        scores = {name: by_system[name] for name in names if name in by_system}
+        found += [_of_test(test, scores)] if scores else []
     rates = {row.system: row for row in summary.speed}
     if len(names) > 1 and names[0] in rates and names[-1] in rates and rates[names[0]].lines:
-        times = rates[names[-1]].lines / rates[names[0]].lines
-        said.append(f"{names[-1]} translates {times:.1f} times as fast as {names[0]}.")
-    return said
+        found.append(_of_speed(rates[names[0]], rates[names[-1]]))
+    return found
+
+
+def _of_test(test: str, scores: Mapping[str, Sequence[Mapping[str, Any]]]) -> PipelineVerdict:
+    first, last = next(iter(scores)), list(scores)[-1]
+    before, now = scores[first][0], scores[last][0]
+    said = f"{last} has {now['name']} {now['value']:.1f} on {test}"
+    beside = "" if first == last else f" ({first}: {before['value']:.1f})"
+    bleu = next((score["value"] for score in scores[last] if score["name"] == "BLEU"), None)
+    if bleu is not None and bleu < USELESS_BLEU:
+        useless = f"a BLEU below {USELESS_BLEU:g} is that of a system which does not translate"
+        return PipelineVerdict(test, "useless", f"{said}{beside}: {useless}.")
+    if first == last:
+        return PipelineVerdict(test, "alone", f"{said}.")
+    difference = now["value"] - before["value"]
+    error = math.hypot(*(score.get("interval") or 0.0 for score in (before, now)))
+    if abs(difference) <= error:
+        kind, result = "none", f"no difference from {first} beyond the error of ± {error:.1f}"
+    else:
+        kind = "better" if (difference > 0) == (now["name"] != "TER") else "worse"
+        result = f"{difference:+.1f} against {first}"
+    return PipelineVerdict(test, kind, f"{said}, {result}{beside}.")
+
+
+def _of_speed(first: SpeedRow, last: SpeedRow) -> PipelineVerdict:
+    if others := max(first.others, last.others):
+        said = f"Speeds are not compared: other programs took {others:.0%} of the processors while they were measured."
+        return PipelineVerdict("speed", "disturbed", said)
+    times = last.lines / first.lines
+    said = f"{last.system} translates {times:.1f} times as fast as {first.system}."
+    return PipelineVerdict("speed", "faster" if times >= 1 else "slower", said)
 
 
 def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) -> str:
@@ -365,7 +407,7 @@ def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None) ->
     shown = [effect for effect in summary.effects if effect.metric == metrics[0]]
     return environment.get_template("pipeline.html").render(
         summary=summary,
-        answer=_answer_of(summary),
+        answer=[verdict.said for verdict in pipeline_verdicts(summary)],
         perturbations=list(dict.fromkeys(effect.perturbation for effect in shown)),
         effect={(effect.perturbation, effect.system): effect for effect in shown},
         metric=metrics[0] if metrics else "",
