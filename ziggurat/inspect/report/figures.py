@@ -15,9 +15,11 @@ from ziggurat.inspect.report.against_depth import against_depth
 from ziggurat.inspect.report.figure import Figure, Panel, Row, Series, Table, described
 from ziggurat.inspect.report.panels import (
     STACKS,
+    RecordMap,
     depth_panels,
     finite,
     heat_panels,
+    line_of_record,
     line_over_training,
     lines_of_records,
     moments,
@@ -76,10 +78,10 @@ def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
                 weights = part_of(record, "history_weights", stack)
                 if not weights:
                     continue
-                last, source = len(weights) - 1, _source(weights)
-                x = tuple(float(consumer) for consumer in range(source, last + 1))
-                y = finite(weights[consumer][source] for consumer in range(source, last + 1))
-                series.append(Series(f"{run.name}, y_{source}, {when(record)}", x, y, run.colour, variant))
+                source = _source(weights)
+                read = [row[source] for row in weights[source:]]
+                line = line_of_record(run, record, read, first=source, what=f"y_{source}", variant=variant)
+                series.append(line)
         if series:
             panels.append(Panel(f"{stack}, one source", "consumer", "weight", tuple(series)))
     return tuple(panels)
@@ -107,10 +109,11 @@ def transparent_weights(runs: Sequence[ReportRun]) -> Figure | None:
         if not records:
             continue
         over = [[row[-1] for row in record.values["transparent_weights"]] for record in records]
-        maps.append((f"{run.name}, last decoder layer", tuple(zip(*square(over), strict=True))))
+        rows = tuple(zip(*square(over), strict=True))
+        maps.append(RecordMap(f"{run.name}, last decoder layer", rows, run.name, None))
         columns.append([f"{record.update}" for record in records])
         last = records[-1].values["transparent_weights"]
-        maps.append((f"{run.name}, {when(records[-1])}", square(last)))
+        maps.append(RecordMap(f"{run.name}, {when(records[-1])}", square(last), run.name, records[-1].update))
         columns.append([str(layer) for layer in range(1, len(last[0]) + 1)])
     labels = ["update", "decoder layer"] * (len(maps) // 2)
     panels = heat_panels(maps, x_label=labels, y_label="encoder layer", unit="share", columns=columns)
@@ -144,7 +147,7 @@ def similarity_map(runs: Sequence[ReportRun]) -> Figure | None:
         "that hold much the same (Li et al. 2020)."
     )
     maps = [
-        (f"{run.name}, {when(record)}", square(record.values["similarity"]))
+        RecordMap(f"{run.name}, {when(record)}", square(record.values["similarity"]), run.name, record.update)
         for run in runs
         for record in moments(run, "similarity")
     ]
@@ -170,12 +173,12 @@ def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
     panels: list[Panel] = []
     for key, unit in (("pruning_curve", "added nats per token"), ("pruning_bleu", "BLEU")):
         for stack in STACKS:
-            series = []
-            for run in runs:
-                for record in moments(run, key)[-1:]:
-                    if values := part_of(record, key, stack):
-                        x = tuple(float(n) for n in range(len(values)))
-                        series.append(Series(f"{run.name}, {when(record)}", x, finite(values), run.colour))
+            series = [
+                line_of_record(run, record, values)
+                for run in runs
+                for record in moments(run, key)[-1:]
+                if (values := part_of(record, key, stack))
+            ]
             if series:
                 title = f"{stack}, {'BLEU' if key == 'pruning_bleu' else 'loss'}"
                 panels.append(Panel(title, "layers left out", unit, tuple(series)))
@@ -259,7 +262,7 @@ def pair_map(runs: Sequence[ReportRun], key: str) -> Figure | None:
     """Return the heat maps of a measure of pairs of layers, a key of _MAPS."""
     made = _MAPS[key]
     maps = stack_maps(runs, key, square)
-    columns = [[str(made.first + number) for number in range(len(rows[0]))] for _, rows in maps]
+    columns = [[str(made.first + number) for number in range(len(rows[0]))] for _, rows, *_ in maps]
     panels = heat_panels(
         maps, x_label=made.columns, y_label="layer", unit=made.unit, columns=columns, first_row=made.first
     )
@@ -274,12 +277,11 @@ def logit_lens(runs: Sequence[ReportRun]) -> Figure | None:
     )
     panels: list[Panel] = []
     for part, unit in (("nll", "nats per token"), ("agreement", "share of words")):
-        series = []
-        for run in runs:
-            for record in moments(run, "logit_lens")[-1:]:
-                values: Row = finite(record.values["logit_lens"][part])
-                x = tuple(float(layer) for layer in range(len(values)))
-                series.append(Series(f"{run.name}, {when(record)}", x, values, run.colour))
+        series = [
+            line_of_record(run, record, record.values["logit_lens"][part])
+            for run in runs
+            for record in moments(run, "logit_lens")[-1:]
+        ]
         if series:
             panels.append(Panel("loss" if part == "nll" else "agreement", "decoder layer", unit, tuple(series)))
     return described("logit-lens", _WORTH, "The decoder ended early", caption, tuple(panels))
